@@ -35,6 +35,14 @@ class StepLog:
         self._rate_factor = 1.0
         self._is_calibration_stale = False
 
+    def resume(self, warning_level: WarningLevel, *, rate_factor: float) -> None:
+        """Take the health of a checkpoint as reported: it is no news of the next step.
+
+        rate_factor: factor on the learning rate that warnings have left.
+        """
+        self._warning_level = warning_level
+        self._rate_factor = rate_factor
+
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
         """Yield kind and message of each event of a step.
 

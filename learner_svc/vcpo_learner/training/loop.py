@@ -96,14 +96,15 @@ class TrainingLoop:
         self._dispatcher.resume_at(checkpoint.step)
         self._check_consumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
-        self._dispatcher.lag_limit.resume(recorded_steps, self._parts.update.health.level)
+        health = self._parts.update.health
+        self._dispatcher.lag_limit.resume(recorded_steps, health.level)
+        self._step_log.resume(health.level, rate_factor=health.backoff.factor)
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.skip_counted()
+        saved_s = self._saver.checkpoints.saved_unix_s(checkpoint.step)
         self._parts.gauges.record_resume(
-            checkpoint.step,
-            now_unix_s=time.time(),
-            saved_unix_s=self._saver.checkpoints.saved_unix_s(checkpoint.step),
+            checkpoint.step, now_unix_s=time.time(), saved_unix_s=saved_s
         )
         self._saver.resume_at(checkpoint.step)
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import ManualClock
 from tests.fixtures.records import STEP
+from vcpo.algo import WarningLevel
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.telemetry.step_log import LINE_PERIOD_S, StepLog
@@ -165,4 +166,25 @@ def test_a_lowered_learning_rate_is_reported_once_with_the_warning_that_lowered_
     assert told == [
         "Learning rate x 1 -> x 0.5: early warning critical (score 0.71) at step 2.",
         "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 4.",
+    ]
+
+
+def test_a_resumed_run_does_not_report_again_what_its_checkpoint_already_had():
+    news = step_log(9)
+    news.resume(WarningLevel.CRITICAL, rate_factor=0.5)
+    told = []
+    for step, factor in enumerate([0.5, 0.25], start=5):
+        record = replace(
+            STEP,
+            step=step,
+            warning_level="critical",
+            warning_score=0.714,
+            learning_rate_backoff=factor,
+        )
+        told += news.events(record, None)
+    assert told == [
+        (
+            "LearningRateLowered",
+            "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 6.",
+        )
     ]

@@ -28,3 +28,19 @@ async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner,
     learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
     await learner.run()
     assert {step.admission_lag_steps for step in read_metrics(tmp_path).steps} == {1}
+
+
+async def test_a_learner_that_resumes_does_not_report_the_warning_of_its_checkpoint_again(
+    make_learner, tmp_path
+):
+    await make_learner().run(until_step=1)
+    later = make_learner()
+    for _ in range(9):  # as the health of the checkpoint
+        later.update.health.observe_refusal()
+    level = later.update.health.level
+    assert level.is_at_least(WarningLevel.CRITICAL)
+    later.update.warnings = {1: level}
+    later.training.resume()
+    await later.run()
+    told = [event.message for event in read_events(tmp_path) if event.kind == "CollapseWarning"]
+    assert told == ["step 3: ok (score 0.00)"]
