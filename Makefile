@@ -9,7 +9,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/installed system-packages ## make .venv with everything, for the GPU if there is one (DEVICE=cuda|cpu), and the system packages the tests use
 

@@ -113,6 +113,16 @@ def metric_names() -> set[str]:
     return {metric.name for metric in ALL} | parts
 
 
+def test_no_file_has_the_marks_of_an_unfinished_merge():
+    marks = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
+    offenders = [
+        str(path.relative_to(ROOT))
+        for path in files()
+        if "node_modules" not in path.parts and marks.search(path.read_bytes())
+    ]
+    assert offenders == []
+
+
 def test_nothing_shadows_the_operator_module_of_python():
     assert not (ROOT / "operator" / "__init__.py").exists()
     assert (ROOT / "operator" / "vcpo_operator" / "__init__.py").exists()
