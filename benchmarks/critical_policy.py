@@ -43,6 +43,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from vcpo.algo import RateBackoff, WarningLevel
+from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
 from vcpo.control import RunSignals
 from vcpo.records.step_record import UpdateRecord
 from vcpo.spec import VCPORunSpec
@@ -55,7 +56,6 @@ from vcpo_study.results.measures import final_accuracy
 from vcpo_study.study import StudySpec, cell_spec, load_study, model_directory
 
 _STUDY = Path("examples/study.yaml")
-_LOST_SHARE, _RECOVERED_SHARE = 0.5, 0.8
 _CLEAN_STEPS = 50
 
 
@@ -123,7 +123,7 @@ class _Outcome:
 
     @property
     def recovered(self) -> bool:
-        return self.final_accuracy > _RECOVERED_SHARE * self.best_accuracy
+        return self.final_accuracy > RECOVERED_SHARE * self.best_accuracy
 
 
 class _Unlimited(LagControl):
@@ -164,9 +164,9 @@ def _steps_lost(evaluations: Sequence[EvaluationRow]) -> int:
     """Count the steps from each collapse to the recovery after it."""
     best, lost, is_lost = evaluations[0].accuracy, 0, False
     for before, after in pairwise(evaluations):
-        if after.accuracy < _LOST_SHARE * best:
+        if after.accuracy < COLLAPSE_SHARE * best:
             is_lost = True
-        elif after.accuracy > _RECOVERED_SHARE * best:
+        elif after.accuracy > RECOVERED_SHARE * best:
             is_lost = False
         lost += after.step - before.step if is_lost else 0
         best = max(best, after.accuracy)

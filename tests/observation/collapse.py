@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vcpo.records.collapse import is_critical
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord
 
-SEVERE = ("critical", "dead")
-"""Levels of the early warning on which a run must act."""
 RECOVERED_SHARE = 0.8
 """Share of the best accuracy before the warning at which a run counts as recovered."""
 
 
 def first_critical_step(steps: Sequence[StepRecord]) -> int | None:
     """The first step whose early warning was critical or worse; None when no step's was."""
-    return next((each.step for each in steps if each.warning_level in SEVERE), None)
+    return next((each.step for each in steps if is_critical(each)), None)
 
 
 def longest_critical_s(steps: Sequence[StepRecord]) -> float:
@@ -27,7 +26,7 @@ def longest_critical_s(steps: Sequence[StepRecord]) -> float:
     for each in steps:
         if since_s is not None:
             longest_s = max(longest_s, each.time_unix_s - since_s)
-        if each.warning_level not in SEVERE:
+        if not is_critical(each):
             since_s = None
         elif since_s is None:
             since_s = each.time_unix_s

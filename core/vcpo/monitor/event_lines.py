@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rich.text import Text
 
+from vcpo.local.terminal.run_view import printable
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord
 
@@ -49,12 +50,11 @@ def by_time(events: Iterable[EventRecord]) -> list[EventRecord]:
 def event_text(event: EventRecord) -> Text:
     """Return an event as one line: time in UTC, source, kind, message."""
     moment = datetime.fromtimestamp(event.time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    message = "".join(letter if letter.isprintable() else " " for letter in event.message)
     return Text.assemble(
         (f"{moment}  ", "dim"),
         (f"{event.source:<8} ", "cyan"),
         (f"{event.kind:<16} ", _STYLES.get(event_level(event.kind), "bold")),
-        message,
+        printable(event.message),
     )
 
 

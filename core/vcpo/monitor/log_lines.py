@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.local.run_dir import RunDir
+from vcpo.records.file_tail import FileTail
 from vcpo.service.log_line import plain_text
 
 _POLL_S = 0.5
@@ -26,22 +27,19 @@ class LogLine:
 
 
 class LogTail:
-    """Reads the lines that one log gains; an unfinished line waits for its end."""
+    """Reads the lines that one log gains."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset_bytes = 0
+        self._process = path.stem
+        self._tail = FileTail(path, from_start=True)
 
     def read(self) -> list[LogLine]:
         """Return the whole lines since the last call; JSON lines as text."""
-        with self._path.open("rb") as log:
-            log.seek(self._offset_bytes)
-            whole, newline, _ = log.read().rpartition(b"\n")
-        self._offset_bytes += len(whole) + len(newline)
-        if not newline:
+        lines = self._tail.read().decode(errors="replace")
+        if not lines:
             return []
-        text = plain_text(whole.decode(errors="replace"))
-        return [LogLine(process=self._path.stem, text=line) for line in text.split("\n")]
+        text = plain_text(lines.removesuffix("\n"))
+        return [LogLine(process=self._process, text=line) for line in text.split("\n")]
 
 
 def log_files(run_dir: Path, part: str | None) -> list[Path]:

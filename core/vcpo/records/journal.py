@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vcpo.records.file_tail import FileTail
 from vcpo.records.step_record import StepRecord
 
 METRICS_FILE = "metrics.jsonl"
@@ -188,19 +189,12 @@ class EventTail:
 
     def __init__(self, run_dir: Path, *, from_start: bool = False) -> None:
         self._path = run_dir / EVENTS_FILE
-        is_from_end = self._path.exists() and not from_start
-        self._offset_bytes = self._path.stat().st_size if is_from_end else 0
+        self._tail = FileTail(self._path, from_start=from_start)
 
     def read(self) -> list[EventRecord]:
         """Return the events since the last call; an unfinished line waits for the next call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as written:
-            written.seek(self._offset_bytes)
-            whole, newline, _ = written.read().rpartition(b"\n")
-        self._offset_bytes += len(whole) + len(newline)
         events = []
-        for line in whole.splitlines():
+        for line in self._tail.read().splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
                 events.append(_record(EventRecord, json.loads(line), self._path))
         return events
