@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from vcpo.algo import WarningLevel
@@ -48,8 +49,9 @@ def _time(description: str) -> Schema:
     return {"type": "string", "format": "date-time", "description": description}
 
 
-def _fields(description: str, **properties: Schema) -> Schema:
-    return {"type": "object", "description": description, "properties": properties}
+def _fields(description: str, *, required: Sequence[str] = (), **properties: Schema) -> Schema:
+    schema = {"type": "object", "description": description, "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
 
 
 def _map_list(description: str, key: str, longest: int, items: Schema) -> Schema:
@@ -63,67 +65,56 @@ def _map_list(description: str, key: str, longest: int, items: Schema) -> Schema
     }
 
 
-def _condition() -> Schema:
-    item = _fields(
-        "One condition of the run.",
-        type=_text("Type of the condition.", 64),
-        status={
-            "type": "string",
-            "enum": ["True", "False", "Unknown"],
-            "description": "Whether the condition holds.",
-        },
-        reason=_text("Cause of the status, one word.", 64),
-        message=_text("Cause of the status, one sentence.", MAX_MESSAGE_CHARACTERS),
-        lastTransitionTime=_time("Time at which `status` changed last."),
-        observedGeneration=_count("Generation of the spec that the condition is about."),
-    )
-    item["required"] = ["type", "status", "reason", "message", "lastTransitionTime"]
-    return item
+_CONDITION: Final = _fields(
+    "One condition of the run.",
+    required=("type", "status", "reason", "message", "lastTransitionTime"),
+    type=_text("Type of the condition.", 64),
+    status={
+        "type": "string",
+        "enum": ["True", "False", "Unknown"],
+        "description": "Whether the condition holds.",
+    },
+    reason=_text("Cause of the status, one word.", 64),
+    message=_text("Cause of the status, one sentence.", MAX_MESSAGE_CHARACTERS),
+    lastTransitionTime=_time("Time at which `status` changed last."),
+    observedGeneration=_count("Generation of the spec that the condition is about."),
+)
 
+_TERMINATION: Final = _fields(
+    "How the learner's container ended last; kept after the pod is gone.",
+    required=("pod", "exitCode", "reason"),
+    pod=_text("Name of the pod.", 253),
+    exitCode=_count("Exit code."),
+    reason=_text("Reason that the kubelet gave, one word.", 64),
+    message=_text("Last lines of the log, if the container failed.", MAX_LOG_TAIL_CHARACTERS),
+    finishedTime=_time("Time at which it ended."),
+)
 
-def _termination() -> Schema:
-    item = _fields(
-        "How the learner's container ended last; kept after the pod is gone.",
-        pod=_text("Name of the pod.", 253),
-        exitCode=_count("Exit code."),
-        reason=_text("Reason that the kubelet gave, one word.", 64),
-        message=_text("Last lines of the log, if the container failed.", MAX_LOG_TAIL_CHARACTERS),
-        finishedTime=_time("Time at which it ended."),
-    )
-    item["required"] = ["pod", "exitCode", "reason"]
-    return item
+_DECISION: Final = _fields(
+    "The newest change of the admission lag by the control loop.",
+    required=("time", "kind", "from", "to", "reason"),
+    time=_time("Time of the decision."),
+    kind={
+        "type": "string",
+        "enum": [ChangeKind.THROTTLED.value, ChangeKind.RELAXED.value],
+        "description": "Whether the admission lag fell or rose.",
+    },
+    **{
+        "from": _count("Admission lag before, in policy versions."),
+        "to": _count("Admission lag after, in policy versions."),
+    },
+    reason=_text("Why, with the measured number.", MAX_MESSAGE_CHARACTERS),
+)
 
-
-def _decision() -> Schema:
-    item = _fields(
-        "The newest change of the admission lag by the control loop.",
-        time=_time("Time of the decision."),
-        kind={
-            "type": "string",
-            "enum": [ChangeKind.THROTTLED.value, ChangeKind.RELAXED.value],
-            "description": "Whether the admission lag fell or rose.",
-        },
-        **{
-            "from": _count("Admission lag before, in policy versions."),
-            "to": _count("Admission lag after, in policy versions."),
-        },
-        reason=_text("Why, with the measured number.", MAX_MESSAGE_CHARACTERS),
-    )
-    item["required"] = ["time", "kind", "from", "to", "reason"]
-    return item
-
-
-def _group() -> Schema:
-    item = _fields(
-        "Workers of one rollout group.",
-        name=_text("Name of the group.", 20),
-        desiredReplicas=_count("Workers that the control loop wants."),
-        replicas=_count("Workers that the Deployment requests."),
-        readyReplicas=_count("Workers that are ready."),
-        lastScaleTime=_time("Time at which the desired number changed last."),
-    )
-    item["required"] = ["name"]
-    return item
+_GROUP: Final = _fields(
+    "Workers of one rollout group.",
+    required=("name",),
+    name=_text("Name of the group.", 20),
+    desiredReplicas=_count("Workers that the control loop wants."),
+    replicas=_count("Workers that the Deployment requests."),
+    readyReplicas=_count("Workers that are ready."),
+    lastScaleTime=_time("Time at which the desired number changed last."),
+)
 
 
 def status_schema() -> Schema:
@@ -131,7 +122,7 @@ def status_schema() -> Schema:
     return _fields(
         "What the operator observed and decided.",
         observedGeneration=_count("Generation of the spec that this status is about."),
-        conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _condition()),
+        conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _CONDITION),
         startTime=_time("Time of the last start, resumption or retry."),
         admissionTime=_time(
             "First time since `startTime` at which the learner and a worker had a node; deadlines"
@@ -156,7 +147,7 @@ def status_schema() -> Schema:
             "Mean reward of the newest evaluation, in the environment's units."
         ),
         admissionLagSteps=_count("Admission lag in force, in policy versions."),
-        lastDecision=_decision(),
+        lastDecision=_DECISION,
         lag=_fields(
             "Token lag of the last step, in policy versions.",
             p50=_count("Median lag."),
@@ -178,9 +169,9 @@ def status_schema() -> Schema:
             podRestarts=_count("Restarts of that pod that `restarts` includes."),
             restartsInARow=_count("Restarts in a row without progress."),
             furthestStep=_count("Furthest step at a restart; a later step is progress."),
-            lastTermination=_termination(),
+            lastTermination=_TERMINATION,
         ),
-        rollouts=_map_list("Groups of rollout workers.", "name", 8, _group()),
+        rollouts=_map_list("Groups of rollout workers.", "name", 8, _GROUP),
         workers=_text("Rollout workers, ready/desired.", 16),
         updateTime=_time(
             "Time of this write. If only numbers changed, the status is written every 30 s at most."
