@@ -77,8 +77,7 @@ class Operator:
             exports=RunExports(metrics, source=source),
             clock=time.time,
         )
-        self._loop = ReconcileLoop(queue, reconciler.reconcile, metrics, workers=options.workers)
-        metrics.watch_lag_s.set_function(reconciler.observed_write_lag_s)
+        self._loop = ReconcileLoop(queue, reconciler, metrics, workers=options.workers)
         health = Health(
             oldest_wait_s=queue.oldest_s,
             loop_lag_s=lambda: self._loop.lag_s,

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 from vcpo.metrics import OperatorMetrics
 from vcpo.service.logs import log_fields
 from vcpo_operator.names import RunKey
-from vcpo_operator.reconcile.reconciler import ReconcileResult
+from vcpo_operator.reconcile.reconciler import Reconciler, ReconcileResult
 from vcpo_operator.reconcile.workqueue import RunQueue
 
 _LOGGER = logging.getLogger(__name__)
 _GAUGES_PERIOD_S = 1.0
 
-Reconcile = Callable[[RunKey], Awaitable[ReconcileResult]]
-
 
 class ReconcileLoop:
-    """Calls `reconcile` for each key of a queue, several at a time, until cancelled."""
+    """Reconciles the runs of a queue, several at a time, until cancelled."""
 
     def __init__(
-        self, queue: RunQueue, reconcile: Reconcile, metrics: OperatorMetrics, *, workers: int = 8
+        self, queue: RunQueue, reconciler: Reconciler, metrics: OperatorMetrics, *, workers: int = 8
     ) -> None:
         self._queue = queue
-        self._reconcile = reconcile
+        self._reconciler = reconciler
         self._metrics = metrics
         self._workers = workers
         self.lag_s = 0.0
@@ -37,7 +34,7 @@ class ReconcileLoop:
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"reconcile-{number}")
-            tasks.create_task(self._measure_lag(), name="loop-lag")
+            tasks.create_task(self._measure(), name="gauges")
 
     async def _work(self) -> None:
         while True:
@@ -52,7 +49,7 @@ class ReconcileLoop:
     async def _reconcile_once(self, key: RunKey) -> ReconcileResult:
         started_s = time.monotonic()
         try:
-            result = await self._reconcile(key)
+            result = await self._reconciler.reconcile(key)
             outcome = "error" if result.error else "ok"
         except Exception:  # outermost: a bug in one run's reconcile may not stop the other runs
             _LOGGER.exception("%s: a bug; the run stays as it is and is reconciled again", key)
@@ -64,7 +61,8 @@ class ReconcileLoop:
         self._metrics.reconcile_duration_s.observe(time.monotonic() - started_s)
         return result
 
-    async def _measure_lag(self) -> None:
+    async def _measure(self) -> None:
+        """Set the gauges now and then; the thread that exports them may not look by itself."""
         loop = asyncio.get_running_loop()
         while True:
             slept_from_s = loop.time()
@@ -73,3 +71,4 @@ class ReconcileLoop:
             self._metrics.loop_lag_s.set(self.lag_s)
             self._metrics.queue_depth.set(self._queue.depth())
             self._metrics.queue_oldest_s.set(self._queue.oldest_s())
+            self._metrics.watch_lag_s.set(self._reconciler.observed_write_lag_s())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.fixtures.operator.runs import DEFAULTS
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.handlers import Health
+from vcpo_operator.reconcile import loop
+from vcpo_operator.reconcile.reconciler import Reconciler
 
 RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"
 
@@ -67,6 +70,28 @@ async def test_a_run_created_before_the_operator_started_is_reconciled():
             assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 1.0
         assert operator.replicas() == 2
         assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 0.0
+
+
+async def test_a_scrape_does_not_read_the_runs_while_the_operator_changes_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    threads = set()
+
+    def lag_s(self: Reconciler) -> float:
+        threads.add(threading.get_ident())
+        return 7.0
+
+    monkeypatch.setattr(Reconciler, "observed_write_lag_s", lag_s)
+    monkeypatch.setattr(loop, "_GAUGES_PERIOD_S", 0.01)
+    async with reconciler_fixture() as operator, asyncio.timeout(20):
+        operator.create_run(rollouts=ROLLOUTS)
+        async with run_operator(operator):
+            await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
+            registry = operator.metrics.registry
+            while registry.get_sample_value("vcpo_operator_watch_lag_seconds") != 7.0:
+                await asyncio.sleep(0.01)
+    assert threads
+    assert threading.get_ident() not in threads  # which scraped
 
 
 async def test_no_finalizer_and_no_annotation_is_put_on_a_run():
