@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from pydantic import ValidationError
 from rich.progress import track
 
 from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import SpecError, load_run
+from vcpo.spec.errors import problems_of
 from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.tracking.backfill import ordered_records
 from vcpo.tracking.services import check_packages, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
+
+_OPTIONS: Final = {"mode": "--offline", "directory": "--output"}
+"""Options that have another name than the field of the sink that they set."""
 
 
 def export(
@@ -87,12 +94,20 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
         run = load_run(RunDir(run_dir).spec)
         settings = _settings(run.spec.tracking, run_dir, given)
         check_packages(Tracking(sinks=(settings,)))
+    except ValidationError as error:
+        problems = (
+            replace(problem, path=_OPTIONS.get(problem.path, f"--{problem.path}"))
+            for problem in problems_of(error)
+        )
+        fail("\n".join(str(problem) for problem in problems))
     except (SpecError, ValueError) as error:
         fail(str(error))
     records = list(ordered_records(run_dir))
     tracked = TrackedRun(run=run, run_dir=run_dir, is_copy=True)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven take four minutes
     try:
-        sink = open_sink(settings, tracked)
+        with ERR.status(f"connecting to {settings.name}"):
+            sink = open_sink(settings, tracked)
         for record, step in track(
             records, f"to {settings.name}", console=ERR, transient=True, disable=not ERR.is_terminal
         ):

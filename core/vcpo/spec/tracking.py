@@ -66,7 +66,7 @@ class Sink(Section):
         refuse(
             conflict(
                 to_camel(field),
-                value=getattr(self, field),
+                value=str(getattr(self, field)),
                 message=f"sink '{self.name}' does not use it; remove it",
             )
             for field, users in SINKS_BY_FIELD.items()

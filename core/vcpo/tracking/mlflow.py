@@ -24,13 +24,19 @@ class MlflowSink:
     """
 
     def __init__(self, settings: SinkSettings, tracked: TrackedRun) -> None:
-        if (settings.url or "").startswith("file:"):
+        url = settings.url or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not url:  # the client would choose a database, which it cannot open
+            raise ValueError(
+                "url: is not set, and neither is MLFLOW_TRACKING_URI; give the address of a server"
+                " or a folder such as file:///srv/mlruns"
+            )
+        if url.startswith("file:"):
             # MLflow 3 wants to hear that a folder is meant, since it has databases as well.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         import mlflow
 
         self._mlflow = mlflow
-        self._client = mlflow.MlflowClient(tracking_uri=settings.url)
+        self._client = mlflow.MlflowClient(tracking_uri=url)
         known_id = tracked.known_id(SinkName.MLFLOW)
         if known_id is None:
             self._run_id = tracked.keep_id(SinkName.MLFLOW, self._create(settings, tracked))

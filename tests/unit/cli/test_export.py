@@ -104,15 +104,22 @@ def test_a_copy_for_weights_and_biases_can_be_sent_later(run_dir):
         (["--project", "p"], "--project, --url, --offline: need --to"),
         (["--to", "mlflow", "--step", 3], "--step, --adapters: choose what of a model"),
         (["--to", "mlflow", "--output", "x"], "--output: mlflow has no folder"),
-        (["--to", "mlflow", "--offline"], "sink 'mlflow' does not use it"),
-        (["--to", "mlflow", "--url", "mlflow:5000"], "url"),
+        (
+            ["--to", "mlflow", "--offline"],
+            "--offline: sink 'mlflow' does not use it; remove it (got 'offline')\n",
+        ),
+        (["--to", "tensorboard", "--project", "p"], "--project: sink 'tensorboard' does not use"),
+        (["--to", "mlflow", "--url", "mlflow:5000"], "--url: "),
+        (["--to", "mlflow"], "url: is not set, and neither is MLFLOW_TRACKING_URI; give"),
         (["--to", "comet"], "tensorboard"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_with_the_cure(run_dir, options, words):
+def test_options_that_do_not_fit_are_refused_with_the_cure(run_dir, options, words, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     asked = vcpo("export", run_dir, *options)
     assert asked.exit_code == USER_ERROR
     assert words in asked.stderr
+    assert "validation error" not in asked.stderr
     assert "Traceback" not in asked.stderr
 
 

@@ -196,7 +196,7 @@ def test_a_cache_of_vllms_is_refused_for_another_engine():
         ),
         (
             "[{name: mlflow, mode: offline}]",
-            "sinks[0].mode: sink 'mlflow' does not use it; remove it (got <WandbMode.OFFLINE:",
+            "sinks[0].mode: sink 'mlflow' does not use it; remove it (got 'offline')",
         ),
         ("[{name: wandb}, {name: wandb}]", "sinks[1].name: is there twice; remove one (got"),
         ("[{name: comet}]", "sinks[0].name: Input should be 'tensorboard', 'wandb' or 'mlflow'"),
