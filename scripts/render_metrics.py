@@ -14,6 +14,7 @@ from typing import Final
 from vcpo.metrics import Metric, MetricKind, catalogue
 from vcpo.metrics.catalogue import learner
 from vcpo.metrics.metric import Label
+from vcpo.wire.call_meter import METHODS
 from vcpo_monitoring.metric_usage import MetricUsage, metric_usage
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -40,7 +41,8 @@ and PodMonitors (`docs/kubernetes.md`).
   allows: their last bucket ends at `algorithm.maxPolicyLagSteps` and at `sampling.maxNewTokens`.
   The table has the buckets of the default spec. Other runs have others: aggregate them
   `by (namespace, run, le)`.
-- **Series of one run**, at most, with 8 rollout groups: {sizes}.
+- **Series of one run**, at most, with 8 rollout groups: {sizes}. Each RPC
+  method that learner or worker serves adds {series_of_a_method}.
 - Python's client adds `process_*` (memory, CPU time, open files, start) and `python_info`.
 
 Boards: `off-policy`, `run`, `rollout`, `operator`. Alerts: [runbooks](runbooks/README.md).
@@ -69,12 +71,13 @@ def rendered_page() -> str:
     sizes = ", ".join(
         f"{part} {sum(metric.most_series for metric in metrics)}"
         for part, metrics in (
-            ("learner", (*catalogue.LEARNER, *catalogue.SERVER)),
+            ("learner", catalogue.LEARNER),
             ("each worker", (*catalogue.ROLLOUT, *catalogue.ROLLOUT_ENGINE)),
             ("host", catalogue.HOST),
         )
     )
-    return "\n".join([_HEADER.format(sizes=sizes), *sections])
+    calls = sum(metric.most_series for metric in catalogue.SERVER) // len(METHODS)
+    return "\n".join([_HEADER.format(sizes=sizes, series_of_a_method=calls), *sections])
 
 
 def _section(title: str, metrics: Sequence[Metric], usage: Mapping[str, MetricUsage]) -> str:

@@ -53,7 +53,7 @@ def event_text(event: EventRecord) -> Text:
     return Text.assemble(
         (f"{moment}  ", "dim"),
         (f"{event.source:<8} ", "cyan"),
-        (f"{event.kind:<16} ", _STYLES.get(event_level(event.kind), "bold")),
+        (f"{event.kind:<20} ", _STYLES.get(event_level(event.kind), "bold")),
         printable(event.message),
     )
 

@@ -34,6 +34,10 @@ WARNINGS: dict[str, tuple[Values, str]] = {
         {"metrics": {"serviceMonitor": {"enabled": True}}},
         "serviceMonitorSelector",
     ),
+    "pods selected by": (
+        {"metrics": {"podMonitor": {"enabled": True}}},
+        "podMonitorSelector",
+    ),
     "rules selected by": (
         {"metrics": {"prometheusRule": {"enabled": True}}},
         "ruleSelector",

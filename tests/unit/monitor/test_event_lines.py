@@ -49,7 +49,14 @@ def test_a_followed_run_is_read_once_more_after_its_end():
 
 def test_a_line_has_time_source_kind_and_message():
     line = event_text(event(1_700_000_000.0, "lag 8 -> 4", source="learner", kind="Throttled"))
-    assert line.plain == "2023-11-14 22:13:20Z  learner  Throttled        lag 8 -> 4"
+    assert line.plain == "2023-11-14 22:13:20Z  learner  Throttled            lag 8 -> 4"
+
+
+def test_messages_are_in_one_column_after_the_longest_kind_too():
+    lines = [
+        event_text(event(0.0, "x", kind=kind)).plain for kind in ("Scaled", "LearningRateLowered")
+    ]
+    assert len({line.index("x") for line in lines}) == 1
 
 
 def test_a_message_cannot_steer_the_terminal():
