@@ -15,7 +15,7 @@ from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import EventRecord, read_events
 from vcpo.spec import SpecError
 
-_ENDED = {"complete", "collapsed", "failed", "stopped"}
+_ENDED = {"complete", "collapsed", "no update", "failed", "stopped"}
 _EVENTS_SHOWN = 4
 
 

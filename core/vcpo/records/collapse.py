@@ -9,6 +9,7 @@ from statistics import fmean
 
 from vcpo.algo import Collapse, WarningLevel, find_collapse
 from vcpo.records.journal import EvaluationRecord, Metrics
+from vcpo.records.no_update import never_updated_notice
 from vcpo.records.step_record import StepRecord
 
 WINDOW_STEPS = 10
@@ -77,6 +78,17 @@ def collapse_notice(metrics: Metrics) -> str | None:
         f"The run collapsed: the {found.measure} fell from {before} to {fell}, and ends at"
         f" {fall.last:.3g}. {warned}. {_CURE}."
     )
+
+
+def lasting_collapse_notice(metrics: Metrics) -> str | None:
+    """Return a notice about a collapse from which the run did not recover, else None.
+
+    A model that no step changed has not collapsed: its rewards move by chance.
+    """
+    found = run_collapse(metrics)
+    if found is None or found.fall.has_recovered or never_updated_notice(metrics.steps):
+        return None
+    return collapse_notice(metrics)
 
 
 def critical_at_end_notice(steps: Sequence[StepRecord]) -> str | None:

@@ -101,6 +101,8 @@ def _endings(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"{each.name} has no steps yet."
         elif state is State.COLLAPSED:
             yield f"{each.name} collapsed; its own report says when."
+        elif state is State.NO_UPDATE:
+            yield f"No step of {each.name} made an update; its own report says why."
 
 
 def _other_tasks(runs: Sequence[RecordedRun]) -> Iterator[str]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from vcpo.records.collapse import run_collapse
+from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import Metrics
+from vcpo.records.no_update import never_updated_notice
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.report.recorded_run import RecordedRun
 from vcpo.spec import VCPORun
@@ -19,6 +20,8 @@ class State(StrEnum):
     COMPLETE = "complete"
     COLLAPSED = "collapsed"
     """All steps were taken, and the run ends far below its best."""
+    NO_UPDATE = "no update"
+    """All steps were taken, and every one was skipped: the model is unchanged."""
     UNFINISHED = "unfinished"
     """Running, or stopped before its last step."""
     EMPTY = "no steps yet"
@@ -39,9 +42,9 @@ def state_of(run: VCPORun, metrics: Metrics) -> State:
         return State.EMPTY
     if metrics.steps[-1].step < run.spec.steps:
         return State.UNFINISHED
-    collapse = run_collapse(metrics)
-    has_recovered = collapse is None or collapse.fall.has_recovered
-    return State.COMPLETE if has_recovered else State.COLLAPSED
+    if never_updated_notice(metrics.steps) is not None:
+        return State.NO_UPDATE
+    return State.COMPLETE if lasting_collapse_notice(metrics) is None else State.COLLAPSED
 
 
 def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:

@@ -9,6 +9,7 @@ from vcpo.records.collapse import (
     Measure,
     collapse_notice,
     critical_at_end_notice,
+    lasting_collapse_notice,
     run_collapse,
 )
 from vcpo.records.journal import Metrics
@@ -85,6 +86,19 @@ def test_the_notice_of_a_run_that_recovered_has_no_cure():
         "The accuracy on held-out prompts collapsed from 0.8 at step 0 to 0.1 at step 10, and"
         " recovered: it ends at 0.7. The early warning never was critical."
     )
+
+
+def test_only_a_collapse_that_lasts_is_the_state_in_which_a_run_ends():
+    collapsed = metrics_of([0.5] * 20, [0.8, 0.1])
+    assert lasting_collapse_notice(collapsed) == collapse_notice(collapsed)
+    assert lasting_collapse_notice(metrics_of([0.5] * 20, [0.8, 0.1, 0.7])) is None
+    assert lasting_collapse_notice(metrics_of([0.5] * 20, [0.3, 0.8])) is None
+
+
+def test_a_model_that_no_step_changed_has_not_collapsed():
+    metrics = metrics_of([0.5] * 20, [0.8, 0.1])
+    steps = tuple(replace(step, skipped="no_gradient") for step in metrics.steps)
+    assert lasting_collapse_notice(replace(metrics, steps=steps)) is None
 
 
 def test_a_run_that_keeps_its_reward_has_no_notice():

@@ -94,6 +94,7 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
     runs = [
         recorded("short", make_step(3)),
         recorded("fallen", evaluations=[make_evaluation(0, 0.9), make_evaluation(4, 0.1)]),
+        recorded("still", *(make_step(at, skipped="no_gradient") for at in range(1, 5))),
         recorded("old", unrecorded=["baseline_shift"]),
         recorded("older", unrecorded=["baseline_shift"]),
         recorded(
@@ -104,6 +105,7 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
     assert cautions(runs) == (
         "short is unfinished: 3 of 4 steps.",
         "fallen collapsed; its own report says when.",
+        "No step of still made an update; its own report says why.",
         "The runs have different environments (countdown, gsm8k): rewards do not compare.",
         "An older version of vcpo recorded old, older: there is no baseline_shift.",
     )

@@ -21,6 +21,12 @@ def test_a_run_is_complete_with_its_last_step(run, make_step):
     assert state_of(run, metrics_of(make_step(4))) is State.COMPLETE
 
 
+def test_a_run_whose_every_step_was_skipped_is_not_plainly_complete(run, make_step):
+    skipped = [make_step(step, skipped="no_gradient") for step in (1, 2, 3, 4)]
+    assert state_of(run, metrics_of(*skipped)) is State.NO_UPDATE
+    assert state_of(run, metrics_of(make_step(1), *skipped[1:])) is State.COMPLETE
+
+
 def test_a_run_before_its_last_step_is_unfinished(run, make_step):
     assert state_of(run, metrics_of(make_step(3))) is State.UNFINISHED
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from vcpo.records.collapse import collapse_notice, critical_at_end_notice, run_collapse
+from vcpo.records.collapse import (
+    collapse_notice,
+    critical_at_end_notice,
+    lasting_collapse_notice,
+)
 from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 
@@ -36,11 +40,10 @@ def outcome_of_complete(metrics: Metrics) -> RunOutcome:
     steps = metrics.steps
     if (message := never_updated_notice(steps)) is not None:
         return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
-    collapse, collapsed = run_collapse(metrics), collapse_notice(metrics)
     reason = steps[-1].skipped or "" if steps else ""
     stopped = no_update_notice(num_skipped_at_end(steps), reason)
-    notices = (collapsed, critical_at_end_notice(steps), stopped)
+    notices = (collapse_notice(metrics), critical_at_end_notice(steps), stopped)
     message = " ".join(notice for notice in notices if notice is not None)
-    if collapse is not None and not collapse.fall.has_recovered:
+    if lasting_collapse_notice(metrics) is not None:
         return RunOutcome(ending=Ending.COLLAPSED, message=message)
     return RunOutcome(ending=Ending.COMPLETE, message=message)
