@@ -12,6 +12,7 @@ _WARNINGS: Final = frozenset(
         "CalibrationStale",
         "CheckpointDamaged",
         "CollapseWarning",
+        "Collapsed",
         "DiskFull",
         "DrainFailed",
         "DrainTimedOut",
@@ -26,7 +27,7 @@ _WARNINGS: Final = frozenset(
         "WorkerLost",
     }
 )
-"""Kinds that a person should read, while the run continues."""
+"""Kinds that a person should read; none of them ends the run before its last step."""
 
 
 def event_level(kind: str) -> int:

@@ -64,6 +64,7 @@ class SignalWindow:
         self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
         self._failure = ""
+        self._collapse: str | None = None
         self._skipped_in_a_row = 0
         self._skip_reason = ""
 
@@ -92,6 +93,10 @@ class SignalWindow:
     def record_failure(self, why: str) -> None:
         """Note why the run failed, in a sentence."""
         self._failure = why
+
+    def record_collapse(self, notice: str | None) -> None:
+        """Note how the finished run collapsed, in sentences; None if it did not."""
+        self._collapse = notice
 
     def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
@@ -146,6 +151,7 @@ class SignalWindow:
             failure=self._failure,
             skipped_steps_in_a_row=self._skipped_in_a_row,
             skip_reason=self._skip_reason,
+            collapse=self._collapse,
         )
         if last is not None:
             self._describe_steps(signals, last)

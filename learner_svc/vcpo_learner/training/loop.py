@@ -22,6 +22,7 @@ from typing import TypeVar
 from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.label_values import Stage
+from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
@@ -30,11 +31,7 @@ from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.checkpoint import CheckpointError
 from vcpo_learner.model.disk import DiskFullError
-from vcpo_learner.model.loading import (
-    policy_payload,
-    published_precision,
-    restore_policy,
-)
+from vcpo_learner.model.loading import policy_payload, published_precision, restore_policy
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
@@ -122,7 +119,7 @@ class TrainingLoop:
             TooManyFailuresError: if every generation fails; the steps taken so far are saved.
         """
         if self._saver.is_complete:
-            self._end("complete before this start")
+            await self._end("complete before this start")
             return self._dispatcher.phase
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
@@ -287,12 +284,18 @@ class TrainingLoop:
         else:
             await self._dispatcher.wait_until_idle(drain_s)
         await self._saver.finish(drain_s)
-        self._end("the model is saved")
+        await self._end("the model is saved")
 
-    def _end(self, how: str) -> None:
-        """Set the phase `COMPLETE`, unless the run was asked to stop."""
+    async def _end(self, how: str) -> None:
+        """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
+        run_dir, collapse = self._parts.run_dir, None
+        if self._dispatcher.phase is RunPhase.RUNNING:
+            collapse = await self._in_thread(lambda: lasting_collapse_notice(read_metrics(run_dir)))
+            # Before the phase: who reads COMPLETE reads how the run ended as well.
+            self._parts.signals.record_collapse(collapse)
         if self._dispatcher.complete():
-            self.event("Complete", f"{self._dispatcher.policy_version} steps; {how}")
+            kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
+            self.event(kind, f"{self._dispatcher.policy_version} steps; {how}")
         self._thread.shutdown()
 
     async def _join_evaluation(self) -> None:
@@ -337,10 +340,7 @@ class TrainingLoop:
         step = self._dispatcher.policy_version
         result = await self._dispatcher.evaluate(step, exclusive=exclusive)
         if result is None:
-            self.event(
-                "EvaluationWithoutResult",
-                f"step {step}: no response to a held-out prompt",
-            )
+            self.event("EvaluationWithoutResult", f"step {step}: no response to a held-out prompt")
             return
         record = EvaluationRecord(
             step=result.step,

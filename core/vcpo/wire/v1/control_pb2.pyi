@@ -72,6 +72,7 @@ class Signals(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     SKIPPED_STEPS_IN_A_ROW_FIELD_NUMBER: _builtins.int
     SKIP_REASON_FIELD_NUMBER: _builtins.int
+    COLLAPSE_FIELD_NUMBER: _builtins.int
     run_name: _builtins.str
     """metadata.name of the run."""
     phase: _work_pb2.RunPhase.ValueType
@@ -126,6 +127,10 @@ class Signals(_message.Message):
     """Number of the last steps in a row, since the learner's start, that made no update."""
     skip_reason: _builtins.str
     """Why the last of these steps made no update."""
+    collapse: _builtins.str
+    """How the run collapsed, in one or two sentences; absent unless all steps were taken and the reward
+    fell far below its best and did not recover.
+    """
     @_builtins.property
     def trajectories(self) -> Global___TrajectoryCounts: ...
     @_builtins.property
@@ -175,13 +180,16 @@ class Signals(_message.Message):
         failure: _builtins.str = ...,
         skipped_steps_in_a_row: _builtins.int = ...,
         skip_reason: _builtins.str = ...,
+        collapse: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
+    _WhichOneofReturnType__collapse: _TypeAlias = _typing.Literal["collapse"]  # noqa: Y015
+    _WhichOneofArgType__collapse: _TypeAlias = _typing.Literal["_collapse", b"_collapse"]  # noqa: Y015
     _WhichOneofReturnType__ess_ratio: _TypeAlias = _typing.Literal["ess_ratio"]  # noqa: Y015
     _WhichOneofArgType__ess_ratio: _TypeAlias = _typing.Literal["_ess_ratio", b"_ess_ratio"]  # noqa: Y015
     _WhichOneofReturnType__ess_ratio_low: _TypeAlias = _typing.Literal["ess_ratio_low"]  # noqa: Y015
@@ -204,6 +212,8 @@ class Signals(_message.Message):
     _WhichOneofArgType__warning_score: _TypeAlias = _typing.Literal["_warning_score", b"_warning_score"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__calibration_age_steps) -> _WhichOneofReturnType__calibration_age_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__collapse) -> _WhichOneofReturnType__collapse | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ess_ratio) -> _WhichOneofReturnType__ess_ratio | None: ...
     @_typing.overload

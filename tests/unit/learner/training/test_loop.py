@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures.learner.dispatcher import make_trajectory, settle
 from tests.fixtures.learner.models import PAD
 from vcpo.algo import FreshTokens, MismatchError
+from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.spec.tracking import SinkName
 from vcpo.tracking.queued_sink import QueuedSink
@@ -235,6 +236,43 @@ async def test_the_log_tells_of_steps_evaluations_and_every_event_of_the_journal
     events = [(event.kind, f"{event.kind}: {event.message}") for event in read_events(tmp_path)]
     assert lines == events
     assert {"StepSkipped", "CheckpointSaved", "Complete"} <= {kind for kind, _ in events}
+
+
+def answer_worse_after_the_first_evaluation(learner):
+    submit = learner.submit
+
+    def submit_worse(given, **changes):
+        submit(given, reward=0.0 if learner.dispatcher.policy_version else 1.0, **changes)
+
+    learner.submit = submit_worse
+
+
+async def test_a_run_that_collapsed_ends_with_that_word_in_events_and_signals(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    answer_worse_after_the_first_evaluation(learner)
+    assert await learner.run() is RunPhase.COMPLETE
+    told = learner.signals.message().collapse
+    assert told == lasting_collapse_notice(read_metrics(tmp_path))
+    assert told.startswith("The run collapsed: the accuracy on held-out prompts fell from 1 ")
+    last = read_events(tmp_path)[-1]
+    assert (last.kind, last.message) == ("Collapsed", f"3 steps; the model is saved. {told}")
+
+
+async def test_a_run_that_did_not_collapse_has_nothing_to_say_of_it(make_learner, tmp_path):
+    learner = make_learner()
+    await learner.run()
+    assert not learner.signals.message().HasField("collapse")
+    last = read_events(tmp_path)[-1]
+    assert (last.kind, last.message) == ("Complete", "3 steps; the model is saved")
+
+
+async def test_a_run_that_was_stopped_is_not_judged(make_learner):
+    learner = make_learner()
+    answer_worse_after_the_first_evaluation(learner)
+    assert await learner.run(until_step=1) is RunPhase.DRAINING
+    assert not learner.signals.message().HasField("collapse")
 
 
 class HungSink:
