@@ -5,10 +5,11 @@
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
-| SignalsFresh, EssHealthy, LearnerFed, Stable | see `vcpo.control.conditions` | |
+| SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
+| Stable | see there; false after a collapse | those, Collapsed |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
-| Ready | the run trains, or is complete | Training, NoUpdate, GenerationFailing, Degraded, ... |
-| Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
+| Ready | the run trains, or is complete | Training, NoUpdate, Degraded, Complete, Collapsed, ... |
+| Complete | all steps are taken | Succeeded, Collapsed, WithoutUpdate, NotFinished |
 | Failed | the run failed | LearnerFailed, reasons of `vcpo.control.run_limits`, NotFailed |
 
 Pod-level reasons are those of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
@@ -26,7 +27,7 @@ from vcpo.control import ControlDecision
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, is_suspended
+from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorten
@@ -90,6 +91,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
         learner,
         rollouts,
         *control,
+        *_collapsed_conditions(inputs.verdict),
         _suspended_condition(inputs),
         _ready_condition(inputs, (learner, rollouts, *control[:1])),
         *_end_conditions(inputs.verdict),
@@ -228,6 +230,12 @@ def _control_conditions(decision: ControlDecision | None) -> tuple[ConditionStat
     )
 
 
+def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
+    """Return `Stable` of a run that ended collapsed; it replaces what the control loop says."""
+    is_collapsed = verdict.phase is LifecyclePhase.COMPLETE and verdict.reason == COLLAPSED
+    return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
+
+
 def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
     if not is_suspended(inputs.spec, inputs.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
@@ -241,7 +249,8 @@ def _ready_condition(inputs: ConditionInputs, parts: tuple[ConditionState, ...])
     """Return the summary. parts: Conditions that must hold while the run trains."""
     verdict = inputs.verdict
     if verdict.phase is LifecyclePhase.COMPLETE:
-        return _true("Ready", "Complete", verdict.message)
+        reason = COLLAPSED if verdict.reason == COLLAPSED else "Complete"
+        return _true("Ready", reason, verdict.message)
     if verdict.phase is LifecyclePhase.FAILED:
         return _false("Ready", verdict.reason, verdict.message)
     if inputs.refusal:

@@ -31,6 +31,8 @@ _FOLLOWED: Final = (
     "Complete",
     "Failed",
 )
+_REPEATING: Final = {"Ready", "Stable"}
+"""Conditions that may only repeat another one, which has the event."""
 _BAD_WHEN_FALSE: Final = {
     "Accepted",
     "LearnerReady",
@@ -43,7 +45,7 @@ _BAD_WHEN_FALSE: Final = {
 _UNKNOWN_WITHOUT_SIGNALS: Final = {"SignalsFresh", "EssHealthy", "Stable"}
 """Conditions that are Unknown while nothing is known of them: neither their loss nor their return
 to a good state is news, since other events tell of the learner."""
-_BAD_REASONS: Final = {"PartiallyAvailable", "Warn"}
+_BAD_REASONS: Final = {"Collapsed", "PartiallyAvailable", "Warn"}
 """Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
     "BelowMinimum",
@@ -72,8 +74,8 @@ def transition_events(
             message = "The spec was edited: the run starts again."
             yield _event(record, "TriedAgain", message, now_s)
             continue
-        if new is None or (kind == "Ready" and (new.reason, new.message) in others):
-            continue  # Ready only repeats another condition
+        if new is None or (kind in _REPEATING and (new.reason, new.message) in others):
+            continue
         is_bad = _is_bad(new)
         if _is_news(old, new, is_bad=is_bad):
             message = f"{new.type}: {new.message}"

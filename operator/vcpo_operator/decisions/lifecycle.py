@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
@@ -27,6 +28,8 @@ from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.report import LearnerReport
 
+COLLAPSED: Final = "Collapsed"
+"""Reason of a run that took all its steps, and whose reward collapsed and did not recover."""
 _MAX_CAUSE_CHARACTERS = 600
 """Length of a crash's cause in a message; the status holds the end of the log."""
 
@@ -69,9 +72,7 @@ def judge(
     if recorded is not None:
         return recorded
     if report is not None and report.phase is RunPhase.COMPLETE:
-        reason = "WithoutUpdate" if report.has_never_updated else "Succeeded"
-        message = f"All {spec.steps} steps are taken. {report.no_update}".rstrip()
-        return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
+        return _complete_verdict(spec, report)
     if report is not None and report.phase is RunPhase.FAILED:
         message = report.failure or "The learner gave up; its journal on the volume says why."
         return RunVerdict(phase=LifecyclePhase.FAILED, reason="LearnerFailed", message=message)
@@ -132,6 +133,17 @@ def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
 def is_suspended(spec: VCPORunSpec, verdict: RunVerdict) -> bool:
     """Whether the user wants no pods now, also of a run that has ended."""
     return verdict.phase is LifecyclePhase.SUSPEND or (verdict.has_ended and spec.suspend)
+
+
+def _complete_verdict(spec: VCPORunSpec, report: LearnerReport) -> RunVerdict:
+    """Return the verdict on a run that took all its steps: also whether it learned."""
+    if report.has_never_updated:
+        reason = "WithoutUpdate"
+    else:
+        reason = COLLAPSED if report.collapse else "Succeeded"
+    sentences = (f"All {spec.steps} steps are taken.", report.collapse, report.no_update)
+    message = " ".join(filter(None, sentences))
+    return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
 
 
 def _recorded_end(status: RunStatus) -> RunVerdict | None:

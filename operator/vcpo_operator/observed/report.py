@@ -49,6 +49,9 @@ class LearnerReport:
     """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
     has_never_updated: bool = False
     """Whether no step of the run made an update."""
+    collapse: str = ""
+    """How the run collapsed, in sentences; empty unless it took all steps and did not recover. From
+    Prometheus it is always empty."""
     is_fresh: bool = True
     """Whether the report is returned for the first time. The operator sends commands only on fresh
     reports, so that it does not repeat a command at every reconcile while no new report arrives."""
@@ -105,6 +108,7 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         failure=message.failure,
         no_update=no_update_message(skipped, reason, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
+        collapse=message.collapse,
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",
         accuracy=message.evaluations[-1].accuracy if message.evaluations else None,

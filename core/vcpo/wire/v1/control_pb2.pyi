@@ -128,8 +128,8 @@ class Signals(_message.Message):
     skip_reason: _builtins.str
     """Why the last of these steps made no update."""
     collapse: _builtins.str
-    """How the run collapsed, in one or two sentences; absent unless all steps were taken and the reward
-    fell far below its best and did not recover.
+    """How the run collapsed, in sentences; absent unless all steps were taken and the reward fell far
+    below its best and did not recover.
     """
     @_builtins.property
     def trajectories(self) -> Global___TrajectoryCounts: ...

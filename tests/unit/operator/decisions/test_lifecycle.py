@@ -64,6 +64,13 @@ def test_a_run_that_never_updated_is_no_plain_success():
     assert verdict.message.endswith(" steps are taken. No step did.")
 
 
+def test_a_run_that_collapsed_is_complete_for_that_reason():
+    done = report(phase=RunPhase.COMPLETE, collapse="The run collapsed: it fell.")
+    verdict = judge(make_run().spec, started_status(), done, START_S)
+    assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "Collapsed")
+    assert verdict.message == "All 10 steps are taken. The run collapsed: it fell."
+
+
 def test_a_learner_that_gives_up_fails_the_run():
     failed = report(phase=RunPhase.FAILED)
     assert verdict_of(started_status(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")

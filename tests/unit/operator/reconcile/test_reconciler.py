@@ -202,6 +202,22 @@ async def test_a_change_of_the_status_is_an_event(operator: ReconcilerFixture):
     assert "Succeeded" in {event["reason"] for event in events}
 
 
+async def test_a_run_that_collapsed_says_so_in_its_conditions_and_warns_once(
+    operator: ReconcilerFixture,
+):
+    operator.create_run(rollouts=ROLLOUTS)
+    await operator.settle()
+    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE, collapse="It fell.")
+    await operator.settle()
+    for kind, status in (("Complete", "True"), ("Ready", "True"), ("Stable", "False")):
+        assert operator.condition(kind) == (status, "Collapsed")
+        assert operator.message(kind) == "All 10 steps are taken. It fell."
+    events = operator.server.api.store.objects(("", "events"), "ml")
+    (event,) = [each for each in events if each["reason"] == "Collapsed"]
+    assert event["type"] == "Warning"
+    assert event["message"] == "Complete: All 10 steps are taken. It fell."
+
+
 async def test_every_event_is_a_line_of_the_log(
     operator: ReconcilerFixture, caplog: pytest.LogCaptureFixture
 ):

@@ -262,6 +262,11 @@ def test_a_run_whose_every_step_was_skipped_is_reported_apart():
     assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
 
 
+def test_a_collapse_is_reported_in_the_learner_s_words():
+    assert learner_report(message()).collapse == ""
+    assert learner_report(message(collapse="The run collapsed.")).collapse == "The run collapsed."
+
+
 async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
     server = WireServer(token="second")
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
