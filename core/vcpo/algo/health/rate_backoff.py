@@ -13,8 +13,6 @@ gone; only later steps show what the halving did. The factor does not rise again
 run did at the higher rate is known. The design note 068 has the figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self

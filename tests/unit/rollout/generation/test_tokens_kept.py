@@ -57,7 +57,7 @@ class DirectChannel:
 
     def unary_unary(self, path: str, **_):
         method = getattr(self._service, path.rpartition("/")[2], None)
-        return lambda request, timeout: method(request, None)
+        return lambda request, **_: method(request, None)
 
     def unary_stream(self, path: str, **_):
         return None

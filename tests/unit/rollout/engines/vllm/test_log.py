@@ -2,11 +2,12 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 from torch import nn, zeros
-from vllm.config.logging import LoggingConfig
-from vllm.logger import configure_logging, init_logger
 
 from vcpo_rollout.engines.factory import _VLLM_LOGGING
 from vcpo_rollout.engines.vllm.worker import ReloadWarningFilter
@@ -37,26 +38,33 @@ def test_other_lines_of_the_reload_are_kept():
     assert kept.filter(logging.makeLogRecord({"msg": "loading", "levelno": logging.WARNING}))
 
 
-@pytest.fixture
-def loggers():
-    """The state of the loggers that vLLM's configuration changes, restored afterwards."""
-    root, vllm = logging.getLogger(), logging.getLogger("vllm")
-    handlers, levels = root.handlers[:], (root.level, vllm.level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    vllm.setLevel(levels[1])
+LINES_OF_VLLM = """
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging, init_logger
+
+configure_logging(LoggingConfig())  # as each of vLLM's processes does
+init_logger("vllm.v1.engine.core").warning("low memory")
+init_logger("vllm.v1.engine.core").info("not of this level")
+"""
 
 
-def test_vllm_writes_lines_with_the_fields_of_its_worker(monkeypatch, capfd, loggers):
-    monkeypatch.setenv("VCPO_LOG_FORMAT", "json")
-    monkeypatch.setenv("VCPO_LOG_FIELDS", '{"part": "rollout", "worker": "main-0"}')
-    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_LOGGING))
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-    configure_logging(LoggingConfig())  # as each of vLLM's processes does
-    init_logger("vllm.v1.engine.core").warning("low memory")
-    init_logger("vllm.v1.engine.core").info("not of this level")
-    ours = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+def test_vllm_writes_lines_with_the_fields_of_its_worker():
+    # In a process of its own: an engine that was started in this one keeps its settings.
+    ran = subprocess.run(
+        [sys.executable, "-c", LINES_OF_VLLM],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "VCPO_LOG_FORMAT": "json",
+            "VCPO_LOG_FIELDS": '{"part": "rollout", "worker": "main-0"}',
+            "VLLM_LOGGING_CONFIG_PATH": str(_VLLM_LOGGING),
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = [json.loads(line) for line in ran.stderr.splitlines()]
     assert [line["message"] for line in ours if line["logger"] == "vllm.v1.engine.core"] == [
         "low memory"
     ]
