@@ -102,11 +102,11 @@ class Typist:
             helm.close()
 
     def type(self, command: str) -> str:
-        """Run a command; returns what it printed.
+        """Run a command, without what it is piped into; returns what it printed.
 
         Raises: RuntimeError, helm_python.HelmError.
         """
-        program, *arguments = shlex.split(command)
+        program, *arguments = shlex.split(command.partition(" | ")[0])
         return self._helm(arguments) if program == "helm" else self._kubectl(arguments)
 
     def _kubectl(self, arguments: list[str]) -> str:
@@ -191,6 +191,8 @@ def _without_waiting(arguments: list[str]) -> list[str]:
     kept = [word for word in arguments if word != "--watch"]
     if "logs" in kept:
         at = kept.index("logs")
+        if "-l" in kept:
+            return [*kept[:at], "get", "pods", *kept[kept.index("-l") :][:2]]
         (name,) = (word for word in kept[at + 1 :] if not word.startswith("-"))
         return [*kept[:at], "get", name if "/" in name else f"pod/{name}"]
     return [*kept, "--watch=false"] if "rollout" in kept else kept

@@ -14,6 +14,8 @@ PASSING = {
     "accuracy_after": 0.8,
     "left_behind": [],
     "orphans": 0,
+    "log_lines": {"learner": 1, "rollout": 1, "operator": 1},
+    "unreadable_log_lines": [],
 }
 
 
