@@ -112,9 +112,10 @@ def test_a_followed_report_updates_without_a_reload_and_ends_with_ctrl_c(browser
     page.drag((x - 40, y), (x + 40, y))
     shown = page.words("#range")
     page.ask("document.body.dataset.kept = 'yes'")
+    # The step that is waited for comes last: the page may be read in between.
+    Journal(run_dir).event(event(64.0, "WorkerLost", "main-7 is gone"))
     for step in (31, 32):
         Journal(run_dir).step(a_step(step))
-    Journal(run_dir).event(event(64.0, "WorkerLost", "main-7 is gone"))
     page.ask(UNTIL.replace("CONDITION", "document.body.innerText.includes('Steps\\n32')"))
     assert page.ask("page.data.tables.steps.step.length") == 32
     assert "main-7 is gone" in page.words(".events")
