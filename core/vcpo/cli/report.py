@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -90,5 +91,7 @@ def _serve(run_dirs: list[Path], port: int) -> None:
         fail(f"--port: {port} cannot be opened ({error.strerror}); give another one, or 0")
     with server:
         OUT.print(f"{server.url}  (Ctrl-C ends)", soft_wrap=True, markup=False)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        # An interrupt that arrives in the middle of a request may be lost as an exception.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        server.serve_forever()
