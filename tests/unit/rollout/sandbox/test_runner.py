@@ -261,19 +261,21 @@ ESCAPES = {
 @pytest.mark.parametrize("escape", ESCAPES, ids=list(ESCAPES))
 def test_a_program_ends_with_the_worker_that_is_killed(escape):
     program = f"{ESCAPES[escape]}\nimport time\ntime.sleep(600)"
-    imported = "from vcpo_rollout.sandbox.runner import *"
-    worker = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"{imported}\nrun_python({program!r}, SandboxLimits(wall_s=600.0))",
-        ]
+    lines = (
+        "from vcpo_rollout.sandbox.runner import *",
+        "unprotected()",  # starts a child of its own, once
+        "print('ready', flush=True)",
+        f"run_python({program!r}, SandboxLimits(wall_s=600.0))",
     )
-    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
-    child = eventually(lambda: [int(one) for one in children.read_text().split()])[0]
-    eventually(lambda: "SigCgt" in (text := _status(child)) and "Seccomp:\t2" in text)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    command = [sys.executable, "-c", "\n".join(lines)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout.readline() == "ready\n"
+            children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+            child = eventually(lambda: [int(one) for one in children.read_text().split()])[0]
+            eventually(lambda: "SigCgt" in (text := _status(child)) and "Seccomp:\t2" in text)
+        finally:
+            worker.send_signal(signal.SIGKILL)
     eventually(lambda: not _status(child) or "State:\tZ" in _status(child))
 
 
