@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vcpo.spec.algorithm import Optimizer
+from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import policy_payload
 from vcpo_learner.update.optimizer import make_optimizer

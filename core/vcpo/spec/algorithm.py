@@ -253,8 +253,11 @@ class Batch(Section):
     trajectories_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
     """Responses sampled for each prompt (group size). Baselines per group need at least 2."""
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Trajectories in one forward pass. It does not change the update. Lower it if the learner runs
-    out of memory."""
+    """Most trajectories in one forward pass. It does not change the update."""
+    tokens_per_micro_batch: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Most tokens in one forward pass, padding included; a longer trajectory has a pass for itself.
+    It does not change the update. If unset, what the GPU's free memory holds, and no limit on a
+    CPU. Lower it if the learner runs out of memory."""
     row_layout: RowLayout = RowLayout.PADDED
     """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row) or
     `packed` (several to a row, for models that keep them apart; the learner tests this at the
@@ -317,26 +320,6 @@ class Sampling(Section):
             f"leaves no room for a prompt: the model reads {context_tokens} tokens, prompt and"
             f" response together; give less than {context_tokens}"
         )
-
-
-class Optimizer(Section):
-    """AdamW, and the base learning rate that the learning-rate rule scales."""
-
-    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
-    """Base learning rate: reached after the warm-up, constant from then on. The learning-rate rule
-    scales it at each step."""
-    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Optimizer steps over which the base learning rate rises linearly from zero."""
-    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Decoupled weight decay of AdamW."""
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of AdamW's first moment."""
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of AdamW's second moment."""
-    epsilon: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-8
-    """Term that AdamW adds to the square root of the second moment."""
-    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
-    """Largest L2 norm of the whole gradient; a longer gradient is scaled down to it."""
 
 
 class Evaluation(Section):

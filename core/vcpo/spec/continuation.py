@@ -19,9 +19,11 @@ def continuation_document(run: VCPORun) -> dict[str, Any]:
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
     for bound in ("maxAbsoluteReward", "callTimeoutSeconds"):  # bounds, not content
         document["environment"].pop(bound)
+    document["model"].pop("sizeBillions")  # a hint for the volume
     # Memory layout and sampling order do not change what was learned.
     for field in (
         "microBatchTrajectories",
+        "tokensPerMicroBatch",
         "overProvisionRatio",
         "promptPool",
         "promptSelection",

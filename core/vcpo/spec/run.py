@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -9,9 +10,11 @@ from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
-from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
+from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.learner import Learner
+from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.tracking import Tracking
 from vcpo.spec.workloads import (
     Checkpoint,
@@ -19,7 +22,6 @@ from vcpo.spec.workloads import (
     Control,
     Environment,
     FailurePolicy,
-    Learner,
     Lease,
     Model,
     Precision,
@@ -42,6 +44,9 @@ BASELINES_OF_PAIRS: Final = (
     Baseline.GRPO,
 )
 """Baselines that compare trajectories of one prompt; they need at least two of them."""
+
+_CHECKPOINT_STORAGE_GIBIBYTES: Final = 50
+"""Size of the volume where the model's size is not known, and the least one."""
 
 _Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
 _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Field(max_length=64)]
@@ -122,13 +127,28 @@ class VCPORunSpec(Section):
         return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
 
     @property
+    def checkpoint_storage_gibibytes(self) -> int:
+        """Size of the volume for checkpoints in GiB: as set, or for the model's size, or 50.
+
+        A checkpoint holds parameters and two moments in float32, 12 bytes per parameter. There is
+        room for those that are kept, the one that is being written, and the final model.
+        """
+        if self.learner.checkpoint_storage_gibibytes is not None:
+            return self.learner.checkpoint_storage_gibibytes
+        if self.model.size_billions is None:
+            return _CHECKPOINT_STORAGE_GIBIBYTES
+        parameters_bytes = 4.0 * self.model.size_billions * 1e9
+        needed_bytes = parameters_bytes * (3 * (self.checkpoint.keep + 1) + 1)
+        return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
+
+    @property
     def environment_timeout_s(self) -> float:
         """Longest time of one call of the environment: as set, or half of the lease's."""
         return self.environment.call_timeout_seconds or self.lease.timeout_seconds / 2
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        refuse([*self._batch_conflicts(), *self._group_conflicts()])
+        refuse([*self._batch_conflicts(), *self._group_conflicts(), *self._rank_conflicts()])
         return self
 
     def _batch_conflicts(self) -> Iterator[InitErrorDetails]:
@@ -154,6 +174,12 @@ class VCPORunSpec(Section):
                 location = ("rollouts", index, "maxConcurrentSequences")
                 message = f"must be at least `batch.trajectoriesPerPrompt` ({size})"
                 yield conflict(*location, value=places, message=message)
+
+    def _rank_conflicts(self) -> Iterator[InitErrorDetails]:
+        size, ranks = self.learner.fsdp_size, self.learner.ranks
+        if size is not None and ranks % size:
+            message = f"must divide the number of ranks ({ranks})"
+            yield conflict("learner", "fsdpSize", value=size, message=message)
 
 
 class VCPORun(Section):

@@ -10,10 +10,8 @@ from pydantic import Field, model_validator
 from vcpo.spec.cluster import (
     DrainSeconds,
     Image,
-    ObjectName,
     PodTemplate,
     Scaling,
-    StorageRetention,
 )
 from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, Text, conflict, refuse
@@ -78,12 +76,16 @@ class Model(Section):
     """The policy to train."""
 
     name: Annotated[Text, Field(min_length=1, max_length=512)]
-    """Model to train: a directory (relative to the run file) or a name on the Hugging Face hub. In
-    a cluster a directory must be an absolute path of a mounted volume."""
+    """Model to train: a directory (relative to the run file), a name on the Hugging Face hub, or a
+    URL that fsspec knows, such as `s3://bucket/folder`. In a cluster a directory must be an
+    absolute path of a mounted volume."""
     revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     """Branch, tag or commit on the Hugging Face hub. If unset, the default branch."""
     lora: Lora | None = None
     """LoRA adapters to train beside frozen parameters. If unset, all parameters are trained."""
+    size_billions: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
+    """Number of parameters, in billions. The volume for checkpoints gets its size from it, because
+    the operator does not read the model. If unset, that size is unknown."""
 
 
 class Environment(Section):
@@ -122,37 +124,6 @@ class Environment(Section):
             message = "needs a `promptFormat` of 'chat' or 'auto', not 'plain'"
             refuse([conflict("systemPrompt", value=self.system_prompt, message=message)])
         return self
-
-
-class Learner(Section):
-    """The process that trains."""
-
-    precision: Precision = Precision.FLOAT32
-    """Number format of the forward and backward pass; parameters and optimizer state are always
-    float32."""
-    max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
-    The run fails at the start if it is exceeded. If unset, a limit that the number formats
-    explain."""
-    threads: Threads | None = None
-    """CPU threads of the tensor library. If unset, the library chooses."""
-    checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
-    """Size of the volume for checkpoints and the final model, in GiB, in a cluster. It can grow,
-    never shrink. Each checkpoint that is kept takes about 12 GiB for every billion of trained
-    parameters."""
-    checkpoint_storage_class_name: ObjectName | None = None
-    """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
-    checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
-    """Whether the volume for checkpoints, and with it the trained model, is kept (`Retain`) or
-    deleted (`Delete`) when the run is deleted."""
-    image: Image | None = None
-    """Container image of the learner in a cluster. If unset, the operator's default."""
-    drain_seconds: DrainSeconds = 120
-    """Longest time, in seconds, that a stopping learner may take to finish its step and write a
-    checkpoint, in a cluster. Raise it if checkpoints take long."""
-    template: PodTemplate = Field(default={})
-    """Part of a PodTemplateSpec, merged into the learner's pod in a cluster; the container's name
-    is `learner`. Use it for resources, node selection and volumes."""
 
 
 class RolloutNoise(Section):

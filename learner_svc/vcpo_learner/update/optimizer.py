@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vcpo.spec.algorithm import Optimizer
+from vcpo.spec.optimizer import Optimizer
 
 
 def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:

@@ -16,7 +16,7 @@ def checkpoint_claim(parent: Parent) -> Child:
     learner = parent.run.spec.learner
     spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{learner.checkpoint_storage_gibibytes}Gi"}},
+        "resources": {"requests": {"storage": f"{parent.run.spec.checkpoint_storage_gibibytes}Gi"}},
     }
     if learner.checkpoint_storage_class_name is not None:
         spec["storageClassName"] = learner.checkpoint_storage_class_name

@@ -136,7 +136,7 @@ def merge_conditions(
 def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
     if inputs.refusal:
         return _false("Accepted", "InvalidSpec", inputs.refusal)
-    claims = oversized_claims_note(inputs.spec.learner, inputs.observed.claims.values())
+    claims = oversized_claims_note(inputs.spec, inputs.observed.claims.values())
     sentences = ("The spec is valid.", claims, inputs.note)
     return _true("Accepted", "Accepted", " ".join(filter(None, sentences)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from vcpo.spec.workloads import Learner
+from vcpo.spec import VCPORunSpec
 from vcpo_operator.children.manifest import Child, Kind, with_digest
 from vcpo_operator.names import ADOPT_ANNOTATION, TOKEN_KEY
 from vcpo_operator.observed.records import ObservedChild, ObservedClaim
@@ -89,9 +89,9 @@ def keep_claim_size(child: Child, existing: ObservedClaim) -> Child:
     return Child(kind=child.kind, manifest=with_digest({**child.manifest, "spec": spec}))
 
 
-def oversized_claims_note(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
+def oversized_claims_note(spec: VCPORunSpec, claims: Iterable[ObservedClaim]) -> str:
     """Return a sentence for each of the run's claims that is larger than requested."""
-    requested = f"{learner.checkpoint_storage_gibibytes}Gi"
+    requested = f"{spec.checkpoint_storage_gibibytes}Gi"
     larger = (each for each in claims if storage_bytes(each.storage) > storage_bytes(requested))
     return " ".join(
         f"PersistentVolumeClaim {each.child.name} has {each.storage} and is used as it is:"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.fixtures.learner.models import llama
-from vcpo.spec.algorithm import Optimizer
+from vcpo.spec.optimizer import Optimizer
 from vcpo_learner.update.optimizer import (
     clip_gradient,
     make_optimizer,

@@ -118,10 +118,10 @@ def test_a_claim_never_shrinks(storage: str, applied: str):
 
 
 def test_a_larger_claim_is_mentioned_and_a_strangers_is_not():
-    learner = make_run().spec.learner
+    spec = make_run().spec
     stranger = claim("1Ti", digest=None)
-    assert oversized_claims_note(learner, [claim("50Gi"), claim("20Gi"), stranger]) == ""
-    assert oversized_claims_note(learner, [claim("100Gi")]) == (
+    assert oversized_claims_note(spec, [claim("50Gi"), claim("20Gi"), stranger]) == ""
+    assert oversized_claims_note(spec, [claim("100Gi")]) == (
         "PersistentVolumeClaim demo-learner has 100Gi and is used as it is:"
         " `learner.checkpointStorageGibibytes` asks for 50Gi, and a claim cannot shrink."
     )

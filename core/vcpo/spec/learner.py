@@ -1,0 +1,121 @@
+"""The section of a run that sets how and on what the learner trains."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from vcpo.spec.cluster import DrainSeconds, Image, ObjectName, PodTemplate, StorageRetention
+from vcpo.spec.fields import Seconds, Section, conflict, refuse
+from vcpo.spec.workloads import Precision, Threads
+
+
+class Attention(StrEnum):
+    """How the learner computes attention."""
+
+    AUTO = "auto"
+    """`varlen` for packed rows, else `sdpa`."""
+    SDPA = "sdpa"
+    """PyTorch's own, with a mask of tokens times tokens where rows differ in length."""
+    VARLEN = "varlen"
+    """One trajectory at a time, without a mask and without padding."""
+
+
+class ActivationCheckpointing(StrEnum):
+    """Which activations the backward pass computes again instead of keeping them."""
+
+    AUTO = "auto"
+    """`layers` for models of at least 1 B parameters, else `none`."""
+    NONE = "none"
+    LAYERS = "layers"
+    """Those within each decoder layer."""
+
+
+class GradientMode(StrEnum):
+    """How the learner gets from norms to the weighted gradient."""
+
+    AUTO = "auto"
+    """`onePass` where the method and the model allow it, else `twoPass`."""
+    ONE_PASS = "onePass"  # noqa: S105 - not a password
+    """Norms and sums from one backward pass."""
+    TWO_PASS = "twoPass"  # noqa: S105 - not a password
+    """A backward pass for the norms, and another one for the sum."""
+
+
+class Learner(Section):
+    """The processes that train."""
+
+    precision: Precision = Precision.FLOAT32
+    """Number format of the forward and backward pass; parameters and optimizer state are always
+    float32."""
+    attention: Attention = Attention.AUTO
+    """How attention is computed: `sdpa` (PyTorch's own; rows of several lengths need a mask of
+    tokens times tokens), `varlen` (one trajectory at a time, no mask, no padding), or `auto`
+    (`varlen` for packed rows, else `sdpa`)."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.AUTO
+    """Whether the backward pass computes the activations of each decoder layer again (`layers`) or
+    keeps them (`none`). `auto`: again for models of at least 1 B parameters. Computing them again
+    costs about a third more time and takes a fraction of the memory."""
+    gradient_mode: GradientMode = GradientMode.AUTO
+    """Backward passes of a step whose baseline needs gradient norms: `onePass` (norms and sums
+    together), `twoPass` (first the norms, then the sum), or `auto` (`onePass` where the method
+    allows it). It does not change the update."""
+    processes: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Processes (ranks) on one machine that share the model: of a local run, or of each pod. If
+    unset, `gpusPerReplica`, or 1."""
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pods that train together, in a cluster. More than one needs a volume that all of them can
+    write."""
+    gpus_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs of each of the learner's pods, one for each process. If unset, what `template` asks
+    for."""
+    fsdp_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Ranks that hold one copy of the parameters together (FSDP). Fewer than all ranks make several
+    copies (HSDP), which saves communication between machines. It must divide the number of ranks.
+    If unset, all ranks."""
+    collective_timeout_seconds: Seconds = 600
+    """Longest time, in seconds, that a rank waits for the others; then the ranks restart from the
+    last checkpoint."""
+    max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
+    The run fails at the start if it is exceeded. If unset, a limit that the number formats
+    explain."""
+    threads: Threads | None = None
+    """CPU threads of the tensor library. If unset, the library chooses."""
+    checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Size of the volume for checkpoints and the final model, in GiB, in a cluster. It can grow,
+    never shrink. If unset, what `model.sizeBillions` needs, or 50. Each checkpoint that is kept
+    takes about 12 GiB for every billion of trained parameters."""
+    checkpoint_storage_class_name: ObjectName | None = None
+    """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
+    checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
+    """Whether the volume for checkpoints, and with it the trained model, is kept (`Retain`) or
+    deleted (`Delete`) when the run is deleted."""
+    image: Image | None = None
+    """Container image of the learner in a cluster. If unset, the operator's default."""
+    drain_seconds: DrainSeconds = 120
+    """Longest time, in seconds, that a stopping learner may take to finish its step and write a
+    checkpoint, in a cluster. Raise it if checkpoints take long."""
+    template: PodTemplate = Field(default={})
+    """Part of a PodTemplateSpec, merged into the learner's pod in a cluster; the container's name
+    is `learner`. Use it for resources, node selection and volumes."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Processes of one pod, or of a local run."""
+        return self.processes or self.gpus_per_replica or 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes of all pods together, in a cluster."""
+        return self.replicas * self.ranks_per_replica
+
+    @model_validator(mode="after")
+    def _processes_have_gpus(self) -> Self:
+        given, gpus = self.processes, self.gpus_per_replica
+        if given is not None and gpus is not None and given != gpus:
+            message = f"must be `gpusPerReplica` ({gpus}), one process for each GPU; remove it"
+            refuse([conflict("processes", value=given, message=message)])
+        return self

@@ -1,0 +1,57 @@
+"""The section of a run that sets the optimizer and its learning rate."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from vcpo.spec.fields import Section
+
+
+class OptimizerName(StrEnum):
+    """The optimizer."""
+
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw8bit"
+    """AdamW with moments of 8 bits: 2 bytes per parameter instead of 8."""
+    MUON = "muon"
+    """Muon for matrices, AdamW for the rest."""
+
+
+class Schedule(StrEnum):
+    """How the base learning rate changes after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Optimizer(Section):
+    """The optimizer, and the base learning rate that the learning-rate rule scales."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    """Optimizer: `adamw`, `adamw8bit` (moments of 8 bits, a quarter of the memory), or `muon` (for
+    the matrices of the decoder layers; AdamW for the rest)."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    """Base learning rate, reached after the warm-up. The learning-rate rule scales it at each
+    step."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Optimizer steps over which the base learning rate rises linearly from zero."""
+    schedule: Schedule = Schedule.CONSTANT
+    """Course of the base learning rate from the warm-up to the last of `steps`: `constant`,
+    `linear` or `cosine`, both down to `finalLearningRateRatio`."""
+    final_learning_rate_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Base learning rate of the last step, as a share of `learningRate`, where `schedule` lowers
+    it."""
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Decoupled weight decay of AdamW."""
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of AdamW's first moment."""
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of AdamW's second moment."""
+    epsilon: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-8
+    """Term that AdamW adds to the square root of the second moment."""
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    """Largest L2 norm of the whole gradient; a longer gradient is scaled down to it."""
