@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import policy_payload
-from vcpo_learner.update.optimizer import make_optimizer
+from vcpo_learner.optimizer.steps import make_optimizer
 
 VOCABULARY = 32_000
 _ROWS, _TOKENS = 1, 24

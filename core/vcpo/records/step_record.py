@@ -124,7 +124,8 @@ class UpdateRecord:
         float,
         StepGauge(
             name="vcpo_learning_rate",
-            help="Learning rate of the last step that made an update, warm-up and scale in.",
+            help="Learning rate of the last step that made an update, with warm-up, schedule,"
+            " backoff and scale.",
             unit=Unit.RATE,
             is_of_update=True,
         ),

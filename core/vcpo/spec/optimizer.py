@@ -38,13 +38,15 @@ class Optimizer(Section):
     """Base learning rate, reached after the warm-up. The learning-rate rule scales it at each
     step."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Optimizer steps over which the base learning rate rises linearly from zero."""
+    """Updates over which the base learning rate rises linearly from zero. A skipped step is not an
+    update."""
     schedule: Schedule = Schedule.CONSTANT
     """Course of the base learning rate from the warm-up to the last of `steps`: `constant`,
-    `linear` or `cosine`, both down to `finalLearningRateRatio`."""
-    final_learning_rate_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    `linear` or `cosine`; the last two go down to `finalLearningRateRatio`. Skipped steps count. If
+    `steps` is raised later, the run continues along the longer course."""
+    final_learning_rate_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
     """Base learning rate of the last step, as a share of `learningRate`, where `schedule` lowers
-    it."""
+    it. With 0 the last step changes nothing."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Decoupled weight decay of AdamW."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9

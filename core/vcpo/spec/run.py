@@ -14,7 +14,7 @@ from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
 from vcpo.spec.learner import Learner
-from vcpo.spec.optimizer import Optimizer
+from vcpo.spec.optimizer import Optimizer, Schedule
 from vcpo.spec.tracking import Tracking
 from vcpo.spec.workloads import (
     Checkpoint,
@@ -148,7 +148,14 @@ class VCPORunSpec(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        refuse([*self._batch_conflicts(), *self._group_conflicts(), *self._rank_conflicts()])
+        refuse(
+            [
+                *self._batch_conflicts(),
+                *self._schedule_conflicts(),
+                *self._group_conflicts(),
+                *self._rank_conflicts(),
+            ]
+        )
         return self
 
     def _batch_conflicts(self) -> Iterator[InitErrorDetails]:
@@ -161,6 +168,12 @@ class VCPORunSpec(Section):
             location = ("algorithm", "onPolicyProbability")
             message = "stored responses need prompts that repeat; give `batch.promptPool`"
             yield conflict(*location, value=probability, message=message)
+
+    def _schedule_conflicts(self) -> Iterator[InitErrorDetails]:
+        warmup, schedule = self.optimizer.warmup_steps, self.optimizer.schedule
+        if schedule is not Schedule.CONSTANT and warmup >= self.steps:
+            message = f"must be less than `steps` ({self.steps}) for the schedule '{schedule}'"
+            yield conflict("optimizer", "warmupSteps", value=warmup, message=message)
 
     def _group_conflicts(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt

@@ -13,7 +13,8 @@ VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. The stages, and where 
     decide      ESS, scale of the learning rate, refusal (`batch_decision`)
     step        AdamW at the scaled rate (`optimizer`)
 
-A step that cannot be taken is skipped: parameters, moments and warm-up do not change.
+A step that cannot be taken is skipped: parameters, moments and warm-up do not change. The schedule
+of the learning rate counts it.
 
 Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.algo` lists them.
 """
@@ -46,6 +47,14 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.device import computes, device_memory
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.optimizer.base_rate import base_learning_rate
+from vcpo_learner.optimizer.steps import (
+    clip_gradient,
+    make_optimizer,
+    restore_optimizer,
+    set_learning_rate,
+    take_scaled_step,
+)
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -64,14 +73,6 @@ from vcpo_learner.update.batch_statistics import (
 )
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientAccumulation, Groups
-from vcpo_learner.update.optimizer import (
-    clip_gradient,
-    make_optimizer,
-    restore_optimizer,
-    set_learning_rate,
-    take_scaled_step,
-    warmed_up_learning_rate,
-)
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import UpdateResult, UpdateTimes
@@ -99,6 +100,7 @@ class PolicyUpdate:
         self._model = model.eval()
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
+        self._total_steps = spec.steps
         self._gradient = GradientAccumulation(model, spec, pad_token_id)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
@@ -108,7 +110,7 @@ class PolicyUpdate:
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
-        self._steps_taken = 0
+        self._updates_taken = 0
         self._num_fresh_blocks = 0
         """Since this process started: enough of them check the engines against each other."""
         self._is_stepping = False
@@ -215,7 +217,7 @@ class PolicyUpdate:
         """Return everything but the model that the next step depends on, for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
-            "steps_taken": self._steps_taken,
+            "updates_taken": self._updates_taken,
             "calibration": self._calibration.to_dict(),
             "warning": self.health.state_dict(),
             "method": self._gradient.state_dict(),
@@ -231,7 +233,7 @@ class PolicyUpdate:
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_optimizer(self._optimizer, state["optimizer"])
-        self._steps_taken = int(state["steps_taken"])
+        self._updates_taken = int(state["updates_taken"])
         self._calibration = self._calibration.restore(state["calibration"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
@@ -301,7 +303,7 @@ class PolicyUpdate:
     ) -> UpdateResult:
         """Take the decided step, or skip it, and return what it did."""
         self._is_stepping = True
-        gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
+        gradient_norm, skipped, learning_rate = self._descend(pending, decision.verdict)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
         self.health.observe(decision, batch, finite_norm)
         result = UpdateResult(
@@ -330,23 +332,31 @@ class PolicyUpdate:
         self._is_stepping = False
         return result
 
-    def _descend(self, verdict: StepVerdict) -> tuple[float, SkipReason | None, float]:
+    def _descend(
+        self, pending: PendingStep, verdict: StepVerdict
+    ) -> tuple[float, SkipReason | None, float]:
         """Take or skip the step; return the gradient's norm, the skip reason and the rate."""
         gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
         skipped = _skip_reason(verdict, gradient_norm)
-        learning_rate = 0.0 if skipped else self._take_step(verdict.scale)
+        learning_rate = 0.0
+        if skipped is None:
+            base = self._base_learning_rate(steps_taken=pending.policy_version)
+            learning_rate = base * verdict.scale
+            set_learning_rate(self._optimizer, base)
+            take_scaled_step(self._optimizer, verdict.scale)
+            self._updates_taken += 1
         self._optimizer.zero_grad()
         return gradient_norm, skipped, learning_rate
 
-    def _take_step(self, scale: float) -> float:
-        """Take a step at the scaled rate, and return the rate."""
-        base = (
-            warmed_up_learning_rate(self._settings, self._steps_taken) * self.health.backoff.factor
+    def _base_learning_rate(self, *, steps_taken: int) -> float:
+        """Return the rate of the next step before its scale by ESS; warm-up to backoff are in."""
+        rate = base_learning_rate(
+            self._settings,
+            total_steps=self._total_steps,
+            steps_taken=steps_taken,
+            updates_taken=self._updates_taken,
         )
-        set_learning_rate(self._optimizer, base)
-        take_scaled_step(self._optimizer, scale)
-        self._steps_taken += 1
-        return base * scale
+        return rate * self.health.backoff.factor
 
     def _refuse(
         self,

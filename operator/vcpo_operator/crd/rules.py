@@ -80,6 +80,11 @@ SPEC: Final = (
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
     ),
+    Rule(
+        rule="self.optimizer.schedule == 'constant' || self.optimizer.warmupSteps < self.steps",
+        message="`optimizer.warmupSteps` must be less than `steps` unless the schedule is"
+        " 'constant'",
+    ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _immutable_field_rule("model.name"),
     _immutable_optional_field_rule("model.revision"),

@@ -100,6 +100,13 @@ def test_a_worker_must_hold_a_whole_group():
     assert line == f"spec.rollouts[0].maxConcurrentSequences: {rule}"
 
 
+def test_a_schedule_must_have_steps_after_the_warmup():
+    (line,) = problem_lines("optimizer: {schedule: cosine, warmupSteps: 1000000}")
+    assert line.startswith("spec.optimizer.warmupSteps: must be less than `steps` (")
+    assert line.endswith(") for the schedule 'cosine' (got 1000000)")
+    assert run_with("optimizer: {warmupSteps: 1000000}").spec.optimizer.warmup_steps == 10**6
+
+
 @pytest.mark.parametrize("low", ["0.3", "0.4"])
 def test_the_idle_band_must_be_open(low):
     assert problem_lines(f"control: {{idleLowRatio: {low}}}") == [

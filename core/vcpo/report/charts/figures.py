@@ -23,6 +23,7 @@ from vcpo.report.charts.chart import (
 from vcpo.report.charts.series import column, rolling_mean, smoothing_window
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun
+from vcpo.spec.optimizer import Optimizer, Schedule
 
 STEPS = "steps"
 """Name of the table of a run's steps."""
@@ -202,16 +203,27 @@ def _ess(steps: Sequence[StepRecord]) -> Chart:
 
 
 def _step_size(recorded: RecordedRun) -> Chart:
-    base = compact(recorded.run.spec.optimizer.learning_rate)
     return Chart(
         name="step-size",
         title="Effective learning rate",
-        unit=f"share of base {base}",
-        caption="Follows the ESS ratio: VCPO takes smaller steps on data that it cannot trust.",
+        unit="share of the base rate",
+        caption="Follows the ESS ratio: VCPO takes smaller steps on data that it cannot trust. "
+        + _base_rate_course(recorded.run.spec.optimizer),
         curves=_with_trend(_line("scale", recorded.metrics.steps, learning_rate_scale)),
         low=0.0,
         high=1.0,
     )
+
+
+def _base_rate_course(settings: Optimizer) -> str:
+    """Return a sentence about the base rate: its size, its warm-up and its schedule."""
+    rate, course = compact(settings.learning_rate), ""
+    if settings.warmup_steps:
+        course = f" after {settings.warmup_steps} updates"
+    if settings.schedule is not Schedule.CONSTANT:
+        final = compact(settings.learning_rate * settings.final_learning_rate_ratio)
+        course += f", then falls to {final} ({settings.schedule})"
+    return f"The base rate is {rate}{course}."
 
 
 def _lag(recorded: RecordedRun) -> Chart:

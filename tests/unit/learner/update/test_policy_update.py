@@ -18,6 +18,7 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
 from vcpo.records.reasons import SkipReason
+from vcpo.spec.optimizer import Schedule
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -122,6 +123,36 @@ def test_a_warmup_counts_the_steps_that_were_taken():
     batches = [groups, silent, groups]
     rates = [update.step(batch, policy_version=9).learning_rate for batch in batches]
     assert rates == pytest.approx([2.5e-4, 0.0, 5e-4])
+
+
+def test_a_schedule_counts_skipped_steps_too_and_multiplies_the_scale():
+    model = seeded_model(llama)
+    spec = with_optimizer(make_spec(), schedule=Schedule.LINEAR, final_learning_rate_ratio=0.1)
+    update = PolicyUpdate(model, spec.model_copy(update={"steps": 10}), PAD)
+    group = four_weights(model)
+    silent = [with_rewards(group, [1.0] * 4)]
+    update.step(silent, policy_version=3)
+    result = update.step([group], policy_version=4)
+    # Step 5 of 10: four ninths of the way from 1 to 0.1.
+    assert result.learning_rate == pytest.approx(1e-3 * 0.6 * result.learning_rate_scale)
+    assert result.learning_rate_scale < 1.0
+
+
+def test_a_resumed_schedule_continues_at_the_step_of_the_checkpoint():
+    fields = {"schedule": Schedule.COSINE, "warmup_steps": 2, "final_learning_rate_ratio": 0.1}
+    spec = with_optimizer(make_spec(learningRateRule="none"), **fields)
+    spec = spec.model_copy(update={"steps": 9})
+    groups = sampled_groups(seeded_model(llama))
+    update = PolicyUpdate(seeded_model(llama), spec, PAD)
+    for version in range(4):
+        update.step(groups, policy_version=version)
+    resumed = PolicyUpdate(seeded_model(llama), spec, PAD)
+    resumed.load_state_dict(save_and_load(update.state_dict()))
+    after = [each.step(groups, policy_version=4).learning_rate for each in (update, resumed)]
+    assert after[0] == after[1]
+    # Step 5, three sevenths of the way from the second step to the ninth.
+    share = 0.1 + 0.9 * (1 + math.cos(math.pi * 3 / 7)) / 2
+    assert after[0] == pytest.approx(1e-3 * share)
 
 
 def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
@@ -344,7 +375,7 @@ def test_a_state_that_lacks_a_part_is_refused():
         ValueError,
         match=r"state lacks \['calibration', 'method', 'optimizer', 'replay', 'warning'\]",
     ):
-        update.load_state_dict({"steps_taken": 3})
+        update.load_state_dict({"updates_taken": 3})
 
 
 def test_an_empty_batch_is_refused():

@@ -82,6 +82,10 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
+        (
+            {"optimizer": {"schedule": "cosine", "warmupSteps": 400}, "steps": 400},
+            "`optimizer.warmupSteps`",
+        ),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
@@ -107,6 +111,7 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
 @pytest.mark.parametrize(
     "spec",
     [
+        {"optimizer": {"schedule": "linear", "warmupSteps": 399}, "steps": 400},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
         {"environment": {"name": "tasks.chess:Chess"}},
         {"tracking": {"sinks": [{"name": "wandb", "mode": "offline", "entity": "me"}]}},

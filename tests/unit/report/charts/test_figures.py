@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,7 @@ from vcpo.records.step_record import CHARTS
 from vcpo.report.charts.chart import CurveStyle
 from vcpo.report.charts.figures import chart_name, main_charts, marks_of, sections, tables_of
 from vcpo.report.recorded_run import RecordedRun
+from vcpo.spec import VCPORunSpec
 
 
 @pytest.fixture
@@ -75,7 +77,18 @@ def test_the_ess_ratio_is_compared_with_the_on_policy_ratio(recorded):
 def test_the_step_size_stands_on_the_whole_scale(recorded):
     chart = charts_of(recorded({"step": 1, "learning_rate_scale": 0.9}))["step-size"]
     assert (chart.low, chart.high) == (0.0, 1.0)
-    assert "0.0003" in chart.unit
+    assert chart.caption.endswith("The base rate is 0.0003.")
+
+
+def test_the_course_of_the_base_rate_is_told(recorded):
+    found = recorded({"step": 1})
+    optimizer = {"learningRate": 0.001, "warmupSteps": 9, "schedule": "cosine"}
+    document = {**found.run.spec.model_dump(by_alias=True), "optimizer": optimizer}
+    spec = VCPORunSpec.model_validate(document)
+    run = found.run.model_copy(update={"spec": spec})
+    chart = charts_of(replace(found, run=run))["step-size"]
+    told = "The base rate is 0.001 after 9 updates, then falls to 0.0001 (cosine)."
+    assert chart.caption.endswith(told)
 
 
 def test_the_lag_shows_mean_median_maximum_admission_and_bound(recorded):

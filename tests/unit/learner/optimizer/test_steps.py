@@ -6,13 +6,12 @@ from torch import nn
 
 from tests.fixtures.learner.models import llama
 from vcpo.spec.optimizer import Optimizer
-from vcpo_learner.update.optimizer import (
+from vcpo_learner.optimizer.steps import (
     clip_gradient,
     make_optimizer,
     restore_optimizer,
     set_learning_rate,
     take_scaled_step,
-    warmed_up_learning_rate,
 )
 
 SETTINGS = Optimizer.model_validate(
@@ -69,18 +68,6 @@ def test_a_model_without_matrices_makes_one_group():
 def test_a_frozen_model_is_refused():
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         make_optimizer(nn.Linear(2, 1).requires_grad_(False), SETTINGS)
-
-
-@pytest.mark.parametrize(
-    ("steps_taken", "expected"), [(0, 0.025), (1, 0.05), (3, 0.1), (4, 0.1), (99, 0.1)]
-)
-def test_the_learning_rate_rises_linearly_over_the_warmup(steps_taken, expected):
-    settings = SETTINGS.model_copy(update={"warmup_steps": 4})
-    assert warmed_up_learning_rate(settings, steps_taken) == pytest.approx(expected)
-
-
-def test_without_warmup_the_first_step_has_the_whole_rate():
-    assert warmed_up_learning_rate(SETTINGS, 0) == 0.1
 
 
 def test_a_scaled_step_moves_by_the_scaled_rate():

@@ -1,4 +1,4 @@
-"""AdamW from a run's settings, its warm-up, and the step whose rate is scaled."""
+"""AdamW from a run's settings, and the step whose rate is scaled."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,17 +30,6 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
     )
-
-
-def warmed_up_learning_rate(settings: Optimizer, steps_taken: int) -> float:
-    """Return the base learning rate of the next step: a linear rise to the set rate, then constant.
-
-    steps_taken: optimizer steps before this one; with w warm-up steps the first has 1/w of the
-        rate and step w all of it.
-    """
-    if steps_taken + 1 >= settings.warmup_steps:
-        return settings.learning_rate
-    return settings.learning_rate * (steps_taken + 1) / settings.warmup_steps
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

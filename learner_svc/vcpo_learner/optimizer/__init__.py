@@ -1,0 +1,1 @@
+"""The optimizer: its base learning rate, clipping, and steps at a scaled rate."""
