@@ -1,4 +1,4 @@
-"""Trajectories as tensors of tokens, and the split of a batch into micro-batches."""
+"""Trajectories as tensors of tokens, a batch of them or a micro-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,41 +112,6 @@ def token_batch(
     """Return trajectories as one micro-batch; as `batch_tokens` and `BatchTokens.micro_batch`."""
     tokens = batch_tokens(trajectories, device)
     return tokens.micro_batch(range(len(trajectories)), pad_token_id, packs=packs)
-
-
-def micro_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the positions of `lengths`, shortest first, in runs of at most `size`.
-
-    lengths: [n] tokens. Neighbors in length share a micro-batch, so there is little padding.
-    Returns: lists that together hold each of 0..n-1 once; equal lengths keep their order.
-    Raises: ValueError if size is below 1.
-    """
-    if size < 1:
-        raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
-    order = sorted(range(len(lengths)), key=lambda position: lengths[position])
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def group_micro_batches(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Return the positions of groups, shortest first, in runs of at most `size` trajectories.
-
-    groups: [num_groups][tokens of each trajectory]. A run holds whole groups; a group larger than
-        `size` has a run for itself.
-    Raises: ValueError if size is below 1.
-    """
-    if size < 1:
-        raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
-    order = sorted(range(len(groups)), key=lambda position: max(groups[position]))
-    runs: list[list[int]] = []
-    room = 0
-    for position in order:
-        count = len(groups[position])
-        if not runs or count > room:
-            runs.append([])
-            room = size
-        runs[-1].append(position)
-        room -= count
-    return runs
 
 
 def _refuse_missing_tokens(trajectory: Trajectory) -> None:

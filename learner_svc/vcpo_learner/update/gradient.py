@@ -112,7 +112,8 @@ class GradientAccumulation:
         sizes = [len(group) for group in groups]
         flags = may_have_advantage(split_groups(rewards, sizes), self._config, self._scope)
         graph = None
-        is_one_pass = self._fits_one_pass and max(sizes) <= self._runner.size
+        members = split_groups(range(len(trajectories)), sizes)
+        is_one_pass = self._fits_one_pass and self._runner.holds_each(tokens, members)
         if is_one_pass:
             norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
         else:
@@ -148,9 +149,9 @@ class GradientAccumulation:
             return found.masked_share
         counts: list[float] = record.sums((found.values != 0.0).double()).tolist()
         used = [position for position, count in enumerate(counts) if count > 0.0]
-        for positions, micro_batch in self._runner.split(batch.tokens, used):
-            weights = record.select(found.values, positions)
-            backward(self._runner.logprobs(micro_batch), micro_batch.place_trained(weights))
+        for step in self._runner.split(batch.tokens, used):
+            weights = record.select(found.values, step.positions)
+            backward(self._runner.logprobs(step.batch), step.place_trained(weights))
         return found.masked_share
 
     def score_only(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
@@ -184,10 +185,11 @@ class GradientAccumulation:
         self, record: BatchRecord, tokens: BatchTokens, positions: Sequence[int]
     ) -> None:
         """Write the log-probabilities of the trajectories at these positions into the record."""
-        for part, micro_batch in self._runner.split(tokens, positions):
+        for step in self._runner.split(tokens, positions):
             with torch.no_grad():
-                logprobs = self._runner.logprobs(micro_batch)
-            record.write(record.learner_logprobs, part, micro_batch.select_trained(logprobs))
+                logprobs = self._runner.logprobs(step.batch)
+            trained = step.select_trained(logprobs)
+            record.write(record.learner_logprobs, step.positions, trained)
 
     def _score(
         self, record: BatchRecord, tokens: BatchTokens, flags: Sequence[bool]
@@ -197,26 +199,25 @@ class GradientAccumulation:
         flags: [B] trajectories that the second pass may use.
         """
         chosen = [position for position, flag in enumerate(flags) if flag]
-        keep_graph = 0 < len(chosen) <= self._runner.size
+        keep_graph = bool(chosen) and self._runner.fits_one(tokens, chosen)
         if self._estimator is None and not keep_graph:
             chosen = []
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
         norms = torch.zeros_like(record.rewards)
         graph = None
-        for positions, micro_batch in self._runner.split(tokens, chosen):
+        for step in self._runner.split(tokens, chosen):
+            positions = step.positions
             with torch.set_grad_enabled(keep_graph or self._estimator in _FROM_GRADIENTS):
-                forward = self._runner.forward(micro_batch, self._estimator)
+                forward = self._runner.forward(step.batch, self._estimator)
                 logprobs = forward.logprobs
-                trained = micro_batch.select_trained(logprobs.detach())
+                trained = step.select_trained(logprobs.detach())
                 record.write(record.learner_logprobs, positions, trained)
                 if self._estimator is not None:
                     weights = token_weights(record.part(positions), self._config)
-                    measured = forward.measure(
-                        micro_batch.place_trained(weights), retain_graph=keep_graph
-                    )
+                    measured = forward.measure(step.place_trained(weights), retain_graph=keep_graph)
                     norms[positions] = measured.squared_norms
             if keep_graph:
-                graph = Graph(positions=positions, logprobs=logprobs, batch=micro_batch)
+                graph = Graph(positions=positions, logprobs=logprobs, batch=step.batch)
         return norms.tolist(), graph
 
     def _accumulate_groups(
@@ -238,10 +239,10 @@ class GradientAccumulation:
         self._write_logprobs(record, tokens, idle)
         norms = torch.zeros_like(record.rewards)
         trained = [group for group, flag in rows if flag]
-        for groups, micro_batch in self._runner.split_groups(tokens, trained):
-            positions = list(chain.from_iterable(groups))
-            forward = self._runner.forward(micro_batch, self._estimator)
-            logprobs = micro_batch.select_trained(forward.logprobs.detach())
+        for step in self._runner.split_groups(tokens, trained):
+            groups, positions = step.members, step.positions
+            forward = self._runner.forward(step.batch, self._estimator)
+            logprobs = step.select_trained(forward.logprobs.detach())
             record.write(record.learner_logprobs, positions, logprobs)
             part = record.part(positions)
             log_weights = part.log_weights()
@@ -255,7 +256,7 @@ class GradientAccumulation:
                 offsets=weights.new_tensor(list(chain.from_iterable(known))),
                 groups=[index for index, group in enumerate(groups) for _ in group],
             )
-            measured = forward.measure(micro_batch.place_trained(weights), weighted_sum)
+            measured = forward.measure(step.place_trained(weights), weighted_sum)
             norms[positions] = measured.squared_norms
             slopes = group_slopes(
                 known,

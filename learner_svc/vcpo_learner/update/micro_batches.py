@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -14,24 +15,75 @@ from vcpo.spec.workloads import Precision
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.packed_rows import require_kept_apart
-from vcpo_learner.forward.token_batch import (
-    BatchTokens,
-    TokenBatch,
-    group_micro_batches,
-    micro_batches,
+from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
+from vcpo_learner.update.schedule import (
+    MeshPlace,
+    MicroBatchBudget,
+    fit,
+    group_micro_steps,
+    micro_steps,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroStep:
+    """What one rank runs while every other rank runs its own part."""
+
+    positions: Sequence[int]
+    """Of the rank's trajectories in the whole batch; empty if the rank is idle."""
+    batch: TokenBatch
+    """Those trajectories, in this order. An idle rank runs one that is another rank's, because the
+    model's parameters are gathered by all ranks together; it counts nowhere."""
+    is_idle: bool
+
+    def select_trained(self, values: Tensor) -> Tensor:
+        """Return the values of trained tokens, one trajectory after another; none if idle."""
+        return values[:0, 0] if self.is_idle else self.batch.select_trained(values)
+
+    def place_trained(self, values: Tensor) -> Tensor:
+        """Return values of trained tokens at their places, [batch, width], and 0 elsewhere."""
+        if self.is_idle:
+            return values.new_zeros(self.batch.response_mask.shape)
+        return self.batch.place_trained(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupMicroStep(MicroStep):
+    """A micro-step over whole groups, or over a part of one that is larger than the budget."""
+
+    numbers: Sequence[int]
+    """Of its groups, the same for all shards of a replica; empty if the replica is idle."""
+    members: Sequence[Sequence[int]]
+    """[groups] positions of each group's trajectories that the rank runs; may be empty."""
+    is_last: bool
+    """Whether it completes its groups; False if its only group goes on in the next micro-step."""
 
 
 class MicroBatchRunner:
     """Splits batches and runs a model on the parts; holds nothing from one update to the next."""
 
-    def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: VCPORunSpec,
+        pad_token_id: int,
+        place: MeshPlace | None = None,
+        tokens_per_micro_batch: int | None = None,
+    ) -> None:
+        """Take over a model.
+
+        place: of this rank among all; None is the only one.
+        tokens_per_micro_batch: the same on every rank; None takes that of the spec.
+        """
         parameter = next(model.parameters())
         self.device = parameter.device
         self.logprob_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """Of the log-probabilities that the model's passes return."""
-        self.size = spec.batch.micro_batch_trajectories
-        """Trajectories in memory at a time; a group that is gone over at once may be larger."""
+        self._place = place or MeshPlace()
+        self._budget = MicroBatchBudget(
+            trajectories=spec.batch.micro_batch_trajectories,
+            tokens=tokens_per_micro_batch or spec.batch.tokens_per_micro_batch,
+        )
         self.temperature = spec.sampling.temperature
         self._model = model
         self._pad_token_id = pad_token_id
@@ -40,23 +92,52 @@ class MicroBatchRunner:
             require_kept_apart(model)
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16
 
-    def split(
-        self, tokens: BatchTokens, positions: Sequence[int]
-    ) -> Iterator[tuple[list[int], TokenBatch]]:
-        """Yield the trajectories at these positions by micro-batch, with their positions."""
-        for part in micro_batches([tokens.num_tokens[at] for at in positions], self.size):
-            chosen = [positions[index] for index in part]
-            yield chosen, tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
+    def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
+        """Return whether one micro-batch of one rank holds the trajectories at these positions."""
+        lengths = [tokens.num_tokens[at] for at in positions]
+        return self._budget.holds(len(lengths), self._budget.tokens_of(lengths))
+
+    def holds_each(self, tokens: BatchTokens, groups: Sequence[Sequence[int]]) -> bool:
+        """Return whether one micro-step holds each group, given by its trajectories' positions."""
+        lengths = ([tokens.num_tokens[at] for at in group] for group in groups)
+        return all(fit([group], self._place.num_shards, self._budget) for group in lengths)
+
+    def split(self, tokens: BatchTokens, positions: Sequence[int]) -> Iterator[MicroStep]:
+        """Yield this rank's micro-steps of a pass over the trajectories at these positions."""
+        lengths = [tokens.num_tokens[at] for at in positions]
+        for ranks in micro_steps(lengths, self._place.num_ranks, self._budget):
+            own = [positions[index] for index in ranks[self._place.rank]]
+            batch = self._micro_batch(tokens, own, positions)
+            yield MicroStep(positions=own, batch=batch, is_idle=not own)
 
     def split_groups(
         self, tokens: BatchTokens, groups: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[list[Sequence[int]], TokenBatch]]:
-        """Yield whole groups by micro-batch, with the positions of each group's trajectories."""
+    ) -> Iterator[GroupMicroStep]:
+        """Yield this rank's micro-steps of a pass over groups of positions, none of them empty."""
         lengths = [[tokens.num_tokens[at] for at in group] for group in groups]
-        for run in group_micro_batches(lengths, self.size):
-            part = [groups[index] for index in run]
-            chosen = list(chain.from_iterable(part))
-            yield part, tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
+        place = self._place
+        schedule = group_micro_steps(lengths, place.num_replicas, place.num_shards, self._budget)
+        for step in schedule[place.replica]:
+            members = [
+                [groups[number][at] for at in chosen]
+                for number, chosen in zip(step.groups, step.shards[place.shard], strict=True)
+            ]
+            own = list(chain.from_iterable(members))
+            yield GroupMicroStep(
+                positions=own,
+                batch=self._micro_batch(tokens, own, list(chain.from_iterable(groups))),
+                is_idle=not own,
+                numbers=step.groups,
+                members=members,
+                is_last=step.is_last,
+            )
+
+    def _micro_batch(
+        self, tokens: BatchTokens, own: Sequence[int], among: Sequence[int]
+    ) -> TokenBatch:
+        """The trajectories of a rank, or the shortest of all if it has none."""
+        chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
+        return tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
 
     def forward(self, batch: TokenBatch, estimator: GradientNormEstimator | None) -> ForwardPass:
         """Run the model forward, and keep what the estimator of gradient norms needs."""

@@ -67,10 +67,12 @@ class TokenInputs:
     @torch.no_grad()
     def _entropies(self, record: BatchRecord, tokens: BatchTokens) -> Tensor:
         entropies = torch.empty_like(record.learner_logprobs)
-        for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
+        for step in self._runner.split(tokens, range(len(record.num_tokens))):
             with self._runner.autocast():
-                values = token_entropies(self._model, batch, temperature=self._runner.temperature)
-            record.write(entropies, part, batch.select_trained(values))
+                values = token_entropies(
+                    self._model, step.batch, temperature=self._runner.temperature
+                )
+            record.write(entropies, step.positions, step.select_trained(values))
         return entropies
 
     @torch.no_grad()
@@ -78,21 +80,21 @@ class TokenInputs:
         self, reference: nn.Module, record: BatchRecord, tokens: BatchTokens
     ) -> Tensor:
         logprobs = torch.empty_like(record.learner_logprobs)
-        for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
+        for step in self._runner.split(tokens, range(len(record.num_tokens))):
             with self._runner.autocast():
-                values = token_logprobs(reference, batch, temperature=self._runner.temperature)
-            record.write(logprobs, part, batch.select_trained(values))
+                values = token_logprobs(reference, step.batch, temperature=self._runner.temperature)
+            record.write(logprobs, step.positions, step.select_trained(values))
         return logprobs
 
     @torch.no_grad()
     def _states(self, tokens: BatchTokens) -> list[Tensor]:
         """The policy's states before each trained token, [B] of [T_i, hidden]."""
         rows: dict[int, Tensor] = {}
-        for part, batch in self._runner.split(tokens, range(len(tokens.token_ids))):
+        for step in self._runner.split(tokens, range(len(tokens.token_ids))):
             with self._runner.autocast():
-                states = prefix_states(self._model, batch)
-            lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
-            rows.update(zip(part, torch.split(batch.select_trained(states), lengths), strict=True))
+                states = step.select_trained(prefix_states(self._model, step.batch))
+            lengths: list[int] = step.batch.response_mask.sum(dim=1).tolist()
+            rows.update(zip(step.positions, torch.split(states, lengths), strict=True))
         return [rows[position] for position in range(len(rows))]
 
 

@@ -2,12 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fixtures.learner.models import trajectory
 from vcpo.wire.trajectory import TokenSpan
-from vcpo_learner.forward.token_batch import micro_batches, token_batch
+from vcpo_learner.forward.token_batch import token_batch
 
 CPU = torch.device("cpu")
 SHORT = trajectory(0, prompt=(3,), response=(5,))
@@ -48,19 +46,3 @@ def test_a_trajectory_without_prompt_is_named():
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="trajectories is empty"):
         token_batch([], 0, CPU)
-
-
-def test_micro_batches_take_the_shortest_first():
-    assert micro_batches([5, 1, 4, 2, 3], 2) == [[1, 3], [4, 2], [0]]
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 9))
-def test_every_position_is_in_one_micro_batch_of_bounded_size(lengths, size):
-    parts = micro_batches(lengths, size)
-    assert sorted(position for part in parts for position in part) == list(range(len(lengths)))
-    assert all(1 <= len(part) <= size for part in parts)
-
-
-def test_a_micro_batch_of_none_is_refused():
-    with pytest.raises(ValueError, match="size is 0"):
-        micro_batches([1], 0)

@@ -1,0 +1,251 @@
+"""Micro-steps: which rank runs which trajectories at a time. Pure, and equal on all ranks.
+
+A micro-step is one pass of the model on every rank at once. Sharded parameters are gathered for it
+by all ranks together, so every rank takes part in every micro-step, also if it has no trajectory.
+
+```
+replica 0  shard 0   [ g0 g0 g2 ]  [ g5 part ]  [ g5 part ]      a group stays in one replica and
+           shard 1   [ g0 g2 g2 ]  [ g5 part ]  [ g5 part ]      spreads over its shards; a large
+replica 1  shard 0   [ g1 g1    ]  [ g3 g4   ]  [  idle   ]      one over several micro-steps
+           shard 1   [ g1 g1    ]  [ g3 g4   ]  [  idle   ]
+```
+
+Trajectories of similar length run together: there is little padding, and the ranks of a micro-step
+have similar work. Every rank computes the same schedule from the same lengths.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlace:
+    """The place of a rank among all: replicas hold the same parameters, shards a part each."""
+
+    num_replicas: int = 1
+    num_shards: int = 1
+    replica: int = 0
+    shard: int = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas."""
+        return self.num_replicas * self.num_shards
+
+    @property
+    def rank(self) -> int:
+        """The rank's number; the shards of a replica are neighbors."""
+        return self.replica * self.num_shards + self.shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchBudget:
+    """The most that one rank runs at a time. A single trajectory may exceed `tokens`."""
+
+    trajectories: int
+    """At least 1."""
+    tokens: int | None = None
+    """At least 1; None for no limit."""
+    groups: int | None = None
+    """Groups whose sums are in memory at a time, at least 1; None for no limit."""
+    counts_padding: bool = True
+    """Whether rows are padded to the longest trajectory, and their padding counts."""
+
+    def __post_init__(self) -> None:
+        for name in ("trajectories", "tokens", "groups"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: a micro-batch holds at least 1")
+
+    def tokens_of(self, lengths: Sequence[int]) -> int:
+        """Return the tokens that a model computes for trajectories of these lengths."""
+        if self.counts_padding:
+            return len(lengths) * max(lengths, default=0)
+        return sum(lengths)
+
+    def holds(self, count: int, num_tokens: int) -> bool:
+        """Return whether trajectories fit; num_tokens: as `tokens_of` counts them."""
+        fits_tokens = self.tokens is None or num_tokens <= self.tokens
+        return count == 1 or (count <= self.trajectories and fits_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledGroups:
+    """One micro-step of a replica."""
+
+    groups: tuple[int, ...] = ()
+    """Numbers of its groups; empty if the replica is idle."""
+    shards: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """[num_shards][groups] numbers of the trajectories of each group, within the group, that a
+    shard runs; ascending."""
+    is_last: bool = True
+    """Whether it completes its groups; False if its only group goes on in the next micro-step."""
+
+
+def micro_steps(
+    lengths: Sequence[int], num_ranks: int, budget: MicroBatchBudget
+) -> list[list[list[int]]]:
+    """Return the positions of `lengths` by micro-step and rank, shortest first.
+
+    lengths: [n] tokens, at least 1.
+    Returns: [num_micro_steps][num_ranks] lists that together hold each of 0..n-1 once; an empty
+    list is an idle rank. As few micro-steps as the budget allows with neighbors in length together.
+    One rank fills each micro-batch. Several ranks share the work: the largest of their
+    micro-batches, in tokens, is the smallest possible for this number of them.
+    """
+    runs = _shared_runs(_by_length(lengths), lengths, num_ranks, budget)
+    return [_filled_up(step, num_ranks) for step in _in_parts(runs, num_ranks)]
+
+
+def group_micro_steps(
+    groups: Sequence[Sequence[int]], num_replicas: int, num_shards: int, budget: MicroBatchBudget
+) -> list[list[ScheduledGroups]]:
+    """Return the micro-steps of one pass over whole groups, [num_replicas][num_micro_steps].
+
+    groups: [num_groups][tokens of each trajectory], none empty.
+    Each trajectory is in one shard of one micro-step, each group in one replica. A micro-step holds
+    whole groups, those with the shortest first, or a part of one group that exceeds the budget of
+    all shards. Every replica has the same number of micro-steps.
+    """
+    work = [budget.tokens_of(group) for group in groups]
+    replicas = [
+        _replica_micro_steps(groups, own, num_shards, budget)
+        for own in _shared_out(work, num_replicas)
+    ]
+    num_steps = max(map(len, replicas))
+    idle = ScheduledGroups(shards=((),) * num_shards)
+    return [steps + [idle] * (num_steps - len(steps)) for steps in replicas]
+
+
+def fit(groups: Sequence[Sequence[int]], num_shards: int, budget: MicroBatchBudget) -> bool:
+    """Return whether whole groups fit into one micro-step; groups: as for `group_micro_steps`."""
+    if budget.groups is not None and len(groups) > budget.groups:
+        return False
+    if sum(map(len, groups)) > num_shards * budget.trajectories:
+        return False
+    lengths = list(chain.from_iterable(groups))
+    return len(_runs(_by_length(lengths), lengths, budget)) <= num_shards
+
+
+def _replica_micro_steps(
+    groups: Sequence[Sequence[int]], own: Sequence[int], num_shards: int, budget: MicroBatchBudget
+) -> list[ScheduledGroups]:
+    steps: list[ScheduledGroups] = []
+    left = sorted(own, key=lambda number: max(groups[number]))
+    while left:
+        rows = [groups[number] for number in left]
+        # If some groups fit, so do fewer of them.
+        num_fitting = bisect_right(
+            range(1, len(rows) + 1), False, key=lambda num: not fit(rows[:num], num_shards, budget)
+        )
+        num_taken = max(num_fitting, 1)
+        steps += _spread(left[:num_taken], groups, num_shards, budget)
+        left = left[num_taken:]
+    return steps
+
+
+def _spread(
+    numbers: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    num_shards: int,
+    budget: MicroBatchBudget,
+) -> list[ScheduledGroups]:
+    """Spread groups over the shards of one micro-step, or one large group over several."""
+    places = [
+        (slot, at) for slot, number in enumerate(numbers) for at in range(len(groups[number]))
+    ]
+    lengths = [groups[numbers[slot]][at] for slot, at in places]
+    runs = _shared_runs(_by_length(lengths), lengths, num_shards, budget)
+    steps = list(_in_parts(runs, num_shards))
+    return [
+        ScheduledGroups(
+            groups=tuple(numbers),
+            shards=tuple(
+                _members([places[index] for index in sorted(run)], len(numbers))
+                for run in _filled_up(step, num_shards)
+            ),
+            is_last=step is steps[-1],
+        )
+        for step in steps
+    ]
+
+
+def _members(places: Iterable[tuple[int, int]], num_groups: int) -> tuple[tuple[int, ...], ...]:
+    """Group places (slot of the group, number in it) by slot."""
+    members: list[list[int]] = [[] for _ in range(num_groups)]
+    for slot, at in places:
+        members[slot].append(at)
+    return tuple(map(tuple, members))
+
+
+def _by_length(lengths: Sequence[int]) -> list[int]:
+    """Positions, shortest first; equal lengths keep their order."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def _runs(
+    order: Sequence[int], lengths: Sequence[int], budget: MicroBatchBudget
+) -> list[list[int]]:
+    """Cut positions, ascending in length, into the fewest runs that fit the budget."""
+    runs: list[list[int]] = []
+    total = 0
+    for position in order:
+        length = lengths[position]
+        total += length
+        count = len(runs[-1]) + 1 if runs else 0
+        if not count or not budget.holds(count, count * length if budget.counts_padding else total):
+            runs.append([])
+            total = length
+        runs[-1].append(position)
+    return runs
+
+
+def _shared_runs(
+    order: Sequence[int], lengths: Sequence[int], num_ranks: int, budget: MicroBatchBudget
+) -> list[list[int]]:
+    """Cut positions into runs, at most so many that the fewest micro-steps of all ranks hold them.
+
+    Several ranks: the largest run is as small as that number of runs allows. With padding no other
+    split into as many parts has a smaller largest one: to exchange trajectories so that one part
+    has the longer ones widens no part.
+    """
+    runs = _runs(order, lengths, budget)
+    if num_ranks == 1 or not runs:
+        return runs
+    most = -(-len(runs) // num_ranks) * num_ranks
+    low, high = 1, max(budget.tokens_of([lengths[at] for at in run]) for run in runs)
+    if budget.tokens is not None:
+        high = min(high, budget.tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_runs(order, lengths, replace(budget, tokens=middle))) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return _runs(order, lengths, replace(budget, tokens=high))
+
+
+def _shared_out(work: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Share positions out, the largest first, each to the part with the least work.
+
+    No part has more than 4/3 of the work of the best split. Source: Graham 1969.
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    totals = [0] * num_parts
+    for position in sorted(range(len(work)), key=lambda position: -work[position]):
+        part = totals.index(min(totals))
+        parts[part].append(position)
+        totals[part] += work[position]
+    return [sorted(part) for part in parts]
+
+
+def _in_parts(runs: Sequence[list[int]], size: int) -> Iterable[Sequence[list[int]]]:
+    return (runs[start : start + size] for start in range(0, len(runs), size))
+
+
+def _filled_up(runs: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
+    return [*runs, *[[] for _ in range(num_ranks - len(runs))]]

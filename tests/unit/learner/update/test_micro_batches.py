@@ -1,0 +1,97 @@
+"""What each rank of a mesh runs, with real trajectories."""
+
+from itertools import chain
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.updates import make_spec, with_micro_batches
+from vcpo_learner.forward.token_batch import batch_tokens
+from vcpo_learner.update.micro_batches import MicroBatchRunner
+from vcpo_learner.update.schedule import MeshPlace
+
+MODEL = seeded_model(llama)
+TRAJECTORIES = list(chain.from_iterable(sampled_groups(MODEL)))
+TOKENS = batch_tokens(TRAJECTORIES, torch.device("cpu"))
+POSITIONS = range(len(TRAJECTORIES))
+GROUPS = [POSITIONS[0:4], POSITIONS[4:8], POSITIONS[8:12]]
+
+
+def runner(*, micro_batch=64, tokens=None, **place):
+    spec = with_micro_batches(make_spec(), micro_batch)
+    return MicroBatchRunner(MODEL, spec, PAD, MeshPlace(**place), tokens)
+
+
+def on_every_rank(num_replicas, num_shards, **settings):
+    return [
+        runner(
+            num_replicas=num_replicas,
+            num_shards=num_shards,
+            replica=replica,
+            shard=shard,
+            **settings,
+        )
+        for replica in range(num_replicas)
+        for shard in range(num_shards)
+    ]
+
+
+def test_the_ranks_together_score_every_trajectory_once():
+    expected = next(runner().split(TOKENS, POSITIONS))
+    scored = dict(zip(expected.positions, runner().logprobs(expected.batch), strict=True))
+    found = {}
+    for each in on_every_rank(2, 2, micro_batch=2):
+        for step in each.split(TOKENS, POSITIONS):
+            rows = () if step.is_idle else each.logprobs(step.batch)
+            for at, row in zip(step.positions, rows, strict=True):
+                assert at not in found
+                found[at] = row
+    assert sorted(found) == list(POSITIONS)
+    for at, row in found.items():
+        torch.testing.assert_close(row, scored[at][: len(row)])
+        assert not scored[at][len(row) :].any()
+
+
+def test_an_idle_rank_runs_the_shortest_trajectory_and_counts_it_nowhere():
+    lengths = TOKENS.num_tokens
+    steps = [next(each.split(TOKENS, [2, 5])) for each in on_every_rank(1, 3)]
+    assert [step.is_idle for step in steps] == [False, False, True]
+    idle = steps[-1]
+    shortest = min([2, 5], key=lambda at: lengths[at])
+    assert idle.batch.input_ids.tolist() == [TOKENS.token_ids[shortest].tolist()]
+    assert list(idle.positions) == []
+    logprobs = runner().logprobs(idle.batch)
+    assert len(idle.select_trained(logprobs)) == 0
+    assert not idle.place_trained(torch.ones(0)).any()
+    assert idle.place_trained(torch.ones(0)).shape == logprobs.shape
+
+
+def test_the_shards_of_a_replica_hold_its_groups_together():
+    steps = [list(each.split_groups(TOKENS, GROUPS)) for each in on_every_rank(2, 2)]
+    assert [[list(step.numbers) for step in rank] for rank in steps[:2]] == [
+        [list(step.numbers) for step in steps[0]]
+    ] * 2
+    members = {}
+    for rank in steps:
+        for step in rank:
+            assert list(chain.from_iterable(step.members)) == list(step.positions)
+            for number, own in zip(step.numbers, step.members, strict=True):
+                members.setdefault(number, []).extend(own)
+    assert {number: sorted(own) for number, own in members.items()} == dict(
+        enumerate(map(list, GROUPS))
+    )
+
+
+def test_a_group_longer_than_the_budget_of_tokens_is_not_held_whole():
+    tokens = sum(TOKENS.num_tokens[at] for at in GROUPS[0])
+    assert not runner(tokens=tokens // 2).holds_each(TOKENS, GROUPS)
+    assert runner(tokens=4 * max(TOKENS.num_tokens)).holds_each(TOKENS, GROUPS)
+    steps = list(runner(tokens=tokens // 2).split_groups(TOKENS, [GROUPS[0]]))
+    assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert len(steps) > 1
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(1, False), (None, True)])
+def test_a_graph_is_kept_only_of_what_one_micro_batch_holds(tokens, fits):
+    assert runner(tokens=tokens).fits_one(TOKENS, POSITIONS) is fits
