@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.random_llama import random_groups, random_llama
+from benchmarks.harness.random_llama import random_groups, random_llama, shortened
 from benchmarks.opob_overhead import Groups, Size, vcpo_step
-from vcpo.wire.trajectory import Trajectory, VersionSpan
+from vcpo.wire.trajectory import Trajectory
 
 SIZE = Size(hidden=256, sequence=512, num_groups=4, group_size=8, micro_batch=16)
 SIDES = {"padded": SIZE, "packed": replace(SIZE, packs=True)}
@@ -48,13 +48,7 @@ def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Group
 
     def cut_to_length(one: Trajectory) -> Trajectory:
         drawn = round(longest / 2 * math.exp(random.gauss(0.0, spread)))
-        length = min(max(drawn, 1), longest)
-        return replace(
-            one,
-            response_token_ids=one.response_token_ids[:length],
-            rollout_logprobs=one.rollout_logprobs[:length],
-            version_spans=(VersionSpan(policy_version=0, num_tokens=length),),
-        )
+        return shortened(one, min(max(drawn, 1), longest))
 
     return [[cut_to_length(one) for one in group] for group in groups]
 

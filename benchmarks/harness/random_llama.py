@@ -1,5 +1,7 @@
 """A Llama with random parameters and a batch for it to train on, for benchmarks of an update."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -8,20 +10,24 @@ from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 
 VOCABULARY = 512
 PAD_TOKEN_ID = 0
+_SCORED_TOKENS = 256
+"""Tokens whose logits are in memory at a time while a batch is made."""
 
 
-def random_llama(hidden_size: int, *, max_tokens: int) -> LlamaForCausalLM:
-    """A Llama of 3 layers with heads of 32 and a head of its own, seeded.
+def random_llama(
+    hidden_size: int, *, max_tokens: int, vocabulary: int = VOCABULARY, num_layers: int = 3
+) -> LlamaForCausalLM:
+    """A Llama with attention heads of 32 and an output head of its own, seeded.
 
     hidden_size: a multiple of 32.
     """
     torch.manual_seed(0)
     heads = hidden_size // 32
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=hidden_size,
         intermediate_size=4 * hidden_size,
-        num_hidden_layers=3,
+        num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max_tokens,
@@ -43,9 +49,8 @@ def random_groups(
 ) -> list[list[Trajectory]]:
     """Return groups of random tokens; rewards 1 and 2 take turns, and weights are near 1."""
     torch.manual_seed(0)
-    tokens = torch.randint(
-        1, VOCABULARY, (num_groups * group_size, prompt_tokens + response_tokens)
-    )
+    shape = (num_groups * group_size, prompt_tokens + response_tokens)
+    tokens = torch.randint(1, model.config.vocab_size, shape)
     flat = [
         Trajectory(
             trajectory_id=str(row),
@@ -61,9 +66,24 @@ def random_groups(
     return [flat[start : start + group_size] for start in range(0, len(flat), group_size)]
 
 
+def shortened(trajectory: Trajectory, num_tokens: int) -> Trajectory:
+    """Return a trajectory of one version with the first tokens of its response only."""
+    return replace(
+        trajectory,
+        response_token_ids=trajectory.response_token_ids[:num_tokens],
+        rollout_logprobs=trajectory.rollout_logprobs[:num_tokens],
+        version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
+    )
+
+
 @torch.no_grad()
 def _logprobs(model: LlamaForCausalLM, ids: Tensor) -> list[float]:
     """Return log-probabilities [tokens] of one sequence; that of the first token is 0."""
-    logprobs = model(ids[None]).logits[0, :-1].log_softmax(dim=-1)
-    sampled: list[float] = logprobs.gather(1, ids[1:, None])[:, 0].tolist()
-    return [0.0, *sampled]
+    states = model.model(ids[None]).last_hidden_state[0, :-1]
+    sampled = [0.0]
+    for part, targets in zip(
+        states.split(_SCORED_TOKENS), ids[1:].split(_SCORED_TOKENS), strict=True
+    ):
+        logprobs = model.lm_head(part).log_softmax(dim=-1)
+        sampled += logprobs.gather(1, targets[:, None])[:, 0].tolist()
+    return sampled

@@ -246,7 +246,8 @@ def test_documents_name_files_tests_and_benchmarks_that_exist():
                 elif path.startswith("test_") and path not in names:
                     yield path
         for module in re.findall(r"python -m (benchmarks[\w.]*)", text):
-            if not (ROOT / f"{module.replace('.', '/')}.py").is_file():
+            path = ROOT / module.replace(".", "/")
+            if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()):
                 yield module
 
     pages = [*documents(), ROOT / "CONTRIBUTING.md"]

@@ -1,0 +1,110 @@
+"""The sizes that a step is measured at, and the batch that all sides train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from benchmarks.harness.random_llama import random_groups, random_llama
+from vcpo.wire.trajectory import Trajectory
+
+PAD_TOKEN_ID: Final = 0
+
+Groups = Sequence[Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the model and of its batch, which is one group."""
+
+    vocabulary: int
+    tokens: int
+    """Of each trajectory; a quarter is prompt."""
+    trajectories: int
+    micro_batch: int
+    """Trajectories in one forward pass, on every side."""
+    hidden: int = 256
+    layers: int = 4
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of each prompt."""
+        return self.tokens // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch, prompts included."""
+        return self.tokens * self.trajectories
+
+
+def _sizes_of(name: str, vocabulary: int) -> dict[str, Size]:
+    """About 2048 tokens a micro-batch, or one trajectory where that is longer."""
+    shapes = ((256, 8, 8), (1024, 2, 2), (4096, 2, 1))
+    return {
+        f"{name}x{tokens}": Size(
+            vocabulary=vocabulary, tokens=tokens, trajectories=count, micro_batch=micro_batch
+        )
+        for tokens, count, micro_batch in shapes
+    }
+
+
+SIZES: Final = {**_sizes_of("32k", 32_768), **_sizes_of("128k", 131_072)}
+"""By name, VOCABULARYxTOKENS."""
+
+QUICK_SIZES: Final = {
+    "64x16": Size(vocabulary=64, tokens=16, trajectories=4, micro_batch=4, hidden=32, layers=1),
+    "128x32": Size(vocabulary=128, tokens=32, trajectories=2, micro_batch=1, hidden=32, layers=1),
+}
+"""For tests: everything runs, and the figures say nothing."""
+
+
+def make_model(size: Size) -> LlamaForCausalLM:
+    """A Llama with random parameters, in evaluation mode; the same at every call."""
+    return random_llama(
+        size.hidden,
+        max_tokens=size.tokens,
+        vocabulary=size.vocabulary,
+        num_layers=size.layers,
+    )
+
+
+def make_groups(size: Size) -> Groups:
+    """Random trajectories of the model of this size; their weights are 1 before the first step."""
+    return random_groups(
+        make_model(size),
+        num_groups=1,
+        group_size=size.trajectories,
+        prompt_tokens=size.prompt_tokens,
+        response_tokens=size.tokens - size.prompt_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokens:
+    """The batch as a trainer of equal lengths would hold it."""
+
+    input_ids: Tensor
+    """[trajectories, tokens] int64"""
+    num_prompt_tokens: int
+    rollout_logprobs: Tensor
+    """[trajectories, response tokens] nats"""
+    rewards: Tensor
+    """[trajectories]"""
+
+
+def tokens_of(groups: Groups) -> Tokens:
+    """Return trajectories of equal lengths as tensors."""
+    flat = list(chain.from_iterable(groups))
+    ids = [[*one.prompt_token_ids, *one.response_token_ids] for one in flat]
+    return Tokens(
+        input_ids=torch.tensor(ids),
+        num_prompt_tokens=len(flat[0].prompt_token_ids),
+        rollout_logprobs=torch.tensor([list(one.rollout_logprobs) for one in flat]),
+        rewards=torch.tensor([one.reward for one in flat]),
+    )

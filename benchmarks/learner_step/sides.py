@@ -1,0 +1,139 @@
+"""The steps that are compared: each takes the whole batch to one AdamW step.
+
+plain   what a training loop on transformers does: full logits, log-softmax, the loss with
+        truncated weights and the group's mean reward, backward, clipping, AdamW
+mean    the learner's step with the group's mean as baseline: no norms
+opob    the learner's step with the optimal baseline: exact norms and gradient
+trl     TRL's GRPO step with its own output head, where TRL is installed
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.random_llama import shortened
+from benchmarks.learner_step.batch import PAD_TOKEN_ID, Groups, Size, Tokens, make_model, tokens_of
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+LEARNING_RATE = 1e-6
+LARGEST_GRADIENT_NORM = 1.0
+WEIGHT_CAP = 8.0
+WARM_UP_TOKENS = 8
+
+
+class Side(StrEnum):
+    """One of the compared steps."""
+
+    PLAIN = "plain"
+    MEAN = "mean"
+    OPOB = "opob"
+    TRL = "trl"
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this interpreter can run it."""
+        return self is not Side.TRL or importlib.util.find_spec("trl") is not None
+
+
+_METHODS = {Side.MEAN: "sequenceTis", Side.OPOB: "vcpo"}
+
+
+class TrainingStep(Protocol):
+    """A model, its optimizer, and a way to train on a batch."""
+
+    def take(self, groups: Groups) -> None:
+        """Take one optimizer step on the batch."""
+
+
+def step_class(side: Side) -> Callable[[Size], TrainingStep]:
+    """Return what makes a side's step; every side makes the same model. TRL is imported here."""
+    match side:
+        case Side.PLAIN:
+            return PlainStep
+        case Side.TRL:
+            from benchmarks.learner_step.trl_step import TrlStep
+
+            return TrlStep
+    return partial(LearnerStep, method=_METHODS[side])
+
+
+def warm_up(step: TrainingStep, groups: Groups) -> None:
+    """Take a step on the first response tokens: it makes the optimizer's state."""
+    step.take([[shortened(one, WARM_UP_TOKENS) for one in group] for group in groups])
+
+
+class PlainStep:
+    """A training loop on transformers, as anyone would write it."""
+
+    def __init__(self, size: Size) -> None:
+        self.model = make_model(size)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self._micro_batch = size.micro_batch
+
+    def take(self, groups: Groups) -> None:
+        """Forward, loss and backward for each micro-batch; then clipping and AdamW."""
+        batch = tokens_of(groups)
+        advantages = batch.rewards - batch.rewards.mean()
+        for start in range(0, len(advantages), self._micro_batch):
+            part = slice(start, start + self._micro_batch)
+            self._loss(batch, part, advantages[part]).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _loss(self, batch: Tokens, part: slice, advantages: Tensor) -> Tensor:
+        ids, first = batch.input_ids[part], batch.num_prompt_tokens
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, first - 1 : -1]
+        logprobs = logits.log_softmax(dim=-1).gather(2, ids[:, first:, None])[..., 0]
+        ratios = (logprobs.detach() - batch.rollout_logprobs[part]).sum(dim=1).exp()
+        means = logprobs.mean(dim=1)
+        loss: Tensor = -(ratios.clamp(max=WEIGHT_CAP) * advantages * means).sum()
+        return loss / len(batch.rewards)
+
+
+class LearnerStep:
+    """The learner's own update, decisions and diagnostics included."""
+
+    def __init__(self, size: Size, method: str) -> None:
+        self.model = make_model(size)
+        self._update = PolicyUpdate(self.model, _spec(size, method), PAD_TOKEN_ID)
+
+    def take(self, groups: Groups) -> None:
+        """Take the step; a skipped one would be no measurement."""
+        result = self._update.step(groups, policy_version=0)
+        if result.skipped is not None:
+            raise RuntimeError(f"step skipped: {result.skipped} ({result.skip_detail})")
+
+
+def group_advantages(groups: Groups) -> list[float]:
+    """Return GRPO's advantages, one group after another."""
+    rows = [torch.tensor([one.reward for one in group]) for group in groups]
+    return list(chain.from_iterable(((row - row.mean()) / row.std()).tolist() for row in rows))
+
+
+def _spec(size: Size, method: str) -> VCPORunSpec:
+    fields: dict[str, Any] = {
+        "model": {"name": "random"},
+        "environment": {"name": "countdown"},
+        "steps": 1,
+        "algorithm": {"method": method},
+        "batch": {
+            "promptsPerStep": 1,
+            "trajectoriesPerPrompt": size.trajectories,
+            "microBatchTrajectories": size.micro_batch,
+        },
+        "sampling": {"maxNewTokens": size.tokens - size.prompt_tokens},
+        "optimizer": {"learningRate": LEARNING_RATE, "maxGradientNorm": LARGEST_GRADIENT_NORM},
+    }
+    return VCPORunSpec.model_validate(fields)
