@@ -1,0 +1,245 @@
+"""The ranks: processes that train one model together, and what they share.
+
+```
+            shard 0   shard 1        rank = replica x num_shards + shard
+replica 0   rank 0    rank 1         a replica holds the parameters once, cut over its shards
+replica 1   rank 2    rank 3         replicas hold the same numbers
+```
+
+Every rank runs the same update on the same batch, and the model on its own trajectories only. Each
+number of a trajectory is computed on one rank and is 0 on all others, so a sum over the ranks
+gives it to all of them, exactly and bit by bit. All decisions follow from such numbers, so every
+rank takes the same ones.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# `torch.distributed` exports them without types.
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from vcpo.service.lifecycle import StartError
+from vcpo.spec.learner import Learner
+from vcpo_learner.ranks.environment import RankEnvironment
+
+REPLICATE, SHARD = "replicate", "shard"
+"""Names of the mesh's dimensions."""
+_CHECKPOINT_TIMEOUT: Final = timedelta(hours=1)
+"""A rank may write a large shard much slower than another one."""
+
+
+class LostRankError(RuntimeError):
+    """A rank is gone, hangs, or failed alone; the ranks have to start again from a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Communication:
+    """What ranks talk through."""
+
+    mesh: DeviceMesh
+    """[num_replicas, num_shards] with dimensions `REPLICATE` and `SHARD`."""
+    control: dist.ProcessGroup
+    """All ranks, on the CPU: for messages."""
+    store: Store
+    """Keys and values of all ranks. Owner: `Commands`."""
+    checkpoints: dist.ProcessGroup
+    """All ranks, on the CPU: for the thread that writes checkpoints beside training."""
+    timeout: timedelta
+    """Longest time that a rank waits for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ranks:
+    """A process's place among the ranks. Owner: the tensor thread."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    num_shards: int = 1
+    """Ranks of a replica, which hold the parameters once."""
+    communication: Communication | None = None
+    """None if there is one rank."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the parameters among all ranks."""
+        return self.size // self.num_shards
+
+    @property
+    def replica(self) -> int:
+        """Number of the rank's replica."""
+        return self.rank // self.num_shards
+
+    @property
+    def shard(self) -> int:
+        """Number of the rank within its replica."""
+        return self.rank % self.num_shards
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the rank leads the others: it has the ledger and the services."""
+        return self.rank == 0
+
+    def share(self, values: Tensor) -> Tensor:
+        """Complete numbers, in place, of which each rank has its own and 0 for all others."""
+        if self.communication is not None:
+            dist.all_reduce(values)
+        return values
+
+    def share_in_replica(self, values: Tensor) -> Tensor:
+        """Complete numbers, in place, among the ranks of the replica; as `share`."""
+        if self.communication is not None:
+            dist.all_reduce(values, group=self.communication.mesh[SHARD].get_group())
+        return values
+
+    def least(self, value: int) -> int:
+        """Return the smallest value of all ranks."""
+        if self.communication is None:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.communication.control)
+        return int(found)
+
+    def use_device(self) -> None:
+        """Make the rank's GPU the current one of the calling thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    @property
+    def checkpoint_group(self) -> dist.ProcessGroup | None:
+        """Group of the thread that writes checkpoints; None if there is one rank."""
+        return None if self.communication is None else self.communication.checkpoints
+
+    def close(self) -> None:
+        """Leave the ranks."""
+        if self.communication is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_ranks(environment: RankEnvironment, learner: Learner, device_type: str) -> Ranks:
+    """Wait until all ranks are there, and return this process's place among them.
+
+    device_type: `cuda`, of which a rank takes the GPU of its local number, or `cpu`.
+
+    Raises:
+        StartError: if the number of ranks and `learner.fsdpSize` do not fit, or there is no GPU for
+            the rank.
+        LostRankError: naming the ranks that did not come in time.
+    """
+    num_shards = _num_shards(environment.size, learner.fsdp_size)
+    device = _own_device(environment, device_type)
+    if environment.size == 1:
+        return Ranks(device=device)
+    return _meet(environment, num_shards, device, timeout_s=learner.collective_timeout_seconds)
+
+
+def _meet(
+    environment: RankEnvironment, num_shards: int, device: torch.device, *, timeout_s: float
+) -> Ranks:
+    timeout = timedelta(seconds=timeout_s)
+    store = _store(environment, timeout)
+    store.set(f"here/{environment.rank}", "")
+    missing = missing_keys(store, [f"here/{rank}" for rank in range(environment.size)], timeout)
+    if missing:
+        names = ", ".join(key.removeprefix("here/") for key in missing)
+        raise LostRankError(
+            f"rank {names} of {environment.size} did not come within {timeout_s:g} s"
+            " (learner.collectiveTimeoutSeconds): see its log"
+        )
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("groups", store),
+        rank=environment.rank,
+        world_size=environment.size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    mesh = init_device_mesh(
+        device.type,
+        (environment.size // num_shards, num_shards),
+        mesh_dim_names=(REPLICATE, SHARD),
+    )
+    return Ranks(
+        device=device,
+        rank=environment.rank,
+        size=environment.size,
+        num_shards=num_shards,
+        communication=Communication(
+            mesh=mesh,
+            control=dist.new_group(backend="gloo", timeout=timeout),
+            checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
+            # A client of its own: one that waits for a key blocks its other users.
+            store=PrefixStore("commands", store.clone()),  # type: ignore[attr-defined] # not in its stubs
+            timeout=timeout,
+        ),
+    )
+
+
+def missing_keys(store: Store, keys: list[str], timeout: timedelta) -> list[str]:
+    """Wait for keys; return those that are still missing when the time is up."""
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    missing = list(keys)
+    while missing:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0.0:
+            return missing
+        try:
+            store.wait(missing[:1], timedelta(seconds=left_s))
+        except dist.DistStoreError:
+            break
+        del missing[0]
+    return [key for key in missing if not store.check([key])]
+
+
+def _store(environment: RankEnvironment, timeout: timedelta) -> TCPStore:
+    """Open the store of all ranks, or connect to it."""
+    try:
+        return TCPStore(
+            host_name=environment.address,
+            port=environment.port,
+            is_master=environment.hosts_store,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    except dist.DistError as error:
+        raise LostRankError(
+            f"rank {environment.rank}: the ranks meet at {environment.address}:{environment.port},"
+            f" which cannot be {'opened' if environment.hosts_store else 'reached'}"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+
+
+def _num_shards(size: int, fsdp_size: int | None) -> int:
+    num_shards = fsdp_size or size
+    if size % num_shards:
+        raise StartError(
+            f"spec.learner.fsdpSize: is {num_shards}, must divide the number of ranks ({size})"
+        )
+    return num_shards
+
+
+def _own_device(environment: RankEnvironment, device_type: str) -> torch.device:
+    if device_type != "cuda":
+        return torch.device(device_type)
+    count = torch.cuda.device_count()
+    if environment.size == 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    # Whoever starts the ranks may show each of them its own GPU only.
+    local = 0 if count == 1 and environment.local_rank > 0 else environment.local_rank
+    if local >= count:
+        raise StartError(
+            f"LOCAL_RANK: is {environment.local_rank}, but the machine shows {count} GPUs; lower"
+            " spec.learner.processes, or give each process a GPU"
+        )
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device

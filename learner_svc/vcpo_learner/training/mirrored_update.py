@@ -1,0 +1,107 @@
+"""The update of all ranks: what rank 0 asks of its own, the others do at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
+from vcpo_learner.ranks.commands import Commands
+from vcpo_learner.update.pending_step import PendingStep
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import UpdateResult
+from vcpo_learner.update.run_health import RunHealth
+
+
+class MirroredUpdate:
+    """A `PolicyUpdate` on every rank, called on rank 0. Owner: the tensor thread.
+
+    Every rank makes it, in the same way. Replay is with rank 0, which draws the batch.
+    """
+
+    def __init__(self, update: PolicyUpdate, commands: Commands) -> None:
+        self._update = update
+        self._commands = commands
+        self._pending: PendingStep | None = None
+        """Of the ranks other than 0, between `begin` and `finish`."""
+        commands.on("begin", self._begin)
+        commands.on("finish", self._finish)
+        commands.on("rehearse", self._rehearse)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks agree, and parameters and optimizer are of the same step."""
+        return not self._commands.is_broken and self._update.is_whole
+
+    @property
+    def health(self) -> RunHealth:
+        """Early warning after the steps so far; the same on all ranks."""
+        return self._update.health
+
+    def draw(self, groups: Groups) -> Groups:
+        """Return the groups to train on; as `PolicyUpdate.draw`."""
+        return self._update.draw(groups)
+
+    def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
+        """Compute the gradient of a batch; as `PolicyUpdate.begin`.
+
+        Raises: also LostRankError, as `Commands.call`; so do the other methods.
+        """
+        groups, payload = self._sent(groups)
+        return self._commands.call(
+            "begin",
+            lambda: self._update.begin(groups, policy_version=policy_version),
+            fields={"policy_version": policy_version},
+            payload=payload,
+        )
+
+    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
+        """Decide the step of the last `begin` and take it; as `PolicyUpdate.finish`."""
+        groups, payload = self._sent([newest])
+        return self._commands.call(
+            "finish", lambda: self._update.finish(pending, groups[0]), payload=payload
+        )
+
+    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
+        """Compute the gradient of one group for nothing; as `PolicyUpdate.rehearse`."""
+        groups, payload = self._sent([group])
+        self._commands.call(
+            "rehearse",
+            lambda: self._update.rehearse(groups[0], policy_version=policy_version),
+            fields={"policy_version": policy_version},
+            payload=payload,
+        )
+
+    def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
+        """Discard the responses to these leases from replay; as `PolicyUpdate.forget`."""
+        return self._update.forget(lease_ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on; as `PolicyUpdate.state_dict`."""
+        return self._update.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; as `PolicyUpdate.load_state_dict`."""
+        self._update.load_state_dict(state)
+
+    def _sent(self, groups: Groups) -> tuple[Groups, bytes]:
+        """Return groups with the numbers that all ranks have, and their bytes for the others."""
+        if not self._commands.has_followers:
+            return groups, b""
+        sent = as_sent(groups)
+        return sent, groups_to_bytes(sent)
+
+    def _begin(self, fields: Mapping[str, Any], payload: bytes) -> None:
+        groups = groups_from_bytes(payload)
+        self._pending = None
+        self._pending = self._update.begin(groups, policy_version=fields["policy_version"])
+
+    def _finish(self, fields: Mapping[str, Any], payload: bytes) -> None:
+        if self._pending is None:
+            raise RuntimeError("finish without begin: rank 0 sends them in turn")
+        self._update.finish(self._pending, groups_from_bytes(payload)[0])
+
+    def _rehearse(self, fields: Mapping[str, Any], payload: bytes) -> None:
+        group = groups_from_bytes(payload)[0]
+        self._update.rehearse(group, policy_version=fields["policy_version"])
