@@ -22,7 +22,9 @@ from vcpo.local.preflight import (
     check_machine,
     machine_warnings,
     with_local_paths,
+    with_one_replica,
 )
+from vcpo.local.processes.gpu_check import check_gpus, gpu_problems
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import run_summary
@@ -107,6 +109,7 @@ def run(
     try:
         check_installed()
         check_machine(loaded, file)
+        check_gpus(loaded, file)
     except (MissingPackagesError, SpecError) as error:
         fail(str(error))
     options = HostOptions(resume=resume, metrics_port=metrics_port)
@@ -143,6 +146,8 @@ def validate(file: RunFile) -> None:
     except SpecError as error:
         fail(str(error))
     _warn(loaded)
+    for problem in gpu_problems(loaded):  # the file may be for another machine
+        ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
     batch = loaded.spec.batch
     OUT.print(
         f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
@@ -211,6 +216,7 @@ def schema() -> None:
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
+    loaded = with_one_replica(loaded)
     with writing("--run-dir", directory.path):
         directory.create(loaded)
     OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)

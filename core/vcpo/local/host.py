@@ -201,7 +201,9 @@ class Host:
         self._learner.start_when_due(self._connection.port)
         if (ready := self._learner.take_ready()) is not None:
             self._connection.open(ready.grpc_port)
-            where = f"process {ready.pid}, metrics on port {ready.metrics_port}"
+            num_ranks = len(self._learner.ranks)
+            group = f"{num_ranks} ranks; rank 0 is " if num_ranks > 1 else ""
+            where = f"{group}process {ready.pid}, metrics on port {ready.metrics_port}"
             self._event("LearnerStarted", where)
         return False
 
@@ -223,8 +225,7 @@ class Host:
         A learner that answers health checks is not hung, even if it returns no signals.
         """
         children = [child for group in self._fleet.workers.values() for child in group]
-        if self._learner.child is not None:
-            children.append(self._learner.child)
+        children.extend(self._learner.ranks)
         timeout_s = self._options.answer_timeout_s
         health = asyncio.gather(*(answers_health_check(child, timeout_s) for child in children))
         _, answered = await asyncio.gather(self._connection.poll(), health)

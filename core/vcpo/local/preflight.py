@@ -58,6 +58,13 @@ def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
     return run.model_copy(update={"metadata": metadata, "spec": spec})
 
 
+def with_one_replica(run: VCPORun) -> VCPORun:
+    """Return the run with the ranks of one machine: `learner.replicas` counts pods of a cluster."""
+    learner = run.spec.learner.model_copy(update={"replicas": 1})
+    spec = run.spec.model_copy(update={"learner": learner})
+    return run.model_copy(update={"spec": spec})
+
+
 def check_machine(run: VCPORun, run_file: Path) -> None:
     """Check that this machine has the model and the environment of a run with local paths.
 
@@ -79,6 +86,12 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
         yield (
             f"spec.model.name: {run.spec.model.name!r} is no directory beside the file and not in"
             " the Hugging Face cache; it will be downloaded from the hub"
+        )
+    if (learner := run.spec.learner).replicas > 1:
+        yield (
+            f"spec.learner.replicas: {learner.replicas} pods train together in a cluster; on this"
+            f" machine the learner has the ranks of one pod, {learner.ranks_per_replica}"
+            " (`learner.processes`)"
         )
     if _is_custom_environment(run) and importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
         yield (

@@ -44,6 +44,9 @@ DRAINED = os.EX_TEMPFAIL
 """Exit status of a local run's learner that was stopped before the last step. In a cluster the
 status is 0: a pod that stops on request has not failed."""
 
+RANK_LOST = os.EX_UNAVAILABLE
+"""Exit status of a rank of the learner that could not continue because another rank did not."""
+
 START_ERROR_MARK = "vcpo: cannot start: "
 """Precedes a start error in a service's log."""
 

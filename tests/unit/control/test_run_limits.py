@@ -143,8 +143,14 @@ def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool)
 
 
 def verdict_of_local_restarts(failures: int) -> str:
-    child = SimpleNamespace(exit_code=1, describe_failure=lambda: "ended with status 1", ready=None)
-    fleet = SimpleNamespace(learner=child, start_learner=lambda **_: None)
+    child = SimpleNamespace(
+        exit_code=1,
+        hung_s=0.0,
+        describe_failure=lambda: "ended with status 1",
+        kill=lambda: None,
+        ready=None,
+    )
+    fleet = SimpleNamespace(learner_ranks=[child], start_learner=lambda **_: None)
     clock = Clock()
     learner = LearnerProcess(fleet, resume=False, limits=LIMITS, clock=clock)
     try:

@@ -57,7 +57,7 @@ async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
     fixture.start()
     await fixture.until(fixture.switch.with_suffix(".stalls").exists)
     fixture.unsay("stall")
-    os.kill(fixture.host._fleet.learner.process.pid, signal.SIGKILL)
+    os.kill(fixture.host._fleet.learner_ranks[0].process.pid, signal.SIGKILL)
     await fixture.until_answered("learner")
     (restarted,) = fixture.events("LearnerRestarted")
     assert restarted.startswith("it was killed by SIGKILL")
@@ -70,7 +70,7 @@ async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_se
     fixture.tell("stall")
     fixture.start()
     await fixture.until(fixture.switch.with_suffix(".stalls").exists)
-    os.kill(fixture.host._fleet.learner.process.pid, signal.SIGSTOP)
+    os.kill(fixture.host._fleet.learner_ranks[0].process.pid, signal.SIGSTOP)
     fixture.clock.added_s = 1801.0
     outcome = await fixture.outcome()
     assert outcome.ending is Ending.FAILED

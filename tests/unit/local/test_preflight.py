@@ -16,7 +16,10 @@ from vcpo.local.preflight import (
     check_machine,
     machine_warnings,
     with_local_paths,
+    with_one_replica,
 )
+from vcpo.local.processes.gpu_check import check_gpus
+from vcpo.local.processes.gpus import Gpu
 from vcpo.spec import SpecError, VCPORun, parse_run, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
@@ -45,7 +48,9 @@ def make_model(folder: Path, config: dict[str, Any] | None = None) -> Path:
     return folder
 
 
-def run_of(model: str = "models/tiny", *, environment: str = "{name: countdown}") -> VCPORun:
+def run_of(
+    model: str = "models/tiny", *, environment: str = "{name: countdown}", learner: str = ""
+) -> VCPORun:
     return parse_run(f"""
         metadata: {{name: r}}
         spec:
@@ -53,6 +58,7 @@ def run_of(model: str = "models/tiny", *, environment: str = "{name: countdown}"
           environment: {environment}
           steps: 3
           sampling: {{maxNewTokens: 64}}
+          learner: {{{learner}}}
     """)
 
 
@@ -277,3 +283,38 @@ def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
         MissingPackagesError, match=r"not installed here: torch\. Cure: pip install"
     ):
         check_installed()
+
+
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("learner", "field"),
+        [("processes: 4", "processes"), ("gpusPerReplica: 4", "gpusPerReplica")],
+    )
+    def test_too_few_gpus_name_the_field_that_asks_for_them(
+        self, tmp_path, monkeypatch, learner, field
+    ):
+        monkeypatch.setattr(
+            "vcpo.local.processes.gpu_check.find_gpus", lambda: [Gpu(identifier="0")] * 4
+        )
+        run = run_of(learner=learner)
+        with pytest.raises(SpecError) as refused:
+            check_gpus(run, tmp_path / "run.yaml")
+        (problem,) = refused.value.problems
+        assert str(problem) == (
+            f"spec.learner.{field}: the learner's 4 ranks need a GPU each and the rollout workers"
+            " one more, and this machine has 4; set it to at most 3 (got 4)"
+        )
+
+    def test_without_gpus_ranks_compute_on_the_cpu(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", list)
+        check_gpus(run_of(learner="processes: 4"), tmp_path / "run.yaml")
+
+    def test_one_machine_has_the_ranks_of_one_pod_and_says_so(self, tmp_path):
+        make_model(tmp_path / "models" / "tiny")
+        run = with_local_paths(run_of(learner="replicas: 2, processes: 4"), tmp_path / "run.yaml")
+        (warning,) = machine_warnings(run)
+        assert warning == (
+            "spec.learner.replicas: 2 pods train together in a cluster; on this machine the learner"
+            " has the ranks of one pod, 4 (`learner.processes`)"
+        )
+        assert with_one_replica(run).spec.learner.ranks == 4

@@ -1,4 +1,4 @@
-"""The processes of a local run: one learner and the desired number of rollout workers."""
+"""The processes of a local run: the ranks of its learner and the desired rollout workers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
+from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.processes.scrape_targets import ScrapeTarget
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
@@ -59,7 +61,8 @@ class Fleet:
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         """Token that only this run's processes share."""
-        self.learner: ChildProcess | None = None
+        self.learner_ranks: list[ChildProcess] = []
+        """The learner's processes by rank; empty before the first start."""
         self._run = run
         self._run_dir = run_dir
         self._clock = clock
@@ -67,7 +70,9 @@ class Fleet:
             group.name: _Group(workers=[], streak=FailureStreak()) for group in run.spec.rollouts
         }
         self.gpu_plan = plan_gpus(
-            gpus, max_workers=sum(group.max_replicas for group in run.spec.rollouts)
+            gpus,
+            max_workers=sum(group.max_replicas for group in run.spec.rollouts),
+            num_ranks=run.spec.learner.ranks_per_replica,
         )
         self._gpu_of: dict[str, str] = {}
         """GPU of every worker that was ever started, if there are GPUs."""
@@ -87,7 +92,7 @@ class Fleet:
     def children(self) -> list[ChildProcess]:
         """Every process of the run, including those that are stopping."""
         workers = [child for group in self._groups.values() for child in group.workers]
-        return [*([self.learner] if self.learner else []), *workers, *self._stopping]
+        return [*self.learner_ranks, *workers, *self._stopping]
 
     @property
     def scrape_targets(self) -> list[ScrapeTarget]:
@@ -95,28 +100,35 @@ class Fleet:
         return [
             ScrapeTarget(
                 pod=child.name,
-                part="learner" if child is self.learner else "rollout",
+                part="learner" if child in self.learner_ranks else "rollout",
                 port=ready.metrics_port,
             )
             for child in self.children
             if child.exit_code is None and (ready := child.ready) is not None
         ]
 
-    def start_learner(self, *, resume: bool, port: int = 0) -> ChildProcess:
-        """Start the learner on a port; 0 takes a free port."""
-        if self.learner is not None:
-            self.learner.close_stdin()
+    def start_learner(self, *, resume: bool, port: int = 0) -> Sequence[ChildProcess]:
+        """Start the learner's ranks, of which the first serves on a port; 0 takes a free port."""
+        for child in self.learner_ranks:
+            child.close_stdin()
+        learner = self._run.spec.learner
+        num_ranks = learner.ranks_per_replica
         options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
         options += [f"--run-dir={self._run_dir.path}", f"--drained-status={DRAINED}"]
         options += ["--resume"] if resume else []
-        self.learner = self._start(
-            "learner",
-            "vcpo_learner",
-            options,
-            self._run.spec.learner.threads,
-            self.gpu_plan.learner,
-        )
-        return self.learner
+        meeting_port = free_port() if num_ranks > 1 else 0
+        self.learner_ranks = [
+            self._start(
+                rank_name(rank),
+                "vcpo_learner",
+                options,
+                learner.threads,
+                self.gpu_plan.learner,
+                rank_variables(rank, num_ranks=num_ranks, port=meeting_port),
+            )
+            for rank in range(num_ranks)
+        ]
+        return self.learner_ranks
 
     def scale(
         self, replicas: Mapping[str, int], learner_port: int, busy: Mapping[str, int]
@@ -180,7 +192,7 @@ class Fleet:
 
     async def wait_for_learner(self, timeout_s: float) -> bool:
         """Wait until the learner ends; return False if it still runs after `timeout_s` seconds."""
-        return self.learner is None or not await wait_for_exit([self.learner], timeout_s)
+        return not await wait_for_exit(self.learner_ranks, timeout_s)
 
     def kill(self) -> None:
         """Kill every process."""
@@ -198,7 +210,8 @@ class Fleet:
             )
 
     def _start_worker(self, group: str, learner_port: int) -> ChildProcess:
-        name = f"{group}-{self._started}"
+        while (name := f"{group}-{self._started}") in {rank.name for rank in self.learner_ranks}:
+            self._started += 1  # a group may be called `learner`
         self._started += 1
         options = [f"--learner=127.0.0.1:{learner_port}", f"--group={group}", f"--worker-id={name}"]
         options += [f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}"]
@@ -216,9 +229,10 @@ class Fleet:
         options: Sequence[str],
         threads: int | None,
         gpu: GpuShare | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> ChildProcess:
         ready_file = self._run_dir.ready_file(name)
-        environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token}
+        environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token, **variables}
         if gpu is not None:
             environment |= gpu.environment
         if threads is not None:

@@ -6,6 +6,8 @@ two or more   the first GPU, alone          the other GPUs, one each, then sever
 one           0.6 of its memory             0.3 of its memory together
 none          no setting                    no setting
 ```
+A learner of several ranks has a GPU for each, and the workers have the others; ranks and workers
+share no GPU. Rank i computes on the i-th GPU that the learner's processes see, as under torchrun.
 """
 
 from __future__ import annotations
@@ -38,11 +40,16 @@ class Gpu:
     """Total memory; None if unknown."""
 
 
+class TooFewGpusError(ValueError):
+    """The machine has GPUs, but not one for each rank of the learner and one for the workers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
-    """The share of a GPU that one process may use."""
+    """The share of GPUs that a process may use."""
 
     gpu: str
+    """The GPU; of a learner with several ranks all of theirs, with commas between."""
     memory_ratio: float | None
     """Largest share of the memory, in (0, 1]; None is no limit."""
 
@@ -95,26 +102,47 @@ class GpuPlan:
         return text
 
 
-def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int) -> GpuPlan:
-    """Assign GPUs so that the processes of one GPU fit into its memory together."""
+def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int, num_ranks: int = 1) -> GpuPlan:
+    """Assign GPUs so that the processes of one GPU fit into its memory together.
+
+    num_ranks: processes of the learner.
+
+    Raises:
+        TooFewGpusError: if there are GPUs, but too few for the ranks; the text says what to change.
+    """
     if not gpus:
         return GpuPlan(learner=None, workers=(), max_workers=max_workers)
-    first, *others = (gpu.identifier for gpu in gpus)
+    _check_ranks(num_ranks, num_gpus=len(gpus))
+    identifiers = [gpu.identifier for gpu in gpus]
+    own, others = identifiers[:num_ranks], identifiers[num_ranks:]
     if not others:
         ratio = (_USABLE_RATIO - _LEARNER_RATIO) / max_workers
         return GpuPlan(
-            learner=GpuShare(gpu=first, memory_ratio=_LEARNER_RATIO),
-            workers=(GpuShare(gpu=first, memory_ratio=ratio),),
+            learner=GpuShare(gpu=own[0], memory_ratio=_LEARNER_RATIO),
+            workers=(GpuShare(gpu=own[0], memory_ratio=ratio),),
             max_workers=max_workers,
         )
     most_on_one = -(-max_workers // len(others))
     return GpuPlan(
-        learner=GpuShare(gpu=first, memory_ratio=None),
+        learner=GpuShare(gpu=",".join(own), memory_ratio=None),
         workers=tuple(
             GpuShare(gpu=other, memory_ratio=_USABLE_RATIO / most_on_one) for other in others
         ),
         max_workers=max_workers,
     )
+
+
+def _check_ranks(num_ranks: int, *, num_gpus: int) -> None:
+    """Check that ranks and workers need not share a GPU; only a single rank may."""
+    if num_ranks == 1 or num_ranks < num_gpus:
+        return
+    message = (
+        f"the learner's {num_ranks} ranks need a GPU each and the rollout workers one more, and"
+        f" this machine has {num_gpus}; "
+    )
+    if num_gpus == 1:
+        raise TooFewGpusError(f"{message}set it to 1: learner and workers then share the GPU")
+    raise TooFewGpusError(f"{message}set it to at most {num_gpus - 1}")
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:

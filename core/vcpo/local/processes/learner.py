@@ -1,23 +1,25 @@
-"""The learner of a local run across its restarts."""
+"""The learner of a local run across its restarts: one process, or several ranks as one group."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vcpo.control.run_limits import RunLimits, exceeded_restarts
 from vcpo.control.supervision import FailureStreak
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
+from vcpo.local.processes.ranks import first_failure
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerEnd:
-    """The end of a learner process."""
+    """The end of the learner's processes."""
 
     child: ChildProcess
+    """The rank that ended first; the others were stopped."""
     is_complete: bool
     """Whether the run is complete; otherwise the learner will be restarted."""
     message: str = ""
@@ -27,9 +29,10 @@ class LearnerEnd:
 class LearnerProcess:
     """Keeps one learner running until the run is complete.
 
-    A learner that anything but this host stops is restarted.
+    A learner that anything but this host stops is restarted. If one of several ranks fails, the
+    others are killed: they cannot continue. All start again, from the last checkpoint.
 
-    resume: whether the first process resumes from a checkpoint; every later one does.
+    resume: whether the first start resumes from a checkpoint; every later one does.
     limits: limits of the run, of which this class applies the restarts.
     """
 
@@ -42,47 +45,55 @@ class LearnerProcess:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serves = False
-        """Whether the current process has reported that it serves."""
+        """Whether rank 0 of the current start has reported that it serves."""
         self._fleet = fleet
         self._resume = resume
         self._limits = limits
         self._clock = clock
         self._streak = FailureStreak()
         self._start_at_s: float | None = clock()
-        """When to start the next process; None while one exists."""
+        """When to start the next time; None while the learner runs."""
 
     @property
-    def child(self) -> ChildProcess | None:
-        """The current process; None between two processes."""
-        return None if self._start_at_s is not None else self._fleet.learner
+    def ranks(self) -> Sequence[ChildProcess]:
+        """The current processes by rank; none between two starts."""
+        return () if self._start_at_s is not None else self._fleet.learner_ranks
 
     def start_when_due(self, port: int) -> None:
-        """Start a process if there is none and the pause is over; port 0 takes a free port."""
-        if self._start_at_s is not None and self._clock() >= self._start_at_s:
-            self._fleet.start_learner(resume=self._resume, port=port)
-            self._start_at_s = None
-            self._resume = True
+        """Start if nothing of the last start runs and the pause is over; port 0: a free port."""
+        if self._start_at_s is None or self._clock() < self._start_at_s:
+            return
+        if any(child.exit_code is None for child in self._fleet.learner_ranks):
+            return  # a killed rank still holds memory, on its GPU as well
+        self._fleet.start_learner(resume=self._resume, port=port)
+        self._start_at_s = None
+        self._resume = True
 
     def take_ready(self) -> Ready | None:
-        """Return the ports of a process that began to serve, once per process; else None."""
-        if self.serves or self.child is None or (ready := self.child.ready) is None:
+        """Return the ports of a rank 0 that began to serve, once per start; else None."""
+        if self.serves or not self.ranks or (ready := self.ranks[0].ready) is None:
             return None
         self.serves = True
         return ready
 
     def take_end(self, *, step: int) -> LearnerEnd | None:
-        """Return the end of a process, once per process, and schedule the next; else None.
+        """Return the end of the learner, once per start, and schedule the next; else None.
 
         step: largest number of steps known to have been taken.
 
         Raises:
             RunFailedError: if the learner reports a start error or exceeded its restarts.
         """
-        child = self.child
-        if child is None or child.exit_code is None:
+        ranks = self.ranks
+        if ranks and ranks[0].exit_code == 0:
+            return LearnerEnd(child=ranks[0], is_complete=True)
+        failed = first_failure(ranks)
+        if failed is None:
             return None
-        if child.exit_code == 0:
-            return LearnerEnd(child=child, is_complete=True)
+        for other in ranks:
+            other.kill()
+        child = ranks[failed]
+        it = "it" if len(ranks) == 1 else f"rank {failed}"
         self.serves = False
         self._streak = self._streak.after_failure(step)
         failures, allowed = self._streak.failures, self._limits.max_learner_restarts
@@ -92,12 +103,12 @@ class LearnerProcess:
             else child.describe_failure()
         )
         if child.exit_code == CANNOT_START:
-            raise RunFailedError(f"the learner {failure}")
+            raise RunFailedError(f"{'the learner' if it == 'it' else it} {failure}")
         exceeded = exceeded_restarts(self._limits, failures)
         if exceeded is not None:
-            raise RunFailedError(f"{exceeded.message} The last time it {failure}")
+            raise RunFailedError(f"{exceeded.message} The last time {it} {failure}")
         self._start_at_s = self._clock() + self._streak.pause_s
-        message = f"it {failure}; restart {failures} of {allowed} without progress"
+        message = f"{it} {failure}; restart {failures} of {allowed} without progress"
         if self._streak.pause_s:
             message += f", in {self._streak.pause_s:g} s"
         return LearnerEnd(child=child, is_complete=False, message=message)

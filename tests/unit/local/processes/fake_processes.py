@@ -12,6 +12,9 @@ print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), 
 if "EXIT" in os.environ:
     print("the reason", flush=True)
     sys.exit(int(os.environ["EXIT"]))
+if os.environ.get("RANK", "") == os.environ.get("EXIT_RANK"):
+    print("the rank's reason", flush=True)
+    sys.exit(int(os.environ["EXIT_STATUS"]))
 sys.stdin.read()
 """
 
@@ -41,3 +44,14 @@ def wait_for_end(child: ChildProcess) -> ChildProcess:
     """Wait for a child's end."""
     child.process.wait(TIMEOUT_S)
     return child
+
+
+RUN_OF_TWO_RANKS = parse_run("""
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 3
+  learner: {processes: 2}
+  rollouts: [{name: learner}]
+""")

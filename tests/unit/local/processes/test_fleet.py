@@ -34,7 +34,7 @@ def start_dying_worker(
 class TestCommands:
     def test_the_learner_is_given_its_address_and_its_folder(self, fleet, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        arguments = read_launch(fleet.start_learner(resume=False))["arguments"]
+        arguments = read_launch(fleet.start_learner(resume=False)[0])["arguments"]
         assert arguments == [
             str(run_dir.spec),
             "--listen=127.0.0.1:0",
@@ -47,7 +47,7 @@ class TestCommands:
 
     def test_a_resumed_learner_keeps_its_port(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        arguments = read_launch(fleet.start_learner(resume=True, port=7600))["arguments"]
+        arguments = read_launch(fleet.start_learner(resume=True, port=7600)[0])["arguments"]
         assert {"--listen=127.0.0.1:7600", "--resume"} <= set(arguments)
 
     def test_a_worker_is_given_its_name_its_group_and_its_learner(self, fleet, monkeypatch):
@@ -59,14 +59,14 @@ class TestCommands:
 
     def test_all_share_a_token_that_no_other_run_has(self, fleet, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        environment = read_launch(fleet.start_learner(resume=False))["environment"]
+        environment = read_launch(fleet.start_learner(resume=False)[0])["environment"]
         assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
 
     @pytest.mark.usefixtures("fleet")  # for its fake processes
     def test_each_process_has_its_gpu(self, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet = Fleet(RUN, run_dir, gpus=[Gpu(identifier=each) for each in ("0", "1", "2")])
-        learner = fleet.start_learner(resume=False)
+        (learner,) = fleet.start_learner(resume=False)
         fleet.scale({"main": 1, "other": 1}, 7600, {})
         processes = [learner, *fleet.workers["main"], *fleet.workers["other"]]
         shown = [read_launch(each)["environment"]["CUDA_VISIBLE_DEVICES"] for each in processes]
@@ -78,14 +78,14 @@ class TestCommands:
         monkeypatch.setenv("EXIT", "0")
         monkeypatch.setenv("TQDM_DISABLE", "0")
         monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-        environment = read_launch(fleet.start_learner(resume=False))["environment"]
+        environment = read_launch(fleet.start_learner(resume=False)[0])["environment"]
         assert environment["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
         assert environment["TQDM_DISABLE"] == "0"
 
     def test_threads_are_those_of_the_run(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet.scale({"main": 1, "other": 1}, 7600, {})
-        started = [fleet.start_learner(resume=False)]
+        started = [*fleet.start_learner(resume=False)]
         started += [fleet.workers["main"][0], fleet.workers["other"][0]]
         threads = [read_launch(child)["environment"].get("OMP_NUM_THREADS") for child in started]
         assert threads == ["5", "2", None]
@@ -199,7 +199,7 @@ class TestReaping:
 
 class TestEnding:
     async def test_stopping_leaves_nobody(self, fleet):
-        children = [fleet.start_learner(resume=False)]
+        children = [*fleet.start_learner(resume=False)]
         fleet.scale({"main": 2}, 7600, {})
         children += fleet.workers["main"]
         await fleet.stop(TIMEOUT_S)
@@ -225,6 +225,6 @@ class TestEnding:
 
     async def test_nothing_of_a_learner_that_was_replaced_stays_open(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "1")
-        first = wait_for_end(fleet.start_learner(resume=False))
+        first = wait_for_end(fleet.start_learner(resume=False)[0])
         fleet.start_learner(resume=True)
         assert first.process.stdin.closed

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.local.processes.gpus import Gpu, find_gpus, parse_gpus, plan_gpus, usable_gpus
+from vcpo.local.processes.gpus import (
+    Gpu,
+    TooFewGpusError,
+    find_gpus,
+    parse_gpus,
+    plan_gpus,
+    usable_gpus,
+)
 from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE, gpu_memory_ratio
 
 SMI = """\
@@ -65,6 +72,43 @@ def test_with_a_second_gpu_the_learner_has_its_own_and_workers_are_spread(num_gp
 def test_sharing_is_said_with_the_numbers(num_gpus, max_workers):
     plan = plan_gpus(gpus(num_gpus), max_workers=max_workers)
     assert ("share" in plan.description) == (max_workers > num_gpus - 1)
+
+
+@given(num_gpus=counts, max_workers=counts, num_ranks=st.integers(min_value=2, max_value=16))
+def test_several_ranks_have_a_gpu_each_that_no_worker_uses(num_gpus, max_workers, num_ranks):
+    try:
+        plan = plan_gpus(gpus(num_gpus), max_workers=max_workers, num_ranks=num_ranks)
+    except TooFewGpusError:
+        assert num_ranks + 1 > num_gpus
+        return
+    ranks = plan.learner.gpu.split(",")
+    assert len(ranks) == len(set(ranks)) == num_ranks < num_gpus
+    assert plan.learner.memory_ratio is None
+    workers = {share.gpu for share in start_workers(plan, max_workers)}
+    assert workers
+    assert not workers & set(ranks)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_ranks", "cure"),
+    [
+        (1, 2, "set it to 1: learner and workers then share the GPU"),
+        (2, 2, "set it to at most 1"),
+        (8, 8, "set it to at most 7"),
+    ],
+)
+def test_too_few_gpus_for_the_ranks_are_refused_with_both_numbers(num_gpus, num_ranks, cure):
+    expected = (
+        f"the learner's {num_ranks} ranks need a GPU each and the rollout workers one more, and"
+        f" this machine has {num_gpus}; {cure}"
+    )
+    with pytest.raises(TooFewGpusError) as refused:
+        plan_gpus(gpus(num_gpus), max_workers=1, num_ranks=num_ranks)
+    assert str(refused.value) == expected
+
+
+def test_without_a_gpu_any_number_of_ranks_computes_on_the_cpu():
+    assert plan_gpus([], max_workers=1, num_ranks=8).learner is None
 
 
 def test_a_worker_that_is_replaced_gets_the_gpu_that_is_free():

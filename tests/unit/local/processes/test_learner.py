@@ -25,8 +25,8 @@ def fail(learner, clock, monkeypatch):
         clock.now_s += 60.0
         monkeypatch.setenv("EXIT", str(status))
         learner.start_when_due(0)
-        assert learner.child is not None
-        wait_for_end(learner.child)
+        assert learner.ranks
+        wait_for_end(learner.ranks[0])
         return learner.take_end(step=step)
 
     return start_and_end
@@ -82,10 +82,10 @@ def test_the_pause_before_a_restart_is_kept(learner, fail, clock):
     end = fail(step=0)
     assert end.message.endswith("restart 2 of 2 without progress, in 1 s")
     learner.start_when_due(0)
-    assert learner.child is None
+    assert not learner.ranks
     clock.now_s += 1.0
     learner.start_when_due(0)
-    assert learner.child is not None
+    assert learner.ranks
 
 
 def test_an_end_is_reported_once(learner, fail):
@@ -97,6 +97,6 @@ def test_each_learner_is_found_ready_once(learner):
     learner.start_when_due(0)
     assert learner.take_ready() is None
     ready = Ready(pid=1, grpc_port=2, metrics_port=3)
-    write_ready(learner.child.ready_file, ready)
+    write_ready(learner.ranks[0].ready_file, ready)
     assert learner.take_ready() == ready
     assert learner.take_ready() is None
