@@ -1,0 +1,160 @@
+r"""What is needed of each token's softmax, from sums that are kept while tiles go by.
+
+Over the logits L_v of one token, with m the largest so far:
+
+    s = sum_v e^(L_v - m)                  log-probability: L_y - m - log s
+    r = sum_v e^(L_v - m) dL_v/du W_v      its gradient at the hidden state: dL_y/du W_y - r / s
+    q = sum_v e^(L_v - m) (L_v - m)        entropy: log s - q / s
+    c = sum_v e^(2 (L_v - m))              energy ||onehot(y) - pi||^2: 1 - 2 pi_y + c / s^2
+
+When m grows by d, all of them shrink: s and r by e^-d, c by e^-2d, and q becomes e^-d (q - d s).
+Keeping r costs a second product with W here and saves one in the backward pass.
+
+Sources: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao et al., arXiv 2205.14135
+(the weighted sum r beside it, for attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vcpo_learner.output_head.logit_tiles import Tile, TiledLogits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to compute beside the log-probabilities."""
+
+    directions: bool = False
+    entropies: bool = False
+    energies: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenDistributions:
+    """Numbers of each token's distribution; all without a graph, None if not wanted."""
+
+    logprobs: Tensor
+    """[tokens] nats, at most 0, of the sampled token."""
+    log_normalizers: Tensor
+    """[tokens] log sum_v e^L_v."""
+    directions: Tensor | None
+    """[tokens, hidden] gradient of the log-probability at the hidden state."""
+    entropies: Tensor | None
+    """[tokens] nats, at least 0."""
+    energies: Tensor | None
+    """[tokens] in [0, 2]."""
+
+
+def token_distributions(logits: TiledLogits, targets: Tensor, wanted: Wanted) -> TokenDistributions:
+    """Go over all tiles once.
+
+    targets: [tokens] int64 sampled tokens.
+    """
+    dtype, count = logits.dtype, logits.num_tokens
+    largest = logits.hidden.new_full((count,), -torch.inf, dtype=dtype)
+    sums = _Sums(
+        largest=largest,
+        total=torch.zeros_like(largest),
+        rows=_zeros(logits.hidden, dtype) if wanted.directions else None,
+        surprise=torch.zeros_like(largest) if wanted.entropies else None,
+        squares=torch.zeros_like(largest) if wanted.energies else None,
+    )
+    memory = logits.memory()
+    for block in logits.token_blocks():
+        part, tokens = sums.part(block), logits.factors(logits.hidden[block])
+        for vocabulary in logits.vocabulary_blocks():
+            part.add(logits, logits.tile(tokens, vocabulary, memory))
+    return _finished(logits, targets, sums)
+
+
+def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sums:
+    """The sums of the module's first lines; changed in place."""
+
+    largest: Tensor
+    total: Tensor
+    rows: Tensor | None
+    surprise: Tensor | None
+    squares: Tensor | None
+
+    def part(self, tokens: slice) -> _Sums:
+        """Views of some tokens' sums."""
+        return _Sums(
+            largest=self.largest[tokens],
+            total=self.total[tokens],
+            rows=None if self.rows is None else self.rows[tokens],
+            surprise=None if self.surprise is None else self.surprise[tokens],
+            squares=None if self.squares is None else self.squares[tokens],
+        )
+
+    def add(self, logits: TiledLogits, tile: Tile) -> None:
+        """Add a tile; its logits are overwritten."""
+        largest = torch.maximum(self.largest, tile.logits.amax(dim=1))
+        shrink = (self.largest - largest).exp_()
+        if self.surprise is not None:
+            # Nothing has been added before the first tile, and no distance to it exists.
+            distance = (self.largest - largest).nan_to_num_(neginf=0.0)
+            self.surprise.addcmul_(distance, self.total).mul_(shrink)
+        self.total.mul_(shrink)
+        self.largest.copy_(largest)
+        exponents = tile.logits.sub_(largest[:, None])
+        if self.surprise is not None:
+            self.surprise.add_((exponents.exp() * exponents).sum(dim=1))
+        odds = exponents.exp_()
+        self.total.add_(odds.sum(dim=1))
+        if self.squares is not None:
+            self.squares.mul_(shrink.square()).add_(torch.linalg.vecdot(odds, odds))
+        if self.rows is not None:
+            self._add_rows(logits, tile, odds, shrink)
+
+    def _add_rows(self, logits: TiledLogits, tile: Tile, odds: Tensor, shrink: Tensor) -> None:
+        assert self.rows is not None
+        if isinstance(tile.slopes, Tensor):
+            odds.mul_(tile.slopes)
+        self.rows.mul_(shrink[:, None])
+        factors = logits.factors(odds)
+        if factors.dtype == self.rows.dtype:
+            self.rows.addmm_(factors, tile.weight)
+        else:
+            self.rows.add_(logits.product(factors, tile.weight))
+
+
+def _finished(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDistributions:
+    own_rows = logits.factors(logits.weight[targets]).to(logits.dtype)
+    hidden = logits.factors(logits.hidden).to(logits.dtype)
+    sampled = torch.linalg.vecdot(hidden, own_rows)
+    if logits.bias is not None:
+        sampled += logits.bias[targets]
+    own_slopes = logits.finish(sampled)
+    log_total = sums.total.log()
+    log_normalizers = sums.largest + log_total
+    # Rounding may leave the log-probability of a token that is all but certain just over zero.
+    logprobs = (sampled - log_normalizers).clamp_max_(0.0)
+    return TokenDistributions(
+        logprobs=logprobs,
+        log_normalizers=log_normalizers,
+        directions=_directions(sums, own_rows, own_slopes),
+        entropies=None
+        if sums.surprise is None
+        else (log_total - sums.surprise / sums.total).clamp_min_(0.0),
+        energies=None
+        if sums.squares is None
+        else (1.0 - 2.0 * logprobs.exp() + sums.squares / sums.total.square()).clamp_min_(0.0),
+    )
+
+
+def _directions(sums: _Sums, own_rows: Tensor, own_slopes: Tensor | float) -> Tensor | None:
+    if sums.rows is None:
+        return None
+    mean = sums.rows.div_(sums.total[:, None])
+    if isinstance(own_slopes, Tensor):
+        return own_rows.mul_(own_slopes[:, None]).sub_(mean)
+    return own_rows.sub_(mean).mul_(own_slopes)

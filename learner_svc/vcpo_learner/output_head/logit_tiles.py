@@ -1,0 +1,149 @@
+"""The logits of an output head, one tile of tokens and vocabulary at a time.
+
+A tile of logits L [tokens, vocabulary] follows from hidden states h, a head's matrix W and bias b:
+
+    u = h W^T + b
+    L = scale u / temperature                     or, with a cap,
+    L = cap tanh(scale u / cap) / temperature
+
+Matrix products take their inputs in the number type that the model computes in, and add up in
+float32 or better. A CPU multiplies in the type that it adds up in; the inputs are rounded all the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitForm:
+    """How a family of models turns a head's products into logits."""
+
+    scale: float = 1.0
+    """Cohere's `logit_scale`, or 1 / Granite's `logits_scaling`."""
+    softcap: float | None = None
+    """Gemma's `final_logit_softcapping`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileSize:
+    """Tokens and rows of the vocabulary in one tile of logits."""
+
+    tokens: int
+    vocabulary: int
+
+
+_TILE_SIZES = {
+    "cpu": TileSize(tokens=256, vocabulary=1024),
+    "cuda": TileSize(tokens=8192, vocabulary=8192),
+}
+"""A tile in float32 has 1 MiB for a CPU, which stays in its cache, and 256 MiB for a GPU, which
+keeps it busy. The second is a choice that no measurement supports yet."""
+
+
+def tile_size(device: torch.device) -> TileSize:
+    """Return the size of tiles on a device."""
+    return _TILE_SIZES.get(device.type, _TILE_SIZES["cuda"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tile:
+    """The logits of some tokens at some rows of the vocabulary."""
+
+    vocabulary: slice
+    weight: Tensor
+    """[rows, hidden] the head's rows, as the products need them."""
+    logits: Tensor
+    """[tokens, rows] divided by the temperature; the caller may overwrite them."""
+    slopes: Tensor | float
+    """dL/du, [tokens, rows] or the same for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TiledLogits:
+    """The logits of all tokens, never in memory at once."""
+
+    hidden: Tensor
+    """[tokens, hidden]"""
+    weight: Tensor
+    """[vocabulary, hidden]"""
+    bias: Tensor | None
+    """[vocabulary]"""
+    form: LogitForm
+    temperature: float
+    input_dtype: torch.dtype
+    """Of the products' inputs."""
+    size: TileSize
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.hidden)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of logits and of everything that is computed from them."""
+        return torch.promote_types(self.input_dtype, torch.float32)
+
+    def token_blocks(self) -> Iterator[slice]:
+        """Yield all tokens, in runs of at most a tile's."""
+        for start in range(0, self.num_tokens, self.size.tokens):
+            yield slice(start, min(start + self.size.tokens, self.num_tokens))
+
+    def vocabulary_blocks(self) -> Iterator[slice]:
+        """Yield all rows of the vocabulary, in runs of at most a tile's."""
+        num_rows = len(self.weight)
+        for start in range(0, num_rows, self.size.vocabulary):
+            yield slice(start, min(start + self.size.vocabulary, num_rows))
+
+    def factors(self, values: Tensor) -> Tensor:
+        """Return values as the products take them."""
+        rounded = values.to(self.input_dtype)
+        return rounded.to(self.dtype) if values.device.type == "cpu" else rounded
+
+    def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        """Multiply two matrices of `factors`; the sums are float32 or better.
+
+        out: written to if it has the type and the place for it.
+        """
+        if left.dtype == self.dtype:
+            return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
+        return torch.mm(left, right, out_dtype=self.dtype)
+
+    def tile(self, tokens: Tensor, vocabulary: slice, memory: Tensor | None = None) -> Tile:
+        """Return the tile of some tokens, given their hidden states as `factors`.
+
+        memory: [at least the tile's numbers] for the logits; None allocates it.
+        """
+        weight = self.factors(self.weight[vocabulary])
+        out = None
+        if memory is not None:
+            out = memory[: len(tokens) * len(weight)].view(len(tokens), len(weight))
+        logits = self.product(tokens, weight.mT, out)
+        if self.bias is not None:
+            logits.add_(self.bias[vocabulary])
+        slopes = self.finish(logits)
+        return Tile(vocabulary=vocabulary, weight=weight, logits=logits, slopes=slopes)
+
+    def finish(self, products: Tensor) -> Tensor | float:
+        """Turn products u into logits in place, and return the slopes dL/du."""
+        cap, slope = self.form.softcap, self.form.scale / self.temperature
+        if cap is None:
+            if slope != 1.0:
+                products.mul_(slope)
+            return slope
+        share = products.mul_(self.form.scale / cap).tanh_()
+        slopes = (1.0 - share.square()).mul_(slope)
+        products.mul_(cap / self.temperature)
+        return slopes
+
+    def memory(self) -> Tensor:
+        """Return memory for the logits of one tile, to be used again and again."""
+        tokens = min(self.size.tokens, self.num_tokens)
+        rows = min(self.size.vocabulary, len(self.weight))
+        return self.hidden.new_empty(tokens * rows, dtype=self.dtype)

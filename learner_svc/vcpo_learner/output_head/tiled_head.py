@@ -1,0 +1,141 @@
+"""Log-probabilities of sampled tokens from hidden states, with their gradient, tile by tile.
+
+No tensor has an entry for each token and each row of the vocabulary, neither forward nor backward.
+The head's own gradient is ordinary, or an observer measures it by trajectory.
+
+Cost in products of all tokens with the head's matrix: one to score; four for a gradient, where full
+logits need three: the logits are computed once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vcpo_learner.output_head.distributions import Wanted, token_distributions
+from vcpo_learner.output_head.gradient_tiles import HeadObjective, parameter_gradients
+from vcpo_learner.output_head.logit_tiles import LogitForm, TiledLogits, TileSize, tile_size
+
+
+class HeadObserver(Protocol):
+    """Measures the gradient of a head's parameters in place of autograd."""
+
+    @property
+    def anchor(self) -> Tensor:
+        """A number that needs a gradient, so that a backward pass reaches a frozen model's head."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the backward pass is for the observer; autograd gets a gradient if not."""
+
+    def measure(self, objective: HeadObjective) -> None:
+        """Take the objective whose gradient is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadCall:
+    """One application of a head."""
+
+    targets: Tensor
+    """[tokens] int64 sampled tokens."""
+    form: LogitForm
+    temperature: float
+    input_dtype: torch.dtype | None = None
+    """Of the products' inputs; None for the matrix's."""
+    size: TileSize | None = None
+    """None for the device's."""
+    entropies: bool = False
+    energies: bool = False
+    observer: HeadObserver | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadOutput:
+    """What a head says of each token."""
+
+    logprobs: Tensor
+    """[tokens] nats, float32 or better, with a graph."""
+    entropies: Tensor | None
+    """[tokens] nats; None if not wanted."""
+    energies: Tensor | None
+    """[tokens] ||onehot(y) - pi||^2; None if not wanted."""
+
+
+def apply_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, call: HeadCall) -> HeadOutput:
+    """Score tokens by the states that predict them.
+
+    hidden: [tokens, hidden]; weight: [vocabulary, hidden]; bias: [vocabulary].
+    """
+    needs_directions = torch.is_grad_enabled() and hidden.requires_grad
+    anchor = None if call.observer is None else call.observer.anchor
+    logprobs, entropies, energies = _TiledHead.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, anchor, call, needs_directions
+    )
+    return HeadOutput(logprobs=logprobs, entropies=entropies, energies=energies)
+
+
+class _TiledHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        anchor: Tensor | None,
+        call: HeadCall,
+        needs_directions: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        wanted = Wanted(
+            directions=needs_directions, entropies=call.entropies, energies=call.energies
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = token_distributions(_logits(hidden, weight, bias, call), call.targets, wanted)
+        ctx.call = call
+        ctx.save_for_backward(hidden, weight, bias, found.log_normalizers, found.directions)
+        extras = [each for each in (found.entropies, found.energies) if each is not None]
+        ctx.mark_non_differentiable(*extras)
+        return found.logprobs, found.entropies, found.energies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, log_normalizers, directions = ctx.saved_tensors
+        call: HeadCall = ctx.call
+        weights = gradients[0]
+        assert weights is not None
+        to_hidden = None
+        if directions is not None:
+            to_hidden = (directions * weights[:, None]).to(hidden.dtype)
+        objective = HeadObjective(
+            logits=_logits(hidden, weight, bias, call),
+            targets=call.targets,
+            log_normalizers=log_normalizers,
+            weights=weights,
+        )
+        to_weight = to_bias = None
+        if call.observer is not None and call.observer.is_measuring:
+            call.observer.measure(objective)
+        elif weight.requires_grad or (bias is not None and bias.requires_grad):
+            to_weight, to_bias = _parameter_gradients(objective)
+        return to_hidden, to_weight, to_bias, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, call: HeadCall) -> TiledLogits:
+    return TiledLogits(
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        form=call.form,
+        temperature=call.temperature,
+        input_dtype=call.input_dtype or weight.dtype,
+        size=call.size or tile_size(hidden.device),
+    )
+
+
+def _parameter_gradients(objective: HeadObjective) -> tuple[Tensor, Tensor | None]:
+    logits = objective.logits
+    has_bias = logits.bias is not None and logits.bias.requires_grad
+    weight, bias = parameter_gradients(objective, needs_bias=has_bias)
+    return weight.to(logits.weight.dtype), None if bias is None else bias.to(logits.weight.dtype)

@@ -1,0 +1,226 @@
+r"""Each trajectory's gradient of the head: squared norm, and sums over trajectories, by tiles.
+
+A tile of trajectory i's gradient is G_i = sum_t D_t h_t^T over its tokens. Two ways give its norm:
+
+    formed      each tile of G_i is formed, squared, and added to the sums; all of it stays in a
+                CPU's cache.
+    products    ||G_i||^2 = sum_ts (D_t . D_s)(h_t . h_s): the first factors add up over tiles. The
+                sums are products over the tokens of a whole group. Better for short trajectories.
+
+Both need each tile of D once. Tied embeddings have one gradient, so the norm holds the product
+of the two uses: <G_i, E_i> = sum_t G_i[x_t] . e_t, with e_t the gradient at the embedding of token
+x_t. It needs only those rows of G_i whose tokens the trajectory has read, and they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vcpo_learner.output_head.gradient_tiles import (
+    HeadObjective,
+    Piece,
+    add_outer_products,
+    outer_products,
+    runs_of_tokens,
+)
+from vcpo_learner.output_head.own_rows import OwnRows
+
+_FLOPS_PER_TOUCH = {"cpu": 12.0, "cuda": 400.0}
+"""Multiplications in the time of reading and writing one number of a tile: of a CPU's cache, of a
+GPU's memory. The second is a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GradientSums:
+    """Sums over trajectories to add a parameter's gradients to, in place."""
+
+    weighted: Tensor
+    """[*parameter] sum_i offset_i G_i."""
+    by_group: Tensor
+    """[num_groups, *parameter] sum of each group's G_i."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrajectoryWeights:
+    """How the gradients of trajectories enter the sums."""
+
+    offsets: Sequence[float]
+    """[batch]"""
+    groups: Sequence[int]
+    """[batch] ascending."""
+
+
+class TrajectoryGradients:
+    """Measures the head's gradients of all trajectories of a batch, in one pass over the tiles."""
+
+    def __init__(
+        self,
+        objective: HeadObjective,
+        lengths: Sequence[int],
+        *,
+        weights: TrajectoryWeights | None = None,
+        matrix_sums: GradientSums | None = None,
+        bias_sums: GradientSums | None = None,
+        own_rows: OwnRows | None = None,
+    ) -> None:
+        """Take what is measured, and where the sums go.
+
+        lengths: [batch] tokens of each trajectory; the objective has them one after another.
+        weights: None forms no sums.
+        matrix_sums, bias_sums: None if the parameter is frozen, or no sums are formed.
+        own_rows: filled if given; for a tied embedding.
+        """
+        self._objective = objective
+        self._logits = objective.logits
+        self._lengths = lengths
+        self._weights = weights
+        self._matrix_sums = matrix_sums if weights is not None else None
+        self._bias_sums = bias_sums if weights is not None else None
+        self._own_rows = own_rows
+        self._uses_products = [self._is_product_cheaper(at) for at in range(len(lengths))]
+        self._grams: dict[int, Tensor] = {}
+        """D_t . D_s [tokens, tokens] of the trajectories measured by products."""
+        self._open: Tensor | None = None
+        """The tile of a trajectory of which more pieces follow."""
+        self._open_bias: Tensor | None = None
+        self.matrix_norms = torch.zeros(
+            len(lengths), dtype=torch.float64, device=objective.targets.device
+        )
+        """[batch] squared norms; complete after `measure`."""
+        self.bias_norms = torch.zeros_like(self.matrix_norms)
+
+    def measure(self) -> None:
+        """Go over all tiles; call once."""
+        runs = runs_of_tokens(self._lengths, self._busy(), self._logits.size.tokens)
+        memory = self._logits.memory()
+        for vocabulary in self._logits.vocabulary_blocks():
+            for run in runs:
+                tokens = slice(run[0].tokens.start, run[-1].tokens.stop)
+                gradient = self._objective.gradient_tile(tokens, vocabulary, memory)
+                parts = torch.split(gradient, [piece.length for piece in run])
+                for piece, part in zip(run, parts, strict=True):
+                    self._add_bias(piece, vocabulary, part)
+                    if self._uses_products[piece.trajectory]:
+                        self._add_gram(piece, vocabulary, part)
+                    else:
+                        self._add_formed(piece, vocabulary, part)
+                for group in self._short_groups(run):
+                    first = group[0].tokens.start - tokens.start
+                    last = group[-1].tokens.stop - tokens.start
+                    self._add_products(group, vocabulary, gradient[first:last])
+        self._finish_products()
+
+    def _busy(self) -> list[bool]:
+        """Trajectories with a weight; the others have no gradient."""
+        parts = torch.split(self._objective.weights, list(self._lengths))
+        return [bool(each) for each in torch.stack([part.any() for part in parts]).tolist()]
+
+    def _is_product_cheaper(self, trajectory: int) -> bool:
+        """Compare operations per row of the vocabulary; what both ways need is left out."""
+        length, hidden = self._lengths[trajectory], self._logits.hidden
+        if length > self._logits.size.tokens:
+            return False
+        touch = _FLOPS_PER_TOUCH.get(hidden.device.type, _FLOPS_PER_TOUCH["cuda"])
+        by_products, formed = float(length * length), touch * hidden.shape[1]
+        if self._matrix_sums is None or self._weights is None:
+            formed += length * hidden.shape[1]
+        else:
+            formed += touch * hidden.shape[1]
+            if self._weights.offsets[trajectory]:
+                by_products += length * hidden.shape[1]
+                formed += touch * hidden.shape[1]
+        return by_products <= formed
+
+    def _add_formed(self, piece: Piece, vocabulary: slice, gradient: Tensor) -> None:
+        hidden = self._logits.hidden[piece.tokens]
+        tile = self._open
+        if tile is None:
+            tile = outer_products(self._logits, gradient, hidden)
+        else:
+            add_outer_products(self._logits, tile, gradient, hidden)
+        self._open = None if piece.ends else tile
+        if not piece.ends:
+            return
+        norm = torch.linalg.vector_norm(tile)
+        self.matrix_norms[piece.trajectory] += norm.double().square()
+        self._add_to(self._matrix_sums, piece.trajectory, vocabulary, tile)
+        if self._own_rows is not None:
+            self._own_rows.take(piece.trajectory, vocabulary, tile)
+
+    def _add_bias(self, piece: Piece, vocabulary: slice, gradient: Tensor) -> None:
+        if self._logits.bias is None:
+            return
+        tile = gradient.sum(dim=0)
+        if self._open_bias is not None:
+            tile += self._open_bias
+        self._open_bias = None if piece.ends else tile
+        if piece.ends:
+            self.bias_norms[piece.trajectory] += tile.double().square().sum()
+            self._add_to(self._bias_sums, piece.trajectory, vocabulary, tile)
+
+    def _add_to(
+        self, sums: GradientSums | None, trajectory: int, vocabulary: slice, tile: Tensor
+    ) -> None:
+        if sums is None or self._weights is None:
+            return
+        if offset := self._weights.offsets[trajectory]:
+            sums.weighted[vocabulary].add_(tile, alpha=offset)
+        sums.by_group[self._weights.groups[trajectory], vocabulary].add_(tile)
+
+    def _add_gram(self, piece: Piece, vocabulary: slice, gradient: Tensor) -> None:
+        factors = self._logits.factors(gradient)
+        gram = self._logits.product(factors, factors.mT)
+        if piece.trajectory in self._grams:
+            gram += self._grams[piece.trajectory]
+        self._grams[piece.trajectory] = gram
+        if self._own_rows is not None:
+            hidden = self._logits.hidden[piece.tokens]
+            self._own_rows.take_products(piece.trajectory, vocabulary, gradient, hidden)
+
+    def _short_groups(self, run: Sequence[Piece]) -> list[list[Piece]]:
+        """The pieces measured by products, in runs of neighbors in one group."""
+        if self._weights is None or self._matrix_sums is None:
+            return []
+        groups: list[list[Piece]] = []
+        number = self._weights.groups
+        for piece in run:
+            if not self._uses_products[piece.trajectory]:
+                continue
+            last = groups[-1][-1] if groups else None
+            if (
+                last is not None
+                and number[last.trajectory] == number[piece.trajectory]
+                and last.tokens.stop == piece.tokens.start
+            ):
+                groups[-1].append(piece)
+            else:
+                groups.append([piece])
+        return groups
+
+    def _add_products(self, group: Sequence[Piece], vocabulary: slice, gradient: Tensor) -> None:
+        """Add to the sums what neighboring trajectories of one group add, with few products."""
+        assert self._weights is not None
+        assert self._matrix_sums is not None
+        hidden = self._logits.hidden[group[0].tokens.start : group[-1].tokens.stop]
+        number = self._weights.groups[group[0].trajectory]
+        total = self._matrix_sums.by_group[number, vocabulary]
+        add_outer_products(self._logits, total, gradient, hidden)
+        offsets = [self._weights.offsets[piece.trajectory] for piece in group]
+        if any(offsets):
+            lengths = torch.tensor([piece.length for piece in group], device=gradient.device)
+            by_token = gradient.new_tensor(offsets).repeat_interleave(lengths)[:, None]
+            total = self._matrix_sums.weighted[vocabulary]
+            add_outer_products(self._logits, total, gradient * by_token, hidden)
+
+    def _finish_products(self) -> None:
+        parts = torch.split(self._logits.hidden, list(self._lengths))
+        for at, gram in self._grams.items():
+            hidden = self._logits.factors(parts[at])
+            products = torch.linalg.vecdot(gram, self._logits.product(hidden, hidden.mT))
+            # Rounding may leave the square of a vanishing gradient just under zero.
+            self.matrix_norms[at] = products.sum(dtype=torch.float64).clamp_min(0.0)
+        self._grams.clear()
