@@ -180,9 +180,9 @@ class InstantLearner:
     def tokens_left(self) -> int:
         """Return tokens that are buffered or requeued; only when nothing is in flight."""
         snapshot = self.ledger.snapshot()
-        requeued = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot))
+        requeued = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot.head))
         buffered = (
-            len(one.rollout_logprobs) // 4 for g in snapshot.buffered for one in g.trajectories
+            len(one.rollout_logprobs) for group in snapshot.groups for one in group.trajectories
         )
         return requeued + sum(buffered)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +36,18 @@ def computes(device: torch.device) -> bool:
         return torch.ones(1, device=device).item() == 1.0
     except RuntimeError:
         return False
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of PyTorch's random generators, of the CPU and of a GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Continue PyTorch's random generators from `random_states`, of this kind of device or not."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -11,8 +11,8 @@ from transformers.utils import logging
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.spec import load_run
-from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
-from vcpo_learner.model.loading import load_policy, restore_policy
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
+from vcpo_learner.model.loading import load_policy
 from vcpo_learner.model.model_folder import ModelExport
 
 
@@ -56,10 +56,9 @@ def export(run_dir: Path, *, step: int | None, adapters: bool, output: Path | No
     model, tokenizer = load_policy(
         run.spec.model.name, run.spec.model.revision, run.spec.model.lora
     )
-    restore_policy(model, checkpoint.parameters)
     exporting = ModelExport(run, model, tokenizer)
     write = exporting.write_adapters if adapters else exporting.write_model
-    write(folder, step=checkpoint.step)
+    write(folder, checkpoint.tensors, step=checkpoint.step)
     return folder
 
 

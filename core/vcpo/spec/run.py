@@ -138,7 +138,7 @@ class VCPORunSpec(Section):
         if self.model.size_billions is None:
             return _CHECKPOINT_STORAGE_GIBIBYTES
         parameters_bytes = 4.0 * self.model.size_billions * 1e9
-        needed_bytes = parameters_bytes * (3 * (self.checkpoint.keep + 1) + 1)
+        needed_bytes = parameters_bytes * (3 * self.checkpoint.most_on_disk + 1)
         return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
 
     @property

@@ -206,14 +206,23 @@ class Checkpoint(Section):
     """When the run's state is written, and how much of it is kept."""
 
     every_steps: Steps = 50
-    """Optimizer steps between checkpoints; a restart loses at most this many. One more is always
-    written at the end."""
+    """Optimizer steps between checkpoints; a restart loses at most this many, and those that were
+    taken while the last checkpoint was written. One more is always written at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Number of newest checkpoints that stay on disk."""
+    keep_best: bool = True
+    """Whether the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
+    export --best` reads it. A checkpoint is evaluated if its step is also a multiple of
+    `evaluation.everySteps`."""
     full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
     """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
     the disk is full at the end of a run; then the run fails. Before the end, training continues and
     saving is tried again."""
+
+    @property
+    def most_on_disk(self) -> int:
+        """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
+        return self.keep + self.keep_best + 1
 
 
 class Weights(Section):

@@ -47,10 +47,10 @@ from vcpo_learner.ledger.groups import (
     GroupBuffer,
     group_from_lease,
     group_from_message,
-    group_to_message,
     newest_trajectories,
 )
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
+from vcpo_learner.ledger.ledger_state import LedgerState
 from vcpo_learner.ledger.requeue import RequeuedPrompt, restore_requeued, save_requeued
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 
@@ -288,12 +288,11 @@ class TrajectoryLedger:
         """Return the open leases that a worker is to interrupt and release, oldest first."""
         return [lease.lease_id for lease in self._book.held_by(worker_id) if lease.preempted]
 
-    def snapshot(self) -> ledger_pb2.LedgerSnapshot:
+    def snapshot(self) -> LedgerState:
         """Return what a checkpoint keeps: the buffer, the prompts to grant again, the counts."""
         counts = self.counts()
         open_leases = self._book.all()
-        snapshot = ledger_pb2.LedgerSnapshot(
-            buffered=[group_to_message(group) for group in sorted(self._buffer.groups())],
+        head = ledger_pb2.LedgerSnapshot(
             leased=counts.leased,
             # The checkpoint does not keep an incomplete group; its prompt is requeued.
             in_flight=sum(lease.num_trajectories for lease in open_leases),
@@ -301,16 +300,17 @@ class TrajectoryLedger:
             dropped=dict(counts.dropped),
             next_grant_number=self._book.next_grant_number,
         )
-        save_requeued([*map(_requeued_prompt, open_leases), *self._requeued], snapshot)
-        self._source.save(snapshot)
-        return snapshot
+        save_requeued([*map(_requeued_prompt, open_leases), *self._requeued], head)
+        self._source.save(head)
+        return LedgerState(head=head, groups=tuple(sorted(self._buffer.groups())))
 
-    def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Continue from a snapshot; only before the first grant.
+    def restore(self, parts: Sequence[ledger_pb2.LedgerSnapshot]) -> None:
+        """Continue from the parts of a snapshot; only before the first grant.
 
         Trajectories that were in flight count as dropped. Failed attempts count from 0 again,
         because the learner that stopped may have caused them.
         """
+        snapshot = parts[0]
         self._source.restore(snapshot)
         most = self._trajectories_per_prompt
         # Checkpoints of older versions may hold partial responses of redundant trajectories.
@@ -318,7 +318,7 @@ class TrajectoryLedger:
             replace(prompt, partial_responses=prompt.partial_responses[:most])
             for prompt in restore_requeued(snapshot)
         )
-        self._buffer.add(group_from_message(group) for group in snapshot.buffered)
+        self._buffer.add(group_from_message(group) for part in parts for group in part.buffered)
         self._book.resume_numbering(snapshot.next_grant_number)
         self._leased = snapshot.leased
         self._consumed = snapshot.consumed

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora, Model
-from vcpo_learner.model.disk import write_tensors
+from vcpo_learner.checkpoints.disk import write_tensors
 
 _ADAPTER = "default"
 """peft's name of the only adapter; its files omit the name."""

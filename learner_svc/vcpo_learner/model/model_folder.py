@@ -1,23 +1,39 @@
-"""Folders that other programs load: a model, or adapters of a model."""
+"""Folders that other programs load, from a checkpoint: a model, or adapters of a model."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.spec import VCPORun
-from vcpo_learner.model.disk import atomic_folder
-from vcpo_learner.model.loading import policy_tensors
+from vcpo_learner.checkpoints.disk import atomic_folder
+from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_parameters
+from vcpo_learner.model.loading import load_policy
+
+_SHARD_SIZE: Final = "5GB"
+"""Largest file of weights, and so the most that writing them holds in memory."""
+_IN_MEMORY_BYTES: Final = 1 << 30
+"""Larger sets of tensors are mapped files: the kernel writes them back when memory is short."""
 
 
 class ModelExport:
-    """Exports the model of one run. Owner: the tensor thread."""
+    """Exports the model of one run. It calls no rank and no GPU, so training may go on."""
 
     def __init__(
         self, run: VCPORun, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> None:
+        """Remember what an export needs beside a checkpoint.
+
+        model: of the run's family and size; its parameters are not read.
+        """
         self._run = run
         self._model = model
         self._tokenizer = tokenizer
@@ -27,37 +43,46 @@ class ModelExport:
         """Whether the run trains LoRA adapters."""
         return self._run.spec.model.lora is not None
 
-    def write_model(self, folder: Path, *, step: int) -> None:
+    def write_model(self, folder: Path, tensors: Path, *, step: int) -> None:
         """Write model and tokenizer so that `AutoModelForCausalLM.from_pretrained` loads them.
 
-        With LoRA it merges the adapters; the model cannot be trained any more after that.
+        With LoRA the base model is loaded and the adapters are merged into it.
+
+        tensors: folder of `TensorFiles`.
 
         Raises:
             DiskFullError: if the disk has no room for it; the call may be repeated.
         """
-        if self.has_adapters:
-            # peft takes seconds to import, and few runs need it.
-            from vcpo_learner.model.lora import merge_adapters
-
-            merge_adapters(self._model)
-        size_bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        shapes = parameter_shapes(tensors)
+        size_bytes = sum(4 * parameter.numel() for parameter in self._model.parameters())
         with atomic_folder(folder, what="the model", needed_bytes=size_bytes) as partial:
-            self._model.save_pretrained(partial)
+            if self.has_adapters:
+                _merged(self._run, tensors).save_pretrained(partial, max_shard_size=_SHARD_SIZE)
+            else:
+                with _storage(shapes, partial / ".scratch") as parameters:
+                    read_parameters(tensors, parameters)
+                    state = {**_persistent_buffers(self._model), **parameters}
+                    self._model.save_pretrained(
+                        partial, state_dict=state, max_shard_size=_SHARD_SIZE
+                    )
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.MODEL, step).write(partial)
 
-    def write_adapters(self, folder: Path, *, step: int) -> None:
+    def write_adapters(self, folder: Path, tensors: Path, *, step: int) -> None:
         """Write adapters and tokenizer so that `PeftModel.from_pretrained` loads them.
+
+        tensors: folder of `TensorFiles`.
 
         Raises:
             DiskFullError: if the disk has no room for it; the call may be repeated.
         """
         from vcpo_learner.model.lora import save_adapters
 
-        tensors = policy_tensors(self._model)
-        size_bytes = sum(each.numel() * each.element_size() for each in tensors.values())
+        adapters = {name: torch.empty(shape) for name, shape in parameter_shapes(tensors).items()}
+        read_parameters(tensors, adapters)
+        size_bytes = sum(each.numel() * each.element_size() for each in adapters.values())
         with atomic_folder(folder, what="the adapters", needed_bytes=size_bytes) as partial:
-            save_adapters(self._model, tensors, self._run.spec.model, partial)
+            save_adapters(self._model, adapters, self._run.spec.model, partial)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.ADAPTERS, step).write(partial)
 
@@ -68,3 +93,40 @@ class ModelExport:
             step=step,
             base_model=self._run.spec.model.name,
         )
+
+
+def _merged(run: VCPORun, tensors: Path) -> PreTrainedModel:
+    """Load the base model of a run, and merge a checkpoint's adapters into it."""
+    # peft takes seconds to import, and few runs need it.
+    from vcpo_learner.model.lora import merge_adapters
+
+    settings = run.spec.model
+    model, _ = load_policy(settings.name, settings.revision, settings.lora)
+    trained = {name: each.data for name, each in model.named_parameters() if each.requires_grad}
+    read_parameters(tensors, trained)
+    merge_adapters(model)
+    return model
+
+
+@contextmanager
+def _storage(shapes: Mapping[str, torch.Size], scratch: Path) -> Iterator[dict[str, Tensor]]:
+    """Yield float32 tensors of these shapes, in memory or, if they are large, in mapped files."""
+    in_memory = sum(4 * shape.numel() for shape in shapes.values()) <= _IN_MEMORY_BYTES
+    if in_memory:
+        yield {name: torch.empty(shape) for name, shape in shapes.items()}
+        return
+    scratch.mkdir()
+    yield {
+        name: torch.from_file(str(scratch / str(number)), shared=True, size=shape.numel()).view(
+            shape
+        )
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+    shutil.rmtree(scratch)
+
+
+def _persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the buffers that belong to a model's files; few families have any."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    own = model.state_dict()
+    return {name: buffer for name, buffer in own.items() if name not in parameters}

@@ -1,8 +1,7 @@
 """AdamW from a run's settings, and the step whose rate is scaled."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -60,21 +59,6 @@ def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     if torch.isfinite(norm):
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
     return float(norm)
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load moments and step counts from a `state_dict`; settings stay those of this optimizer.
-
-    Settings come from the run's spec, so a resumed run follows a spec that was changed.
-    Raises: ValueError if the state belongs to other parameters.
-    """
-    settings = [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-    optimizer.load_state_dict(dict(state))
-    for group, kept in zip(optimizer.param_groups, settings, strict=True):
-        group.update(kept)
 
 
 @contextmanager

@@ -27,11 +27,11 @@ from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
+from vcpo_learner.checkpoints.disk import DiskFullError
+from vcpo_learner.checkpoints.folder import CheckpointError
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.model.checkpoint import CheckpointError
-from vcpo_learner.model.disk import DiskFullError
-from vcpo_learner.model.loading import policy_payload, published_precision, restore_policy
+from vcpo_learner.model.loading import policy_payload, published_precision
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
@@ -86,7 +86,7 @@ class TrainingLoop:
         for one in damaged:
             self.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
         self._saver.checkpoints.set_aside(damaged)
-        restore_policy(self._parts.model, checkpoint.parameters)
+        self._parts.update.load_tensors(checkpoint.tensors)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
         self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)

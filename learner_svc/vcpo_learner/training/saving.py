@@ -1,4 +1,7 @@
-"""Writes checkpoints between steps and the model at the end, and handles a full disk.
+"""Writes checkpoints beside the steps and the model at the end, and handles a full disk.
+
+A step waits only until the tensors are copied. Files are written in threads while training goes on,
+one checkpoint at a time: the next one waits for it.
 
 If the disk is full between two steps, training continues without the checkpoint. The learner
 reports this once and tries again between later steps. At the end the learner waits for free space,
@@ -10,16 +13,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
+from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
-from vcpo_learner.model.disk import DiskFullError
-from vcpo_learner.model.loading import policy_tensors
+from vcpo_learner.checkpoints.disk import DiskFullError
+from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_bytes
+from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.checkpoints.retention import best_evaluated_step
+from vcpo_learner.ledger.ledger_state import LedgerState
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
 
@@ -27,17 +36,36 @@ RETRY_S = 15.0
 """Time between two attempts on a full disk."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StagedCheckpoint:
+    """A checkpoint of one moment, copied and on its way to the disk."""
+
+    step: int
+    folder: Path
+    closing: ExitStack
+    """Gives the folder its name, or removes it after an error."""
+    tensors: Future[dict[str, FileChecksum]]
+    update_state: bytes
+    ledger: LedgerState
+
+
 class RunSaver:
-    """Writes the files of one run. Owner: the event loop; the tensor thread writes the files."""
+    """Writes the files of one run. Owner: the event loop.
+
+    The tensor thread copies; a thread of its own writes.
+    """
 
     def __init__(self, parts: TrainingParts, tensor_thread: ThreadPoolExecutor) -> None:
         self.checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._saved_step = -1
         """Step of the newest checkpoint on disk, -1 if none is known."""
         self._parts = parts
-        self._thread = tensor_thread
+        self._tensor_thread = tensor_thread
+        self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
         self._settings = parts.run.spec.checkpoint
         self._export = ModelExport(parts.run, parts.model, parts.tokenizer)
+        self._writing: asyncio.Task[None] | None = None
+        """The checkpoint on its way to the disk, until it was awaited."""
         self._is_full_since_s: float | None = None
         self._tried_s = 0.0
 
@@ -53,38 +81,37 @@ class RunSaver:
         self._saved_step = step
 
     async def save_if_due(self) -> None:
-        """Write a checkpoint if one is due, or if the disk was full and it is time to retry."""
-        must_retry = self._is_full_since_s is not None
-        may_retry = self._parts.clock() - self._tried_s >= RETRY_S
-        if may_retry if must_retry else self._step % self._settings.every_steps == 0:
-            with contextlib.suppress(DiskFullError):
-                await self.save()
+        """Begin a checkpoint if one is due, or if the disk was full and it is time to retry."""
+        is_due = self._step % self._settings.every_steps == 0
+        with contextlib.suppress(DiskFullError):
+            if is_due or (self._writing is not None and self._writing.done()):
+                await self.join()
+            if self._is_full_since_s is not None:
+                is_due = self._parts.clock() - self._tried_s >= RETRY_S
+            if is_due:
+                await self._begin()
 
     async def save(self) -> None:
-        """Write a checkpoint, unless there is one of this step.
+        """Write a checkpoint, unless there is one of this step, and wait until it is on the disk.
 
         Raises:
             DiskFullError: if the disk has no room for it.
         """
-        step = self._step
-        if step == self._saved_step:
-            return
-        # The snapshot is taken here, because the ledger belongs to the event loop.
-        ledger = self._parts.dispatcher.ledger.snapshot()
-        model, update = self._parts.model, self._parts.update
-        await self._write(
-            lambda: self.checkpoints.save(
-                Checkpoint(
-                    step=step,
-                    parameters=policy_tensors(model),
-                    update_state=update.state_dict(),
-                    ledger=ledger,
-                )
-            )
-        )
-        self._saved_step = step
-        self._parts.gauges.record_checkpoint(time.time())
-        self._parts.event("CheckpointSaved", f"step {step}")
+        with contextlib.suppress(DiskFullError):  # of an earlier step
+            await self.join()
+        await self._begin()
+        await self.join()
+
+    async def join(self) -> None:
+        """Wait for the checkpoint on its way to the disk.
+
+        Raises:
+            DiskFullError: if the disk has no room for it.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            with self._parts.stage(Stage.CHECKPOINT):
+                await writing
 
     async def finish(self, drain_s: float) -> None:
         """Write the last checkpoint, and the model unless the run was asked to stop.
@@ -101,32 +128,99 @@ class RunSaver:
             await self._save_with_retries(self._save_adapters, drain_s)
         await self._save_with_retries(self._save_model, drain_s)
 
+    async def _begin(self) -> None:
+        """Copy the state between two steps, and begin to write it; none other may be on its way."""
+        step = self._step
+        if step == self._saved_step:
+            return
+        # The snapshot is taken here, because the ledger belongs to the event loop.
+        ledger = self._parts.dispatcher.ledger.snapshot()
+        self._tried_s = self._parts.clock()
+        loop = asyncio.get_running_loop()
+        with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
+            staged = await loop.run_in_executor(
+                self._tensor_thread, lambda: self._stage(step, ledger)
+            )
+        # Submitted here: a task that never runs, because the loop ends, must not lose it.
+        written = loop.run_in_executor(self._file_thread, lambda: self._complete(staged))
+        self._writing = asyncio.create_task(self._record(step, written))
+
+    def _stage(self, step: int, ledger: LedgerState) -> _StagedCheckpoint:
+        update = self._parts.update
+        with ExitStack() as closing:
+            folder = closing.enter_context(
+                self.checkpoints.writing(step, needed_bytes=update.checkpoint_bytes)
+            )
+            return _StagedCheckpoint(
+                step=step,
+                folder=folder,
+                tensors=update.save_tensors(folder / TENSORS),
+                update_state=state_bytes(update.state_dict()),
+                ledger=ledger,
+                closing=closing.pop_all(),
+            )
+
+    def _complete(self, staged: _StagedCheckpoint) -> None:
+        """Wait for the tensors, write the rest, rename the folder and remove old ones."""
+        with staged.closing:
+            self.checkpoints.complete(
+                staged.folder,
+                step=staged.step,
+                tensors=staged.tensors.result(),
+                update_state=staged.update_state,
+                ledger=staged.ledger.parts(),
+            )
+        best = None
+        if self._settings.keep_best:
+            evaluations = read_metrics(self._parts.run_dir).evaluations
+            best = best_evaluated_step(evaluations, self.checkpoints.steps())
+        self.checkpoints.remove_old(staged.step, best)
+
+    async def _record(self, step: int, written: Awaitable[None]) -> None:
+        """Wait until a checkpoint is on the disk, and record it."""
+        with self._reports_disk():
+            await written
+        self._report_room()
+        self._saved_step = step
+        self._parts.gauges.record_checkpoint(time.time())
+        self._parts.event("CheckpointSaved", f"step {step}")
+
     async def _save_adapters(self) -> None:
         folder, step = self._parts.run_dir / "adapters", self._step
-        await self._write(lambda: self._export.write_adapters(folder, step=step))
+        tensors = self.checkpoints.tensors(step)
+        await self._write(lambda: self._export.write_adapters(folder, tensors, step=step))
 
     async def _save_model(self) -> None:
         folder, step = self._parts.run_dir / "model", self._step
-        await self._write(lambda: self._export.write_model(folder, step=step))
+        tensors = self.checkpoints.tensors(step)
+        await self._write(lambda: self._export.write_model(folder, tensors, step=step))
 
     @property
     def _step(self) -> int:
         return self._parts.dispatcher.policy_version
 
     async def _write(self, write: Callable[[], object]) -> None:
-        """Call `write` in the thread; report if the disk becomes full or has room again."""
-        now_s = self._tried_s = self._parts.clock()
+        """Call `write` in the file thread."""
+        self._tried_s = self._parts.clock()
+        with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
+            await asyncio.get_running_loop().run_in_executor(self._file_thread, write)
+        self._report_room()
+
+    @contextlib.contextmanager
+    def _reports_disk(self) -> Iterator[None]:
+        """Report if the disk becomes full in the block, or has room again."""
         try:
-            with self._parts.stage(Stage.CHECKPOINT):
-                await asyncio.get_running_loop().run_in_executor(self._thread, write)
+            yield
         except DiskFullError as error:
             self._parts.gauges.count_disk_full()
             if self._is_full_since_s is None:
-                self._is_full_since_s = now_s
+                self._is_full_since_s = self._tried_s
                 self._parts.event(
                     "DiskFull", f"{error}; the next attempts follow every {RETRY_S:g} s"
                 )
             raise
+
+    def _report_room(self) -> None:
         if self._is_full_since_s is not None:
             self._is_full_since_s = None
             self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: the files are written")

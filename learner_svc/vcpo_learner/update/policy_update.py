@@ -22,9 +22,11 @@ Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.al
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -43,15 +45,21 @@ from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.checkpoints.tensor_files import TensorFiles
 from vcpo_learner.clock import Clock
-from vcpo_learner.device import computes, device_memory
+from vcpo_learner.device import (
+    computes,
+    device_memory,
+    random_states,
+    restore_random_states,
+)
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.steps import (
     clip_gradient,
     make_optimizer,
-    restore_optimizer,
     set_learning_rate,
     take_scaled_step,
 )
@@ -106,6 +114,7 @@ class PolicyUpdate:
             packs = spec.batch.row_layout is RowLayout.PACKED
             require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
         self._optimizer = make_optimizer(model, spec.optimizer)
+        self._files = TensorFiles(model, self._optimizer)
         self._calibration = MismatchCalibration()
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
@@ -213,10 +222,33 @@ class PolicyUpdate:
         """Discard the responses to these leases from replay; return them by lease."""
         return {} if self._replay is None else self._replay.remove(lease_ids)
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of the tensors in a checkpoint, on all ranks together."""
+        return self._files.size_bytes
+
+    def save_tensors(self, folder: Path) -> Future[dict[str, FileChecksum]]:
+        """Copy parameters and moments, and write the copies beside the next steps.
+
+        Returns the checksums of the files by name.
+        """
+        return self._files.save(folder)
+
+    def load_tensors(self, folder: Path) -> None:
+        """Continue from the parameters and moments that `save_tensors` wrote.
+
+        Raises: ValueError if they belong to another model.
+        """
+        self._files.load(folder)
+
+    def close(self) -> None:
+        """Wait for the save in flight."""
+        self._files.close()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model that the next step depends on, for a checkpoint."""
+        """Return what the next step depends on beside `save_tensors`, for a checkpoint."""
         return {
-            "optimizer": self._optimizer.state_dict(),
+            "random": random_states(self._device),
             "updates_taken": self._updates_taken,
             "calibration": self._calibration.to_dict(),
             "warning": self.health.state_dict(),
@@ -227,12 +259,12 @@ class PolicyUpdate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; settings are those of this run's spec.
 
-        Raises: ValueError if the state has another form or belongs to other parameters.
+        Raises: ValueError if the state has another form.
         """
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
-        restore_optimizer(self._optimizer, state["optimizer"])
+        restore_random_states(state["random"], self._device)
         self._updates_taken = int(state["updates_taken"])
         self._calibration = self._calibration.restore(state["calibration"])
         self.health.load_state_dict(state["warning"])

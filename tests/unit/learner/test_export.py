@@ -8,15 +8,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
+from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
 from vcpo.local.external_commands import ExportOptions
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml
-from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
 from vcpo_learner.export import export, main
-from vcpo_learner.model.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
-from vcpo_learner.model.loading import load_policy, policy_tensors
+from vcpo_learner.model.loading import load_policy
 
 TINY = str(Path("examples/models/tiny").resolve())
 TOKENS = torch.tensor([[3, 4, 5, 6]])
@@ -41,14 +41,7 @@ def trained_run(run_dir, *steps, model):
         for parameter in policy.parameters():
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter, std=0.05)
-        folder.save(
-            Checkpoint(
-                step=step,
-                parameters=policy_tensors(policy),
-                update_state={},
-                ledger=ledger_pb2.LedgerSnapshot(),
-            )
-        )
+        write_checkpoint(folder, step, model=policy)
     return policy
 
 
@@ -102,9 +95,9 @@ def test_adapters_of_a_run_without_any_are_refused(run_dir):
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(run_dir, capsys):
     trained_run(run_dir, 1, 2, model={"name": TINY})
-    (run_dir / "checkpoints" / "step-00000002" / "ledger.pb").write_bytes(b"x")
+    (run_dir / "checkpoints" / "step-00000002" / "ledger-00000.pb").write_bytes(b"x")
     assert export(run_dir, **NEWEST).name == "step-00000001"
-    assert "step-00000002/ledger.pb" in capsys.readouterr().err
+    assert "step-00000002/ledger-00000.pb" in capsys.readouterr().err
 
 
 def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_dir):

@@ -41,9 +41,9 @@ def submit_all(ledger, leases, **details):
 
 def restart(ledger, clock):
     """The ledger of another process, restored from this ledger's serialized snapshot."""
-    data = ledger.snapshot().SerializeToString()
+    data = [part.SerializeToString() for part in ledger.snapshot().parts()]
     other = make_ledger(clock, incarnation="later")
-    other.restore(ledger_pb2.LedgerSnapshot.FromString(data))
+    other.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
     return other
 
 
@@ -293,6 +293,30 @@ def test_a_crash_goes_back_to_the_snapshot_and_consumes_again_what_it_rolled_bac
     assert later.counts().consumed == 4
 
 
+@pytest.mark.parametrize("part_bytes", [1, 400, 1 << 20])
+def test_a_snapshot_in_parts_of_any_size_is_the_same_ledger(ledger, clock, part_bytes):
+    submit_all(ledger, grant(ledger, 6))
+    grant(ledger, 1)
+    parts = list(ledger.snapshot().parts(part_bytes))
+    most = 2 * max(part.ByteSize() for part in ledger.snapshot().parts(1))
+    assert all(part.ByteSize() < part_bytes + most for part in parts)
+    assert (len(parts) > 1) == (part_bytes < 1 << 20)
+    later = make_ledger(clock, incarnation="later")
+    later.restore(parts)
+    assert later.snapshot().groups == ledger.snapshot().groups
+    assert later.counts().buffered == ledger.counts().buffered == 12
+    later.counts().check()
+
+
+def test_a_snapshot_does_not_follow_the_ledger(ledger):
+    submit_all(ledger, grant(ledger, 2))
+    snapshot = ledger.snapshot()
+    before = list(snapshot.parts())
+    ledger.take_batch(policy_version=0, max_lag_steps=1)
+    submit_all(ledger, grant(ledger, 1))
+    assert list(snapshot.parts()) == before
+
+
 def test_a_snapshot_does_not_change_the_ledger(ledger):
     (lease, _) = grant(ledger, 2)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
@@ -304,10 +328,10 @@ def test_a_snapshot_does_not_change_the_ledger(ledger):
 
 def test_a_checkpoint_that_names_a_drop_reason_in_the_old_way_is_counted_in_the_new(ledger, clock):
     ledger.release("w", [grant(ledger, 1)[0].lease_id])
-    snapshot = ledger.snapshot()
+    (snapshot,) = ledger.snapshot().parts()
     snapshot.dropped["handed_back"] = snapshot.dropped.pop("released")
     later = make_ledger(clock, incarnation="later")
-    later.restore(snapshot)
+    later.restore([snapshot])
     assert later.counts().dropped == {"released": 2}
     later.counts().check()
 
@@ -315,10 +339,10 @@ def test_a_checkpoint_that_names_a_drop_reason_in_the_old_way_is_counted_in_the_
 def test_a_lease_resumes_no_more_responses_than_it_has_trajectories(ledger, clock):
     partials = [make_partial_response(*[0] * length) for length in (3, 2)]
     ledger.release("w", [grant(ledger, 1)[0].lease_id], partials)
-    snapshot = ledger.snapshot()
+    (snapshot,) = ledger.snapshot().parts()
     snapshot.begun[0].responses.add().CopyFrom(partial_to_message(make_partial_response(0)))
     later = make_ledger(clock, incarnation="later")
-    later.restore(snapshot)
+    later.restore([snapshot])
     (lease,) = grant(later, 1)
     assert lease.partial_responses == tuple(partials)
 

@@ -57,14 +57,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def keep(self):
-        self.kept = self.ledger.snapshot().SerializeToString(), deepcopy(self.model)
+        self.kept = self.ledger.snapshot(), deepcopy(self.model)
 
     @rule()
     def crash(self):
         snapshot, model = self.kept
         self.starts += 1
         self.ledger = self.start(f"start{self.starts}")
-        self.ledger.restore(ledger_pb2.LedgerSnapshot.FromString(snapshot))
+        # Written long after it was taken, and one group to a file.
+        data = [part.SerializeToString() for part in snapshot.parts(part_bytes=1)]
+        self.ledger.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
         self.model = deepcopy(model)
         self.model.restart()
         self.failures_of = dict.fromkeys(self.model.buffered, 0)

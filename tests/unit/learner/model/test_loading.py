@@ -4,6 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
 from vcpo.spec.workloads import Precision
@@ -111,7 +112,8 @@ def test_damaged_weights_are_the_same_error(broken_folder):
 
 def test_the_saved_policy_can_be_loaded_again(tmp_path):
     model, tokenizer = load_policy("examples/models/tiny", None)
-    ModelExport(make_run(), model, tokenizer).write_model(tmp_path / "model", step=1)
+    tensors = write_tensor_files(tmp_path / "tensors", model)
+    ModelExport(make_run(), model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
     again, _ = load_policy(str(tmp_path / "model"), None)
     for name, tensor in policy_tensors(model).items():
         assert torch.equal(tensor, policy_tensors(again)[name]), name

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
@@ -69,9 +70,9 @@ def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.05)
     expected = logits(model)
-    ModelExport(make_run(model={"name": "t", "lora": {"rank": 2}}), model, tokenizer).write_model(
-        tmp_path / "model", step=1
-    )
+    tensors = write_tensor_files(tmp_path / "tensors", model)
+    run = make_run(model={"name": "examples/models/tiny", "lora": LORA.model_dump()})
+    ModelExport(run, model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
     loaded, _ = load_policy(str(tmp_path / "model"), None)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-5)

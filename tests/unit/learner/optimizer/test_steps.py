@@ -9,7 +9,6 @@ from vcpo.spec.optimizer import Optimizer
 from vcpo_learner.optimizer.steps import (
     clip_gradient,
     make_optimizer,
-    restore_optimizer,
     set_learning_rate,
     take_scaled_step,
 )
@@ -124,19 +123,3 @@ def test_a_gradient_that_is_not_finite_is_reported_and_left_as_it_is():
     layer.weight.grad[0, 0] = float("inf")
     assert clip_gradient(layer.parameters(), 1.0) == float("inf")
     assert layer.bias.grad.tolist() == [1.0]
-
-
-def test_restoring_keeps_the_settings_of_the_spec():
-    saved = make_optimizer(layer_with_gradient(), SETTINGS)
-    saved.step()
-    layer = layer_with_gradient()
-    optimizer = make_optimizer(layer, SETTINGS.model_copy(update={"beta2": 0.9}))
-    restore_optimizer(optimizer, saved.state_dict())
-    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
-    assert optimizer.state[layer.bias]["exp_avg"].tolist() == pytest.approx([0.2])
-
-
-def test_the_state_of_other_parameters_is_refused():
-    optimizer = make_optimizer(nn.LayerNorm(2), SETTINGS)
-    with pytest.raises(ValueError, match="parameter group"):
-        restore_optimizer(optimizer, make_optimizer(nn.Linear(2, 1), SETTINGS).state_dict())

@@ -2,17 +2,17 @@
 
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 
+from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
+from tests.fixtures.learner.models import llama
 from tests.fixtures.records import step_record
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.model.checkpoint import CheckpointError, CheckpointFolder
+from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
 from vcpo_operator.observed.report import learner_report
 
 
@@ -88,8 +88,7 @@ async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refus
 ):
     await make_learner().run(until_step=1)
     folder = CheckpointFolder(tmp_path / "checkpoints", make_run())
-    checkpoint, _ = folder.load_newest()
-    folder.save(replace(checkpoint, ledger=ledger_pb2.LedgerSnapshot()))
+    write_checkpoint(folder, 1, model=llama(), update_state={"steps_taken": 1})
     with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
         make_learner().training.resume()
 
@@ -127,14 +126,14 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     make_learner, tmp_path
 ):
     await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)
-    parameters = tmp_path / "checkpoints" / "step-00000002" / "model.safetensors"
+    parameters = tmp_path / "checkpoints" / "step-00000002" / "tensors" / "__0_0.distcp"
     content = bytearray(parameters.read_bytes())
     content[len(content) // 2] ^= 4
     parameters.write_bytes(content)
     later = make_learner()
     assert later.training.resume() == 1
     (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
-    assert "step-00000002/model.safetensors" in told.message
+    assert "step-00000002/tensors/__0_0.distcp" in told.message
     assert "resuming from step 1" in told.message
     assert later.dispatcher.ledger.counts().consumed == 4
     assert await later.run() is RunPhase.COMPLETE

@@ -10,6 +10,7 @@ from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
+from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.training.saving import RETRY_S
 
 LIMIT_BYTES = 6_000
@@ -91,9 +92,9 @@ async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the
     learner = make_learner(steps=1)
     write_model = learner.training._saver._export.write_model
 
-    def without_room(folder, *, step):
+    def without_room(folder, tensors, *, step):
         with files_of_at_most(LIMIT_BYTES):
-            write_model(folder, step=step)
+            write_model(folder, tensors, step=step)
 
     learner.training._saver._export.write_model = without_room
     with pytest.raises(StartError, match=r"no room for the model.*\(step 1\)"):
@@ -119,11 +120,14 @@ async def test_a_checkpoint_that_is_due_is_tried_again_after_the_retry_period(
     dispatcher.resume_at(1)
     with files_of_at_most(LIMIT_BYTES):
         await saving.save_if_due()
+        with pytest.raises(DiskFullError):
+            await saving.join()
     dispatcher.resume_at(2)
     await saving.save_if_due()
     assert not names(tmp_path / "checkpoints")
     learner.clock.advance(RETRY_S)
     await saving.save_if_due()
+    await saving.join()
     assert names(tmp_path / "checkpoints") == ["step-00000002"]
 
 

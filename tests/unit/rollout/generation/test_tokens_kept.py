@@ -24,7 +24,6 @@ from tests.fixtures.learner.dispatcher import (
 from tests.fixtures.rollout.worker import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
-from vcpo_learner.ledger.groups import group_from_message
 from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
@@ -197,9 +196,8 @@ class TwoWorkers(DispatcherFixture):
     def tokens_kept(self) -> list[int]:
         """Tokens at the learner: consumed, buffered and requeued."""
         snapshot = self.ledger.snapshot()
-        buffered = [group_from_message(group) for group in snapshot.buffered]
-        kept = [one.response_token_ids for group in buffered for one in group.trajectories]
-        requeued = restore_requeued(snapshot)
+        kept = [one.response_token_ids for group in snapshot.groups for one in group.trajectories]
+        requeued = restore_requeued(snapshot.head)
         kept += [one.token_ids for prompt in requeued for one in prompt.partial_responses]
         return self.consumed + [token for token_ids in kept for token in token_ids]
 

@@ -1,10 +1,11 @@
-"""Checkpoints: everything that a learner needs to resume a run.
+"""The checkpoints of a run: everything that a learner needs to resume it.
 
 ```
-checkpoints/step-00000050/   model.safetensors   parameters
-                             update.pt           optimizer moments, calibration
-                             ledger.pb           buffered trajectories, requeued prompts, counts
-                             meta.json           step, spec that a resume must share, checksums
+checkpoints/step-00000050/   tensors/           parameters and moments, a file for each rank
+                             ledger-00000.pb    requeued prompts and counts; buffered trajectories,
+                             ledger-00001.pb    in as many files as they need
+                             update.pt          calibration, warning, replay, random generators
+                             meta.json          step, spec that a resume must share, checksums
             damaged-step-00000100/   a damaged checkpoint, until that step is saved again
 ```
 
@@ -17,41 +18,43 @@ newest intact checkpoint and trains again on everything after it.
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from google.protobuf.message import DecodeError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.model.checkpoint_manifest import (
+from vcpo_learner.checkpoints.disk import atomic_folder
+from vcpo_learner.checkpoints.manifest import (
     CheckpointManifest,
     DamageError,
+    FileChecksum,
     FormatError,
     file_checksums,
     read_manifest,
 )
-from vcpo_learner.model.disk import atomic_folder, nested_bytes, write_state, write_tensors
+
+TENSORS: Final = "tensors"
+"""Name of the folder with parameters and moments in a checkpoint."""
 
 _NAME = re.compile(r"step-(\d+)")
 _DAMAGED = "damaged-"
-_PARAMETERS, _UPDATE, _LEDGER = "model.safetensors", "update.pt", "ledger.pb"
+_UPDATE, _LEDGER = "update.pt", "ledger-{:05d}.pb"
 _UNREADABLE = (
     DecodeError,
     EOFError,
     KeyError,
     OSError,
     RuntimeError,
-    SafetensorError,
     TypeError,
     ValueError,
     pickle.UnpicklingError,
@@ -73,13 +76,15 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state of a learner after `step` steps."""
+    """The state of a learner after `step` steps, as read; its tensors are still in files."""
 
     step: int
-    parameters: dict[str, torch.Tensor]
+    tensors: Path
+    """Folder of `TensorFiles`."""
     update_state: dict[str, Any]
     """Of `PolicyUpdate.state_dict`."""
-    ledger: ledger_pb2.LedgerSnapshot
+    ledger: tuple[ledger_pb2.LedgerSnapshot, ...]
+    """The parts of a ledger, `LedgerState.parts`."""
 
 
 class CheckpointFolder:
@@ -90,32 +95,58 @@ class CheckpointFolder:
         self._keep = run.spec.checkpoint.keep
         self._spec = continuation_document(run)
 
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then remove the oldest ones beyond `keep`; return its folder.
+    @contextlib.contextmanager
+    def writing(self, step: int, *, needed_bytes: int) -> Iterator[Path]:
+        """Yield a folder that becomes a checkpoint after the block; `complete` fills it.
+
+        needed_bytes: about how much is written, for the error.
 
         Raises:
             DiskFullError: if the disk has no room for it; the other checkpoints stay.
         """
-        target = self._folder / _folder_name(checkpoint.step)
-        ledger = checkpoint.ledger.SerializeToString()
         for abandoned in self._folder.glob(".step-*.partial"):
             shutil.rmtree(abandoned)
         with atomic_folder(
-            target,
-            what=f"the checkpoint of step {checkpoint.step}",
-            needed_bytes=nested_bytes([checkpoint.parameters, checkpoint.update_state])
-            + len(ledger),
+            self._folder / _folder_name(step),
+            what=f"the checkpoint of step {step}",
+            needed_bytes=needed_bytes,
         ) as partial:
-            write_tensors(checkpoint.parameters, partial / _PARAMETERS)
-            write_state(checkpoint.update_state, partial / _UPDATE)
-            (partial / _LEDGER).write_bytes(ledger)
-            CheckpointManifest(
-                step=checkpoint.step,
-                spec=self._spec,
-                files=file_checksums(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
-            ).write(partial)
-        self._remove_old(checkpoint.step)
-        return target
+            yield partial
+
+    def complete(
+        self,
+        partial: Path,
+        *,
+        step: int,
+        tensors: Mapping[str, FileChecksum],
+        update_state: bytes,
+        ledger: Iterable[ledger_pb2.LedgerSnapshot],
+    ) -> None:
+        """Write what is not in `TENSORS` of a folder of `writing`, and the manifest.
+
+        tensors: checksums of the files in `TENSORS`, by name.
+        update_state: `state_bytes` of `PolicyUpdate.state_dict`.
+        ledger: the parts of the ledger at the same moment, `LedgerState.parts`.
+        """
+        names = [_UPDATE]
+        (partial / _UPDATE).write_bytes(update_state)
+        for number, part in enumerate(ledger):
+            names.append(_LEDGER.format(number))
+            (partial / names[-1]).write_bytes(part.SerializeToString())
+        files = {f"{TENSORS}/{name}": checksum for name, checksum in tensors.items()}
+        files |= file_checksums(partial, names)
+        CheckpointManifest(step=step, spec=self._spec, files=files).write(partial)
+
+    def remove_old(self, saved_step: int, best: int | None = None) -> None:
+        """Keep the newest `keep` checkpoints up to a step; remove older and damaged ones.
+
+        best: step of a checkpoint that stays, however old it is.
+        """
+        kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
+        removed = [path for step, path in self._paths().items() if step < kept[0] and step != best]
+        removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
+        for path in removed:
+            shutil.rmtree(path, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoint folders, intact or not, in ascending order."""
@@ -142,6 +173,10 @@ class CheckpointFolder:
                 " remove the folder to start the run again"
             )
         return None, ()
+
+    def tensors(self, step: int) -> Path:
+        """Return the folder with the tensors of a checkpoint."""
+        return self._folder / _folder_name(step) / TENSORS
 
     def saved_unix_s(self, step: int) -> float:
         """Return when the checkpoint of a step was written, by its folder; seconds since 1970."""
@@ -194,12 +229,16 @@ class CheckpointFolder:
                 " or start a new run"
             )
         manifest.check_files(path)
+        parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
         try:
             return Checkpoint(
                 step=step,
-                parameters=load_file(path / _PARAMETERS),
+                tensors=path / TENSORS,
                 update_state=torch.load(path / _UPDATE, weights_only=True),
-                ledger=ledger_pb2.LedgerSnapshot.FromString((path / _LEDGER).read_bytes()),
+                ledger=tuple(
+                    ledger_pb2.LedgerSnapshot.FromString((path / name).read_bytes())
+                    for name in parts
+                ),
             )
         except _UNREADABLE as error:
             cause = f"{type(error).__name__}: {error}"
@@ -217,13 +256,12 @@ class CheckpointFolder:
                     found[step] = path
         return found
 
-    def _remove_old(self, saved_step: int) -> None:
-        """Keep the newest `keep` checkpoints up to `saved_step`; remove older and damaged ones."""
-        kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
-        removed = [path for step, path in self._paths().items() if step < kept[0]]
-        removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
-        for path in removed:
-            shutil.rmtree(path, ignore_errors=True)
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """Return tensors and plain values in torch's format: a copy that later steps do not change."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
 
 
 def _folder_name(step: int) -> str:

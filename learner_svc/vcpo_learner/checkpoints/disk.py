@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -71,48 +69,6 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
         SafetensorError: if it cannot be written; the text holds the system's error number.
     """
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def write_state(state: object, path: Path) -> None:
-    """Write tensors and plain values in torch's format.
-
-    Raises:
-        OSError: if it cannot be written; torch's own error would not say why.
-    """
-    file = _RememberingWriter(io.FileIO(path, "wb"))
-    try:
-        with contextlib.closing(file):
-            torch.save(state, file)
-    except RuntimeError as error:
-        raise (file.error or error) from error
-
-
-def nested_bytes(state: object) -> int:
-    """Return the size of all tensors in nested dictionaries and lists."""
-    match state:
-        case torch.Tensor():
-            return state.numel() * state.element_size()
-        case dict():
-            return sum(map(nested_bytes, state.values()))
-        case list() | tuple():
-            return sum(map(nested_bytes, state))
-        case _:
-            return 0
-
-
-class _RememberingWriter(io.BufferedWriter):
-    """A file that remembers its last error, because torch discards it."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            written = super().write(data)
-            self.flush()
-        except OSError as error:
-            self.error = error
-            raise
-        return written
 
 
 def _raise_if_disk_full(error: Exception, *, what: str, folder: Path, needed_bytes: int) -> None:

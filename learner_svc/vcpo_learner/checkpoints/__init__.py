@@ -1,0 +1,1 @@
+"""Checkpoints: what a learner needs to resume a run, written beside training."""

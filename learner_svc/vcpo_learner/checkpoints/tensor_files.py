@@ -1,0 +1,320 @@
+"""A learner's parameters and optimizer moments in files, by PyTorch's distributed checkpoint (DCP).
+
+Each rank writes the shards that it holds into a file of its own, and a replicated tensor is written
+once. The tensors are global there, so another number of ranks reads them again, and so does one
+process without ranks. The names of parameters are those of the transformers model.
+
+A save stages: it copies the shards to the host's memory and returns. A thread writes the copies
+while training goes on. The checksum of a file is computed from the bytes on their way to the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from vcpo_learner.checkpoints.manifest import FileChecksum
+
+PARAMETERS: Final = "parameters"
+MOMENTS: Final = "moments"
+
+_Named = dict[str, Any]
+
+
+class TensorFiles:
+    """The tensors of one learner; with several ranks, each rank's share of them.
+
+    All ranks make the same calls in the same order. Owner: the tensor thread; a thread of its own
+    writes the files.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Remember model and optimizer.
+
+        group: of all ranks, for nothing else, because the writing thread uses it beside training;
+            None for one rank.
+        """
+        self._model = model
+        self._optimizer = optimizer
+        self._group = group
+        has_gpu = torch.cuda.is_available()
+        # The stager keeps its copies for the next save: pinned memory is slow to get.
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=has_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=has_gpu,
+            )
+        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[dict[str, FileChecksum]] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the tensors that `save` writes now, on all ranks together."""
+        return _size_bytes(self._state())
+
+    def save(self, folder: Path) -> Future[dict[str, FileChecksum]]:
+        """Copy this rank's tensors, and let a thread write the copies into a folder.
+
+        Waits for the save before. The future has the checksums of all ranks' files by name, on the
+        first rank; on the others it is empty. It has an error of whichever rank failed.
+        """
+        if self._writing is not None:
+            wait([self._writing])
+        staged = cast("_Named", self._stager.stage(self._state()))
+        self._writing = self._thread.submit(self._write, staged, folder)
+        return self._writing
+
+    def load(self, folder: Path) -> None:
+        """Read parameters and moments into the model and the optimizer.
+
+        Raises:
+            ValueError: if a name or shape does not fit the model.
+        """
+        reader = TensorReader(folder)
+        saved = reader.read_metadata().state_dict_metadata
+        if any(name.startswith(f"{MOMENTS}.") for name in saved):
+            # It makes the moments that are read into, as the optimizer itself makes them.
+            get_optimizer_state_dict(self._model, self._optimizer)
+        state = self._state()
+        _check_fit(state, saved)
+        _quietly(lambda: load(state, storage_reader=reader, **self._collectives()))
+
+    def close(self) -> None:
+        """Wait for the save in flight."""
+        self._thread.shutdown()
+
+    def _state(self) -> _Named:
+        """Return the tensors that a checkpoint holds, not copied.
+
+        The optimizer of a run that has taken no step yet has no moments.
+        """
+        # By DCP's function, because it makes FSDP gather nothing and leave nothing gathered.
+        by_name = get_model_state_dict(self._model)
+        trained = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+        moments = {
+            name: dict(self._optimizer.state[parameter])
+            for name, parameter in trained.items()
+            if parameter in self._optimizer.state
+        }
+        return {
+            PARAMETERS: {name: by_name[name] for name in trained},
+            **({MOMENTS: moments} if moments else {}),
+        }
+
+    def _write(self, staged: _Named, folder: Path) -> dict[str, FileChecksum]:
+        writer = _ChecksummingWriter(folder)
+        _quietly(lambda: save(staged, storage_writer=writer, **self._collectives()))
+        if self._group is None:
+            return writer.checksums
+        is_first = dist.get_rank(self._group) == 0
+        gathered: list[Any] | None = [None] * self._group.size() if is_first else None
+        dist.gather_object(writer.checksums, gathered, dst=0, group=self._group)
+        return {name: each for one in gathered or [] for name, each in one.items()}
+
+    def _collectives(self) -> dict[str, Any]:
+        return {"process_group": self._group, "no_dist": self._group is None}
+
+
+def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters in a folder of `TensorFiles`, by name."""
+    prefix = f"{PARAMETERS}."
+    return {
+        name.removeprefix(prefix): saved.size
+        for name, saved in TensorReader(folder).read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(saved, TensorStorageMetadata)
+    }
+
+
+def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
+    """Read parameters into tensors, without ranks, however many ranks wrote them."""
+    state = {PARAMETERS: dict(parameters)}
+    _quietly(lambda: load(state, storage_reader=TensorReader(folder), no_dist=True))
+
+
+class TensorReader(FileSystemReader):
+    """Reads the tensors of a checkpoint; its index is a pickle, of which only data is accepted."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the index of tensors and files.
+
+        Raises:
+            pickle.UnpicklingError: if it holds something else than data of an index.
+        """
+        del args, kwargs
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = cast("Metadata", _IndexUnpickler(file).load())
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Makes the classes of an index and nothing else, because a pickle may run any code."""
+
+    _ALLOWED: Final = {
+        "torch": {"Size"},
+        "torch.serialization": {"_get_layout"},
+        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+        "torch.distributed.checkpoint.metadata": {
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        },
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("pathlib") and name in {"PosixPath", "WindowsPath"}:
+            return Path
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in self._ALLOWED.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an index of tensors")
+
+
+class _ChecksummingWriter(FileSystemWriter):
+    """Writes one file for each rank and computes its checksum on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        # Nothing is on a GPU any more, so nothing is to be copied ahead.
+        super().__init__(folder, per_thread_copy_ahead=0)
+        self._files = self.fs = _ChecksummingFileSystem()
+
+    @property
+    def checksums(self) -> dict[str, FileChecksum]:
+        """Checksums of the files that this rank has written, by name."""
+        return {path.name: file.checksum() for path, file in self._files.written.items()}
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch says that it could not write, and the file knows why.
+            causes = (file.error for file in self._files.written.values())
+            raise next(filter(None, causes), error) from error
+
+
+class _ChecksummingFileSystem(FileSystem):
+    """Opens files that compute their checksum."""
+
+    def __init__(self) -> None:
+        self.written: dict[Path, ChecksummingFile] = {}
+
+    @contextmanager
+    def create_stream(
+        self, path: str | PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        with closing(ChecksummingFile(io.FileIO(path, mode))) as file:
+            self.written[Path(path)] = file
+            yield file
+
+    def rename(self, path: str | PathLike[str], new_path: str | PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.written[Path(new_path)] = self.written.pop(Path(path))
+
+
+class ChecksummingFile(io.BufferedWriter):
+    """A file that computes its checksum and remembers its last error, because torch discards it."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self._digest = xxhash.xxh3_64()
+        self._size_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of the data, and take it into the checksum."""
+        try:
+            written = super().write(data)
+            self.flush()
+        except OSError as error:
+            self.error = error
+            raise
+        self._digest.update(data)
+        self._size_bytes += written
+        return written
+
+    def checksum(self) -> FileChecksum:
+        """Return the checksum of what was written."""
+        return FileChecksum(size_bytes=self._size_bytes, xxh3=self._digest.hexdigest())
+
+
+def _check_fit(state: _Named, saved: Mapping[str, object]) -> None:
+    """Compare tensors with those of a checkpoint.
+
+    Raises:
+        ValueError: naming the first tensor that does not fit.
+    """
+    own = dict(_flat(state))
+    for name in (*own, *saved):
+        there, here = saved.get(name), own.get(name)
+        shape = there.size if isinstance(there, TensorStorageMetadata) else None
+        if here is None or here.shape != shape:
+            raise ValueError(f"tensor {name}: does not fit the model of the run")
+
+
+def _flat(state: _Named, prefix: str = "") -> Generator[tuple[str, Tensor], None, None]:
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _size_bytes(state: _Named) -> int:
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in _flat(state))
+
+
+def _quietly(transfer: Any) -> None:
+    """Save or load; raise the cause of a failure instead of DCP's collection of tracebacks."""
+    # It warns of what is meant: one process without a process group.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", category=UserWarning)
+    try:
+        transfer()
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        cause.add_note(f"on rank {rank}")
+        raise cause from error

@@ -1,0 +1,100 @@
+"""Parameters and moments in files, written and read by one process."""
+
+import pickle
+
+import pytest
+import torch
+import xxhash
+
+from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
+from tests.fixtures.learner.models import llama
+from vcpo_learner.checkpoints.tensor_files import (
+    TensorFiles,
+    TensorReader,
+    parameter_shapes,
+)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path, tied):
+    model, optimizer = trained_model(tied=tied)
+    TensorFiles(model, optimizer).save(tmp_path).result()
+    other, others = trained_model(seed=1, tied=tied, steps=0)
+    TensorFiles(other, others).load(tmp_path)
+    assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
+def test_a_run_that_has_taken_no_step_has_no_moments_and_gets_none(tmp_path):
+    model, optimizer = trained_model(steps=0)
+    TensorFiles(model, optimizer).save(tmp_path).result()
+    assert not optimizer.state
+    other, others = trained_model(seed=1, steps=0)
+    TensorFiles(other, others).load(tmp_path)
+    assert not others.state
+    assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
+def test_what_is_written_is_of_the_moment_of_the_call(tmp_path):
+    model, optimizer = trained_model()
+    files = TensorFiles(model, optimizer)
+    expected = numbers(model, optimizer)
+    for folder in (tmp_path / "first", tmp_path / "second"):  # the second uses the first's memory
+        writing = files.save(folder)
+        for parameter in model.parameters():
+            parameter.data.fill_(7.0)
+            optimizer.state[parameter]["exp_avg"].fill_(7.0)
+        writing.result()
+    other, others = trained_model(seed=1, steps=0)
+    TensorFiles(other, others).load(tmp_path / "first")
+    assert_equal(numbers(other, others), expected)
+    TensorFiles(other, others).load(tmp_path / "second")
+    assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
+def test_checksums_are_those_of_the_files(tmp_path):
+    checksums = TensorFiles(*trained_model()).save(tmp_path).result()
+    assert set(checksums) == {path.name for path in tmp_path.iterdir()}
+    for name, checksum in checksums.items():
+        content = (tmp_path / name).read_bytes()
+        assert checksum.size_bytes == len(content)
+        assert checksum.xxh3 == xxhash.xxh3_64_hexdigest(content)
+
+
+def test_frozen_parameters_are_not_written(tmp_path):
+    model, _ = trained_model()
+    model.lm_head.requires_grad_(False)
+    files = TensorFiles(model, torch.optim.AdamW(model.parameters()))
+    files.save(tmp_path).result()
+    assert "lm_head.weight" not in parameter_shapes(tmp_path)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    assert files.size_bytes == 4 * sum(each.numel() for each in trained)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "more", torch.nn.Parameter(torch.zeros(1))),
+        lambda model: delattr(model, "lm_head"),
+        lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.zeros(2, 2))),
+    ],
+    ids=["more", "fewer", "other size"],
+)
+def test_tensors_of_another_model_are_refused(tmp_path, change):
+    TensorFiles(*trained_model()).save(tmp_path).result()
+    other = llama()
+    change(other)
+    files = TensorFiles(other, torch.optim.AdamW(other.parameters()))
+    with pytest.raises(ValueError, match=r"tensor parameters\.\S+: does not fit the model"):
+        files.load(tmp_path)
+
+
+def test_an_index_that_would_run_code_is_not_read(tmp_path):
+    TensorFiles(*trained_model()).save(tmp_path).result()
+
+    class Command:
+        def __reduce__(self):
+            return exec, ("raise SystemExit",)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
+    with pytest.raises(pickle.UnpicklingError, match=r"exec is no part of an index"):
+        TensorReader(tmp_path).read_metadata()
