@@ -135,6 +135,10 @@ class TrainingLoop:
                 with contextlib.suppress(DiskFullError):
                     await self._saver.save()
             raise
+        finally:
+            # However training ends, the checkpoint on its way reaches the disk.
+            with contextlib.suppress(DiskFullError):
+                await self._saver.join()
         await self._finish(drain_s)
         return self._dispatcher.phase
 

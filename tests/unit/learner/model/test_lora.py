@@ -71,7 +71,7 @@ def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
             torch.nn.init.normal_(parameter, std=0.05)
     expected = logits(model)
     tensors = write_tensor_files(tmp_path / "tensors", model)
-    run = make_run(model={"name": "examples/models/tiny", "lora": LORA.model_dump()})
+    run = make_run(model={"name": "examples/models/tiny", "lora": {"rank": 2, "alpha": 4}})
     ModelExport(run, model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
     loaded, _ = load_policy(str(tmp_path / "model"), None)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
