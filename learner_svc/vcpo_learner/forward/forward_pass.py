@@ -30,7 +30,8 @@ from vcpo_learner.forward.norm_proxies import (
 from vcpo_learner.forward.packed_rows import PackedRows
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
-from vcpo_learner.per_sample_gradients.hooks import Recording, record_calls
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.taps import Recording, record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
@@ -42,7 +43,10 @@ class GradientSum(Protocol):
         """[batch] float64, at least 0."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
-        """Complete the sum in the parameters' `.grad`; slopes: [num_groups]; call once."""
+        """Complete the gradient; call once, after the last micro-step that shares its sums.
+
+        slopes: [num_groups].
+        """
 
 
 class ForwardPass(Protocol):
@@ -69,6 +73,7 @@ class ForwardPass(Protocol):
 
 def forward_pass(
     model: nn.Module,
+    slots: Slots,
     batch: TokenBatch,
     estimator: GradientNormEstimator | None,
     *,
@@ -76,15 +81,14 @@ def forward_pass(
 ) -> ForwardPass:
     """Run the model forward, and keep what the estimator needs; None reports norms of 0.
 
+    slots: of the model, for exact norms.
     Raises: ValueError when the model has no output head that the estimator could look at.
     """
     match estimator:
         case GradientNormEstimator.EXACT:
-            with record_calls(model) as recording:
+            with record_calls(slots) as recording:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _RecordedPass(
-                model=model, recording=recording, logprobs=logprobs, rows=batch.rows
-            )
+            return _RecordedPass(recording=recording, logprobs=logprobs, rows=batch.rows)
         case GradientNormEstimator.LM_HEAD:
             with record_head(model) as head:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
@@ -98,7 +102,6 @@ def forward_pass(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _RecordedPass:
-    model: nn.Module
     recording: Recording
     logprobs: Tensor
     rows: PackedRows | None
@@ -112,7 +115,6 @@ class _RecordedPass:
     ) -> MeasuredGradients:
         objectives = weighted_logprobs(self.logprobs, weights)
         return measure_gradients(
-            self.model,
             objectives,
             self.recording,
             weighted_sum,

@@ -17,6 +17,7 @@ from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
+from vcpo_learner.per_sample_gradients.slots import Slots
 
 _TOLERANCE = 1e-3
 """Relative, of a squared norm. Rounding in float32 is below 1e-6, so a small contribution that was
@@ -82,7 +83,7 @@ def _measured_norms(
     model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch
 ) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
-    passed = forward_pass(model, batch, estimator, temperature=1.0)
+    passed = forward_pass(model, Slots(model), batch, estimator, temperature=1.0)
     return passed.measure(weights).squared_norms
 
 

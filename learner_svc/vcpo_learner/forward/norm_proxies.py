@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from vcpo_learner.forward.packed_rows import PackedRows
-from vcpo_learner.per_sample_gradients.layer_gradients import Factors, TokenProducts
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 
 
 def length_norms(weights: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Per-trajectory gradient norms and their weighted sum, from hooks on one backward pass."""
+"""Per-trajectory gradient norms and their weighted sum, from taps on one backward pass."""

@@ -9,8 +9,8 @@ function of the module's inputs and of the gradient at its outputs, both of traj
 coefficients have the form c_i = offset_i + slope_g, with g the group of i: the reward in an
 advantage R_i - b_g is known before the backward pass, the baseline is not. Hence:
 
-    forward    record every module that owns a trainable parameter
-    backward   one pass of sum_i f_i, down to the recorded outputs and no further
+    forward    tap the output of every module that owns a trainable parameter (`taps`)
+    backward   one pass of sum_i f_i, by all taps and to no parameter
     measure    when an output's gradient arrives: per-trajectory gradients, squared and added up
     sum        when the group's norms have given the slope
 
@@ -27,8 +27,8 @@ Both are exact. The norm is of the sum over a parameter's calls: a tied embeddin
 is called twice, has one gradient, and is measured when the gradients of all calls have arrived.
 
 Memory. `kept` holds output gradients, T (p + d) numbers per trajectory. `reduced` needs one copy of
-the matrix per group, and per-trajectory gradients of `_CHUNK_ELEMENTS` numbers, at least those of
-one trajectory.
+the matrix per group, and per-trajectory gradients of some million numbers, at least those of one
+trajectory.
 
 Limits. A module must not mix trajectories (batch normalization does). If rows hold several
 trajectories, `segments` says which token belongs to which, and the rows are unpacked
@@ -41,62 +41,48 @@ pass) and arXiv 2205.10683 (choice between ghost and full norms). The split into
 is this project's; it makes the reduced form possible.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from itertools import combinations_with_replacement
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, no_grad
 
-from vcpo_learner.per_sample_gradients.hooks import ModuleCall, Recording, own_trainable_parameters
-from vcpo_learner.per_sample_gradients.layer_gradients import (
-    Factors,
-    LayerGradients,
-    TokenProducts,
-    layer_gradients,
-)
-from vcpo_learner.per_sample_gradients.unpack_rows import Packing, locate_tokens
-from vcpo_learner.per_sample_gradients.weighted_sum import KeptMatrix, ReducedParameter, WeightedSum
-
-_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Elements of per-trajectory gradients in memory at once: about a CPU's cache (4 MiB in float32),
-and enough to keep a GPU busy (256 MiB)."""
-
-_FLOPS_PER_TOUCH = {"cpu": 24.0, "cuda": 400.0}
-"""Multiplications in the time of reading and writing one number of main memory."""
-
-_TOUCHES = 3.0
-"""Times that `reduced` reads or writes each element of a gradient: form, square, add."""
+from vcpo_learner.per_sample_gradients.factors import Factors
+from vcpo_learner.per_sample_gradients.measurement import Measurement
+from vcpo_learner.per_sample_gradients.slots import Slot
+from vcpo_learner.per_sample_gradients.taps import Recording
+from vcpo_learner.per_sample_gradients.unpack_rows import locate_tokens
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredGradients:
-    """Squared norms, and the parts that the weighted sum is formed from."""
+    """Squared norms, and what the weighted sum still needs beside `SlotSums`."""
 
     squared_norms: Tensor
     """[batch] float64, at least 0; as exact as the parameters' number type."""
     weighted_sum: WeightedSum | None
-    _parts: list[KeptMatrix | ReducedParameter] = field(default_factory=list)
+    unused: Set[Slot] = frozenset()
+    """Slots on which no objective depends."""
+    _kept: list[tuple[Slot, Factors]] = field(default_factory=list)
+    """Matrices that are in no sum yet."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
-        """Complete the sum in the parameters' `.grad`; call once. `.grad` is incomplete before.
+        """Complete the gradient; call once, after the last micro-step that shares the sums.
 
-        slopes: [num_groups].
+        slopes: [num_groups]. The gradient is incomplete before.
         """
         if self.weighted_sum is None:
             raise ValueError("weighted_sum is None: only norms were measured; give one")
-        by_group = self.weighted_sum.offsets.new_tensor(slopes)
-        coefficients = self.weighted_sum.coefficients(by_group)
-        with torch.no_grad():
-            for part in self._parts:
-                dtype = part.parameter.dtype
-                part.add(coefficients.to(dtype), by_group.to(dtype))
-        self._parts.clear()
+        sums = self.weighted_sum.sums
+        coefficients = self.weighted_sum.coefficients(self.squared_norms.new_tensor(slopes))
+        with no_grad():
+            for slot, factors in self._kept:
+                factors.add_weighted_to(sums.weighted(slot), coefficients)
+            self._kept.clear()
+            sums.complete(slopes)
 
 
 def measure_gradients(
-    model: nn.Module,
     objectives: Tensor,
     recording: Recording,
     weighted_sum: WeightedSum | None = None,
@@ -113,119 +99,24 @@ def measure_gradients(
     segments: [rows, tokens] int64, the trajectory that each token of a packed row belongs to, -1
         for padding; None when every row is one trajectory.
     retain_graph: keep the graph for another backward pass through `objectives`.
-    Raises: ValueError, naming the module or parameter, if a call's first axis is not the batch, a
-    recorded input was changed in place, or a trainable parameter was in no call; with `segments`
-    also as `locate_tokens`, if a call does not have one entry per token, or if a padding token has
-    a gradient.
+    Raises: LostGradientError, naming the parameters, if the objectives depend on a trainable
+    parameter in a way that no tap has seen. ValueError, naming the module, if a call's first axis
+    is not the batch, or an input was changed in place; with `segments` also as `locate_tokens`, if
+    a call does not have one entry per token, or if a padding token has a gradient.
     """
     packed = None if segments is None else locate_tokens(segments, len(objectives))
-    for call in recording.calls:
+    for site in recording.sites:
         if packed is None:
-            call.require_per_trajectory(len(objectives))
+            site.require_per_trajectory(len(objectives))
         else:
-            packed.require_per_token(call)
-    norms = torch.zeros(len(objectives), dtype=torch.float64, device=objectives.device)
-    measured = MeasuredGradients(squared_norms=norms, weighted_sum=weighted_sum)
-    collector = _Collector(model, recording.calls, measured, packed)
-    recording.backward(objectives.sum(), collector.receive, retain_graph=retain_graph)
-    collector.finish()
-    return measured
-
-
-class _Collector:
-    """Collects the gradients of a parameter's calls, and measures the parameter at the last."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        calls: Sequence[ModuleCall],
-        measured: MeasuredGradients,
-        packed: Packing | None,
-    ) -> None:
-        self._measured = measured
-        self._packed = packed
-        self._products = TokenProducts()
-        self._arrived: dict[nn.Parameter, list[LayerGradients]] = {}
-        self._num_missing = Counter(
-            parameter
-            for call in calls
-            for parameter in own_trainable_parameters(call.module).values()
-        )
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter not in self._num_missing:
-                raise ValueError(
-                    f"parameter {name!r} is trainable, but its module was not called: gradient "
-                    "norms cannot see how it is used; freeze it, or call the module that owns it"
-                )
-
-    @torch.no_grad()
-    def receive(self, call: ModuleCall, output_gradient: Tensor) -> None:
-        call.require_unchanged()
-        if self._packed is not None:
-            call, output_gradient = self._packed.unpack(call, output_gradient)
-        for name, parameter in own_trainable_parameters(call.module).items():
-            uses = self._arrived.setdefault(parameter, [])
-            uses.append(layer_gradients(call, name, parameter, output_gradient))
-            self._num_missing[parameter] -= 1
-            if self._num_missing[parameter] == 0:
-                self._measure(self._arrived.pop(parameter))
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Measure parameters that have calls without a gradient."""
-        while self._arrived:
-            _, uses = self._arrived.popitem()
-            self._measure(uses)
-
-    def _measure(self, uses: Sequence[LayerGradients]) -> None:
-        factors = [use.factors for use in uses if use.factors is not None]
-        if len(factors) == len(uses) and is_kept_cheaper(uses[0].parameter, factors):
-            self._measure_kept(uses[0].parameter, factors)
-        else:
-            self._measure_reduced(uses)
-
-    def _measure_kept(self, parameter: nn.Parameter, factors: Sequence[Factors]) -> None:
-        norms = self._measured.squared_norms
-        tokens = max(each.columns.shape[1] for each in factors)
-        for samples in _chunks(norms.device, len(norms), tokens**2):
-            parts = [each.part(samples) for each in factors]
-            total = torch.zeros_like(norms[samples])
-            for first, second in combinations_with_replacement(parts, 2):
-                total += first.inner_products(second, self._products) * (
-                    1.0 if first is second else 2.0
-                )
-            # Rounding may leave the square of a vanishing gradient just under zero.
-            norms[samples] += total.clamp_min(0.0)
-        if self._measured.weighted_sum is not None:
-            self._measured._parts.append(KeptMatrix(parameter=parameter, factors=factors))
-
-    def _measure_reduced(self, uses: Sequence[LayerGradients]) -> None:
-        parameter, weighted_sum = uses[0].parameter, self._measured.weighted_sum
-        norms = self._measured.squared_norms
-        part = None
-        if weighted_sum is not None:
-            sums = parameter.new_zeros(weighted_sum.num_groups, parameter.numel())
-            part = ReducedParameter(parameter=parameter, group_sums=sums)
-            self._measured._parts.append(part)
-        for samples in _chunks(norms.device, len(norms), parameter.numel()):
-            gradients = uses[0].gradients(samples).flatten(1)
-            for use in uses[1:]:
-                gradients = gradients + use.gradients(samples).flatten(1)
-            norms[samples] += torch.linalg.vector_norm(gradients, dim=1).double().square()
-            if weighted_sum is not None and part is not None:
-                part.reduce(gradients, weighted_sum, samples)
-
-
-def is_kept_cheaper(parameter: Tensor, factors: Sequence[Factors]) -> bool:
-    """Return whether products of tokens cost less than forming each trajectory's gradient."""
-    num_rows, num_columns = parameter.shape
-    tokens = sum(each.columns.shape[1] for each in factors)
-    touch = _FLOPS_PER_TOUCH.get(parameter.device.type, _FLOPS_PER_TOUCH["cuda"])
-    return tokens**2 * (num_rows + num_columns) <= _TOUCHES * touch * num_rows * num_columns
-
-
-def _chunks(device: torch.device, batch_size: int, elements_each: int) -> Iterator[slice]:
-    elements = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS["cuda"])
-    size = max(1, elements // elements_each)
-    for start in range(0, batch_size, size):
-        yield slice(start, min(start + size, batch_size))
+            packed.require_per_token(site)
+    measurement = Measurement(recording, objectives, weighted_sum, packed)
+    total = objectives.sum()
+    recording.backward(total, measurement, retain_graph=retain_graph)
+    measurement.finish(total)
+    return MeasuredGradients(
+        squared_norms=measurement.squared_norms,
+        weighted_sum=weighted_sum,
+        unused=measurement.unused,
+        _kept=measurement.kept,
+    )

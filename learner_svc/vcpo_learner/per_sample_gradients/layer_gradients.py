@@ -19,71 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo_learner.per_sample_gradients.hooks import ModuleCall, as_stored, is_plain
+from vcpo_learner.per_sample_gradients.factors import Factors, as_factor
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 from vcpo_learner.per_sample_gradients.normalization import scaled_features
 
 _PROBED_FEATURES = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Factors:
-    """The gradient of a matrix as a sum of outer products over tokens."""
-
-    rows: Tensor
-    """[batch, tokens, num_rows], or int64 [batch, tokens] for one-hot rows."""
-    columns: Tensor
-    """[batch, tokens, num_columns]"""
-
-    def part(self, samples: slice) -> "Factors":
-        """Return the factors of some trajectories."""
-        return Factors(rows=self.rows[samples], columns=self.columns[samples])
-
-    def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
-        """Return inner products [batch] float64 with another factored gradient of the matrix."""
-        if not (self.rows.is_floating_point() and other.rows.is_floating_point()):
-            columns = products.of(self.columns, other.columns)
-            rows = _row_products(self.rows, other.rows).to(columns.dtype)
-            return _sums_of_products(rows, columns)
-        if self.rows.shape[-1] < self.columns.shape[-1]:
-            return _bilinear(self.rows @ other.rows.mT, self.columns, other.columns)
-        return _bilinear(products.of(self.columns, other.columns), self.rows, other.rows)
-
-    def full(self, num_rows: int) -> Tensor:
-        """Return the full gradients, [batch, num_rows, num_columns]."""
-        if self.rows.is_floating_point():
-            return self.rows.mT @ self.columns
-        count, num_columns = len(self.rows), self.columns.shape[-1]
-        offsets = torch.arange(count, device=self.rows.device)[:, None] * num_rows
-        flat = self.columns.new_zeros(count * num_rows, num_columns)
-        flat.index_add_(0, (self.rows + offsets).flatten(), self.columns.flatten(0, 1))
-        return flat.view(count, num_rows, num_columns)
-
-    def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
-        """Add sum_i c_i G_i to `total` [num_rows, num_columns], as one product over all tokens."""
-        rows, columns, factor = self.rows, self.columns, coefficients[:, None, None]
-        if rows.is_floating_point() and rows.shape[-1] < columns.shape[-1]:
-            rows = rows * factor
-        else:
-            columns = columns * factor
-        if rows.is_floating_point():
-            total.addmm_(rows.flatten(0, 1).T, columns.flatten(0, 1))
-        else:
-            total.index_add_(0, rows.flatten(), columns.flatten(0, 1))
-
-
-@dataclass(slots=True, eq=False)
-class TokenProducts:
-    """Products of tokens with tokens; keeps the last one, as neighboring layers share inputs."""
-
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return [batch, tokens of first, tokens of second]; both are [batch, tokens, features]."""
-        if self._last is not None and _is_same(first, self._last[0], second, self._last[1]):
-            return self._last[2]
-        # The factors are held too, so that no other tensor can reuse their memory.
-        self._last = (first, second, first @ second.mT)
-        return self._last[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +33,8 @@ class LayerGradients:
     call: ModuleCall
     parameter_name: str
     """In its module."""
-    parameter: nn.Parameter
+    parameter: Tensor
+    """As the backward pass finds it in its module."""
     output_gradient: Tensor
     """[batch, ...]"""
     factors: Factors | None
@@ -104,24 +45,29 @@ class LayerGradients:
         if self.factors is not None:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
         if self.parameter_name == "bias" and self._adds_bias():
-            return _per_token(self.output_gradient[samples], self.parameter.dtype).sum(dim=1)
+            return _per_token(self.output_gradient[samples]).sum(dim=1, dtype=self._precise)
         scaled = scaled_features(self.call, self.parameter_name, self.parameter)
         if scaled is not None and scaled.shape == self.output_gradient.shape:
-            return _per_token(scaled[samples] * self.output_gradient[samples], scaled.dtype).sum(1)
-        return _vjp_gradients(self, samples)
+            products = scaled[samples].to(self._precise) * self.output_gradient[samples]
+            return _per_token(products).sum(dim=1)
+        return _vjp_gradients(self, samples).to(self._precise)
+
+    @property
+    def _precise(self) -> torch.dtype:
+        """The type in which gradients are added up."""
+        return torch.promote_types(self.parameter.dtype, torch.float32)
 
     def _adds_bias(self) -> bool:
         """Whether the module adds its bias to each token."""
         return is_plain(self.call.module, nn.Linear) or is_plain(self.call.module, nn.LayerNorm)
 
 
-def layer_gradients(
-    call: ModuleCall, name: str, parameter: nn.Parameter, output_gradient: Tensor
-) -> LayerGradients:
+def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> LayerGradients:
     """Return the gradients that `call` contributes to its module's parameter `name`.
 
     Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
+    parameter = call.module.get_parameter(name)
     factors = None
     if name == "weight":
         factors = _factors(call, parameter, output_gradient)
@@ -134,19 +80,21 @@ def layer_gradients(
     )
 
 
-def _factors(call: ModuleCall, parameter: nn.Parameter, gradient: Tensor) -> Factors | None:
+def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
     is_linear = is_plain(call.module, nn.Linear)
     if not (is_linear or is_plain(call.module, nn.Embedding)):
         return None
     batch_size = len(gradient)
     if set(call.arguments) != {0} or call.arguments[0].shape[:1] != (batch_size,):
         return None
-    gradients = _per_token(gradient, parameter.dtype)
+    precise = torch.promote_types(parameter.dtype, torch.float32)
     if is_linear:
-        inputs = _per_token(call.arguments[0].detach(), parameter.dtype)
+        gradients = as_factor(_per_token(gradient), gradient.dtype, precise)
+        inputs = as_factor(_per_token(call.arguments[0]), gradient.dtype, precise)
         first = _first_busy_token(gradients)
         return Factors(rows=gradients[:, first:], columns=inputs[:, first:])
-    return _embedding_factors(call, call.arguments[0].reshape(batch_size, -1), gradients)
+    token_ids = call.arguments[0].reshape(batch_size, -1)
+    return _embedding_factors(call, token_ids, _per_token(gradient).to(precise))
 
 
 def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -> Factors:
@@ -179,55 +127,9 @@ def _first_nonzero(values: Tensor) -> int:
     return int(is_busy.int().argmax())
 
 
-def _row_products(first: Tensor, second: Tensor) -> Tensor:
-    """Products [batch, tokens of first, tokens of second] of rows, of which one is one-hot."""
-    match first.is_floating_point(), second.is_floating_point():
-        case True, False:
-            return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
-        case False, True:
-            return _row_products(second, first).mT
-        case _:
-            return first[:, :, None] == second[:, None, :]
-
-
-def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """sum_ts k_ts a_t . b_s of each trajectory, [batch] float64.
-
-    kernel: [batch, T, S]; first, second: [batch, T or S, features].
-
-    A CPU multiplies the kernel with b, one trajectory at a time, into memory that stays in its
-    caches; products of a with b would need a transposition first. A GPU computes the whole batch
-    at once.
-    """
-    if kernel.device.type != "cpu":
-        return _sums_of_products(kernel, first @ second.mT)
-    moved = torch.empty_like(first[0], memory_format=torch.contiguous_format)
-    sums = [
-        torch.dot(torch.mm(k, b, out=moved).view(-1), a.reshape(-1))
-        for k, a, b in zip(kernel, first, second, strict=True)
-    ]
-    return torch.stack(sums).double()
-
-
-def _sums_of_products(first: Tensor, second: Tensor) -> Tensor:
-    by_token: Tensor = torch.linalg.vecdot(first, second)
-    return by_token.sum(dim=1, dtype=torch.float64)
-
-
-def _per_token(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _per_token(values: Tensor) -> Tensor:
     """Values [batch, ..., features] as [batch, tokens, features]."""
-    return values.reshape(len(values), -1, values.shape[-1]).to(dtype)
-
-
-def _is_same(first: Tensor, held: Tensor, second: Tensor, other_held: Tensor) -> bool:
-    pairs = ((first, held), (second, other_held))
-    return all(
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.dtype == other.dtype
-        for one, other in pairs
-    )
+    return values.reshape(len(values), -1, values.shape[-1])
 
 
 def _vjp_gradients(use: LayerGradients, samples: slice) -> Tensor:

@@ -8,10 +8,10 @@ the module once per trajectory reads it many times.
 from torch import Tensor, nn, ones_like
 from torch.nn import functional
 
-from vcpo_learner.per_sample_gradients.hooks import ModuleCall, as_stored, is_plain
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 
 
-def scaled_features(call: ModuleCall, name: str, parameter: nn.Parameter) -> Tensor | None:
+def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | None:
     """Return the normalized input [batch, ..., features]; None if the parameter is no such weight.
 
     Every family of models has its own class for this layer. The test is its behavior: a weight of

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo_learner.per_sample_gradients.hooks import ModuleCall
+from vcpo_learner.per_sample_gradients.factors import is_same
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall
 
 PADDING = -1
 """The segment of padding tokens."""
@@ -35,7 +36,7 @@ class Packing:
     """[num_trajectories, longest] bool; False where a shorter trajectory is filled up."""
     _last: tuple[Tensor, Tensor] | None = None
 
-    def require_per_token(self, call: ModuleCall) -> None:
+    def require_per_token(self, call: CallSite) -> None:
         """Refuse a call whose output or arguments do not have one entry per token.
 
         Raises: ValueError, naming the module and the argument.
@@ -46,10 +47,10 @@ class Packing:
                 f"{call.place} returned shape {call.output_shape} for packed rows {front}: "
                 "gradient norms need a tensor with one token per entry of the first two axes"
             )
-        for key, value in call.arguments.items():
-            if isinstance(value, Tensor) and value.ndim > 0 and value.shape[:2] != front:
+        for key, shape in call.argument_shapes.items():
+            if len(shape) > 0 and shape[:2] != front:
                 raise ValueError(
-                    f"argument {key!r} of {call.place} has shape {tuple(value.shape)} for packed "
+                    f"argument {key!r} of {call.place} has shape {tuple(shape)} for packed "
                     f"rows {front}: gradient norms cannot tell which trajectory it belongs to; "
                     "give it one entry per token, or one trajectory to each row"
                 )
@@ -78,8 +79,9 @@ class Packing:
         """An argument, unpacked; neighboring layers share an input, and then its unpacked copy."""
         if not isinstance(value, Tensor) or value.ndim == 0:
             return value
-        if self._last is None or self._last[0] is not value:
-            self._last = (value, self._unpack_values(value.detach()))
+        if self._last is None or not is_same(self._last[0], value):
+            # The argument is held too, so that no other tensor can reuse its memory.
+            self._last = (value, self._unpack_values(value))
         return self._last[1]
 
     def _unpack_values(self, values: Tensor) -> Tensor:

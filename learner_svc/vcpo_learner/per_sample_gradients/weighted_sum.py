@@ -4,28 +4,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vcpo_learner.per_sample_gradients.layer_gradients import Factors
+from vcpo_learner.per_sample_gradients.factors import Factors
+from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
+from vcpo_learner.per_sample_gradients.slots import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightedSum:
-    """The sum sum_i (offset_i + slope_g(i)) grad f_i, before the slopes are known."""
+    """The sum sum_i (offset_i + slope_g(i)) grad f_i, before the slopes are known.
+
+    Micro-steps that share `sums` add up to one sum.
+    """
 
     offsets: Tensor
     """[batch] float64"""
     groups: Sequence[int]
-    """[batch] number of each trajectory's group: ascending from 0, without a gap."""
-
-    @property
-    def num_groups(self) -> int:
-        """Number of groups in the batch."""
-        return self.groups[-1] + 1
+    """[batch] number of each trajectory's group in `sums`, ascending; gaps are groups without a
+    trajectory here."""
+    sums: SlotSums
 
     def coefficients(self, slopes: Tensor) -> Tensor:
         """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[list(self.groups)]
+
+    def add_samples(self, slot: Slot, gradients: Tensor, samples: slice) -> None:
+        """Add gradients [samples, num_elements] to both sums of a slot, reading them once."""
+        offsets = self.offsets[samples].to(gradients.dtype)
+        groups = self.groups[samples]
+        weighted = self.sums.weighted(slot).view(-1)
+        by_group = self.sums.by_group(slot).view(self.sums.num_groups, -1)
+        if len(gradients) == 1:
+            if offset := float(offsets):
+                weighted.add_(gradients[0], alpha=offset)
+            by_group[groups[0]] += gradients[0]
+            return
+        first, last = groups[0], groups[-1]
+        rows = torch.tensor(groups, device=gradients.device)
+        members = torch.arange(first, last + 1, device=gradients.device)[:, None] == rows
+        sums = torch.cat([offsets[None], members.to(gradients.dtype)]) @ gradients
+        weighted.add_(sums[0])
+        by_group[first : last + 1] += sums[1:]
+
+    def add_factors(self, slot: Slot, factors: Factors) -> None:
+        """Add a matrix's gradients to both sums of a slot, as products over all tokens."""
+        factors.add_weighted_to(self.sums.weighted(slot), self.offsets)
+        by_group = self.sums.by_group(slot)
+        for group in sorted(set(self.groups)):
+            first = self.groups.index(group)
+            samples = slice(first, first + self.groups.count(group))
+            part = factors.part(samples)
+            part.add_weighted_to(by_group[group], torch.ones_like(self.offsets[samples]))
 
 
 def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float]) -> list[float]:
@@ -42,54 +72,3 @@ def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float])
         totals[offset] = totals.get(offset, 0.0) + weight
     reference = max(totals, key=totals.__getitem__)
     return [offset - reference for offset in offsets]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class KeptMatrix:
-    """A matrix whose sum is formed when all coefficients are known."""
-
-    parameter: nn.Parameter
-    factors: Sequence[Factors]
-
-    def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        """Add sum_i c_i G_i to the parameter's `.grad`; coefficients: [batch]."""
-        for each in self.factors:
-            each.add_weighted_to(_gradient_of(self.parameter), coefficients)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class ReducedParameter:
-    """A parameter whose `.grad` already holds the sum weighted by the offsets."""
-
-    parameter: nn.Parameter
-    group_sums: Tensor
-    """[num_groups, num_elements]"""
-
-    def reduce(self, gradients: Tensor, weighted_sum: WeightedSum, samples: slice) -> None:
-        """Add gradients [samples, num_elements] to both totals, reading them once."""
-        offsets = weighted_sum.offsets[samples].to(gradients.dtype)
-        groups = weighted_sum.groups[samples]
-        total = _gradient_of(self.parameter).view(-1)
-        if len(gradients) == 1:
-            if offset := float(offsets):
-                total.add_(gradients[0], alpha=offset)
-            self.group_sums[groups[0]] += gradients[0]
-            return
-        first, last = groups[0], groups[-1]
-        rows = torch.tensor(groups, device=gradients.device)
-        members = torch.arange(first, last + 1, device=gradients.device)[:, None] == rows
-        sums = torch.cat([offsets[None], members.to(gradients.dtype)]) @ gradients
-        total.add_(sums[0])
-        self.group_sums[first : last + 1] += sums[1:]
-
-    def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        """Add the group sums, weighted by the slopes [num_groups], to the parameter's `.grad`."""
-        total = _gradient_of(self.parameter).view(-1)
-        for group_sum, slope in zip(self.group_sums, slopes.tolist(), strict=True):
-            total.add_(group_sum, alpha=slope)
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-    return parameter.grad

@@ -43,6 +43,7 @@ from vcpo_learner.estimator.loss import (
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
+from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 from vcpo_learner.update.batch_decision import (
     BatchSummary,
@@ -255,6 +256,7 @@ class GradientAccumulation:
             weighted_sum = WeightedSum(
                 offsets=weights.new_tensor(list(chain.from_iterable(known))),
                 groups=[index for index, group in enumerate(groups) for _ in group],
+                sums=ParameterSums(self._runner.slots, len(groups)),
             )
             measured = forward.measure(step.place_trained(weights), weighted_sum)
             norms[positions] = measured.squared_norms

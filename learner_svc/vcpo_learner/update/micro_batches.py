@@ -16,6 +16,7 @@ from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.packed_rows import require_kept_apart
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
+from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.update.schedule import (
     MeshPlace,
     MicroBatchBudget,
@@ -85,6 +86,8 @@ class MicroBatchRunner:
             tokens=tokens_per_micro_batch or spec.batch.tokens_per_micro_batch,
         )
         self.temperature = spec.sampling.temperature
+        self.slots = Slots(model)
+        """The model's trainable parameters."""
         self._model = model
         self._pad_token_id = pad_token_id
         self._packs = spec.batch.row_layout is RowLayout.PACKED
@@ -142,7 +145,9 @@ class MicroBatchRunner:
     def forward(self, batch: TokenBatch, estimator: GradientNormEstimator | None) -> ForwardPass:
         """Run the model forward, and keep what the estimator of gradient norms needs."""
         with self.autocast():
-            return forward_pass(self._model, batch, estimator, temperature=self.temperature)
+            return forward_pass(
+                self._model, self.slots, batch, estimator, temperature=self.temperature
+            )
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Return the log-probabilities of the trained tokens, [batch, width] nats."""

@@ -5,11 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.fixtures.learner.models import FAMILIES, VOCABULARY, seeded_model
-from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
+from tests.unit.learner.per_sample_gradients.norms import summed
+from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
-from vcpo_learner.per_sample_gradients.hooks import record_calls
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.taps import record_calls
 from vcpo_learner.per_sample_gradients.unpack_rows import locate_tokens
-from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 ROWS = [[0, 3], [1, 4], [2]]
 """Trajectories of each row of the batch."""
@@ -66,7 +67,7 @@ def measure_packed(model, weighted_sum=None, **changes):
         "position_ids": restarted_positions(segments),
         "use_cache": False,
     }
-    with record_calls(model) as recording:
+    with record_calls(Slots(model)) as recording:
         logits = model(input_ids=tokens, **(inputs | changes)).logits
     objectives = torch.stack(
         [
@@ -74,7 +75,7 @@ def measure_packed(model, weighted_sum=None, **changes):
             for number in range(len(LENGTHS))
         ]
     )
-    return measure_gradients(model, objectives, recording, weighted_sum, segments=segments)
+    return measure_gradients(objectives, recording, weighted_sum, segments=segments)
 
 
 def objectives_alone(model) -> list[Tensor]:
@@ -104,7 +105,7 @@ def test_the_sum_over_packed_rows_is_that_of_one_backward_pass(monkeypatch, fami
     coefficients = (offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]).tolist()
     total = sum(c * f for c, f in zip(coefficients, objectives_alone(model), strict=True))
     expected = torch.autograd.grad(total, list(model.parameters()))
-    measure_packed(model, WeightedSum(offsets=offsets, groups=GROUPS)).add_to_parameters(SLOPES)
+    measure_packed(model, summed(model, offsets, GROUPS)).add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
 
@@ -122,12 +123,10 @@ class Scaled(nn.Module):
 
 
 def token_wise_norms(model, inputs: Tensor, segments: Tensor, num_trajectories: int, shift=0.5):
-    with record_calls(model) as recording:
+    with record_calls(Slots(model)) as recording:
         by_token = model(inputs, shift).square().sum(dim=2)
     objectives = [by_token[segments == number].sum() for number in range(num_trajectories)]
-    return measure_gradients(
-        model, torch.stack(objectives), recording, segments=segments
-    ).squared_norms
+    return measure_gradients(torch.stack(objectives), recording, segments=segments).squared_norms
 
 
 def test_tokens_of_a_trajectory_may_lie_anywhere():
@@ -144,11 +143,11 @@ def test_tokens_of_a_trajectory_may_lie_anywhere():
 def test_a_worked_row_of_two_trajectories():
     # Inputs (1, 2), then 3: gradients 1 + 2 and 3 with output gradients of 1.
     layer = nn.Linear(1, 1, bias=False).double()
-    with record_calls(layer) as recording:
+    with record_calls(Slots(layer)) as recording:
         output = layer(torch.tensor([[[1.0], [2.0], [3.0]]]).double())
     objectives = torch.stack([output[0, :2].sum(), output[0, 2].sum()])
     segments = torch.tensor([[0, 0, 1]])
-    found = measure_gradients(layer, objectives, recording, segments=segments)
+    found = measure_gradients(objectives, recording, segments=segments)
     assert found.squared_norms.tolist() == [9.0, 9.0]
 
 
@@ -168,9 +167,11 @@ def test_layers_side_by_side_share_their_unpacked_input():
             return self.left(inputs) + self.right(inputs)
 
     found = locate_tokens(torch.tensor([[0, 1]]), 2)
-    with record_calls(model := Branches()) as recording:
-        gradient = torch.ones_like(model(torch.ones(1, 2, 2)))
-    first, second = (found.unpack(call, gradient)[0] for call in recording.calls)
+    inputs = torch.ones(1, 2, 2)
+    with record_calls(Slots(model := Branches())) as recording:
+        gradient = torch.ones_like(model(inputs))
+    calls = [site.call([inputs.detach()]) for site in recording.sites]
+    first, second = (found.unpack(call, gradient)[0] for call in calls)
     assert first.arguments[0] is second.arguments[0]
 
 

@@ -1,0 +1,151 @@
+"""Gradients of matrices as sums of outer products, and products of them with float32 accumulation.
+
+Factors of bfloat16 stay in bfloat16 on a GPU, whose matrix units multiply it several times faster
+than float32 and add up in float32. A CPU has no such product; there they are float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Factors:
+    """The gradient of a matrix as a sum of outer products over tokens."""
+
+    rows: Tensor
+    """[batch, tokens, num_rows], or int64 [batch, tokens] for one-hot rows."""
+    columns: Tensor
+    """[batch, tokens, num_columns]"""
+
+    def part(self, samples: slice) -> "Factors":
+        """Return the factors of some trajectories."""
+        return Factors(rows=self.rows[samples], columns=self.columns[samples])
+
+    def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
+        """Return inner products [batch] float64 with another factored gradient of the matrix."""
+        if not (self.rows.is_floating_point() and other.rows.is_floating_point()):
+            columns = products.of(self.columns, other.columns)
+            rows = _row_products(self.rows, other.rows).to(columns.dtype)
+            return _sums_of_products(rows, columns)
+        if self.rows.shape[-1] < self.columns.shape[-1]:
+            return _bilinear(product(self.rows, other.rows.mT), self.columns, other.columns)
+        return _bilinear(products.of(self.columns, other.columns), self.rows, other.rows)
+
+    def full(self, num_rows: int) -> Tensor:
+        """Return the full gradients, [batch, num_rows, num_columns]."""
+        if self.rows.is_floating_point():
+            return product(self.rows.mT, self.columns)
+        count, num_columns = len(self.rows), self.columns.shape[-1]
+        offsets = torch.arange(count, device=self.rows.device)[:, None] * num_rows
+        flat = self.columns.new_zeros(count * num_rows, num_columns)
+        flat.index_add_(0, (self.rows + offsets).flatten(), self.columns.flatten(0, 1))
+        return flat.view(count, num_rows, num_columns)
+
+    def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
+        """Add sum_i c_i G_i to `total` [num_rows, num_columns], as one product over all tokens.
+
+        coefficients: [batch]
+        """
+        factor = coefficients[:, None, None].to(total.dtype)
+        rows, columns = self.rows, self.columns
+        if rows.is_floating_point() and rows.shape[-1] < columns.shape[-1]:
+            rows = (rows * factor).to(rows.dtype)
+        else:
+            columns = (columns * factor).to(columns.dtype)
+        if rows.is_floating_point():
+            _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
+        else:
+            total.index_add_(0, rows.flatten(), columns.flatten(0, 1).to(total.dtype))
+
+
+@dataclass(slots=True, eq=False)
+class TokenProducts:
+    """Products of tokens with tokens; keeps the last one, as neighboring layers share inputs."""
+
+    _last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return [batch, tokens of first, tokens of second]; both are [batch, tokens, features]."""
+        last = self._last
+        if last is not None and is_same(first, last[0]) and is_same(second, last[1]):
+            return last[2]
+        # The factors are held too, so that no other tensor can reuse their memory.
+        found = product(first, second.mT)
+        self._last = (first, second, found)
+        return found
+
+
+def as_factor(values: Tensor, dtype: torch.dtype, precise: torch.dtype) -> Tensor:
+    """Return one factor of a product, rounded to what the forward pass multiplied.
+
+    dtype: of the module's output. precise: of sums of products, float32 or better.
+    """
+    values = values.to(dtype)
+    return values if values.is_cuda and _is_short(values) else values.to(precise)
+
+
+def product(first: Tensor, second: Tensor) -> Tensor:
+    """Return the matrix product of [batch, n, k] and [batch, k, m] in float32 or better."""
+    if not (_is_short(first) and _is_short(second)):
+        dtype = torch.promote_types(first.dtype, second.dtype)
+        return first.to(dtype) @ second.to(dtype)
+    return torch.bmm(first, second, out_dtype=torch.float32)
+
+
+def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add the matrix product of [n, k] and [k, m] to `total`, which is float32 or better."""
+    if not (_is_short(first) and _is_short(second)):
+        total.addmm_(first.to(total.dtype), second.to(total.dtype))
+    else:
+        torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
+
+
+def _is_short(values: Tensor) -> bool:
+    return values.dtype in (torch.bfloat16, torch.float16)
+
+
+def _row_products(first: Tensor, second: Tensor) -> Tensor:
+    """Products [batch, tokens of first, tokens of second] of rows, of which one is one-hot."""
+    match first.is_floating_point(), second.is_floating_point():
+        case True, False:
+            return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
+        case False, True:
+            return _row_products(second, first).mT
+        case _:
+            return first[:, :, None] == second[:, None, :]
+
+
+def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """sum_ts k_ts a_t . b_s of each trajectory, [batch] float64.
+
+    kernel: [batch, T, S]; first, second: [batch, T or S, features].
+
+    A CPU multiplies the kernel with b, one trajectory at a time, into memory that stays in its
+    caches; products of a with b would need a transposition first. A GPU computes the whole batch
+    at once.
+    """
+    if kernel.device.type != "cpu":
+        return _sums_of_products(kernel, product(first, second.mT))
+    moved = torch.empty_like(first[0], memory_format=torch.contiguous_format)
+    sums = [
+        torch.dot(torch.mm(k, b, out=moved).view(-1), a.reshape(-1))
+        for k, a, b in zip(kernel, first, second, strict=True)
+    ]
+    return torch.stack(sums).double()
+
+
+def _sums_of_products(first: Tensor, second: Tensor) -> Tensor:
+    by_token: Tensor = torch.linalg.vecdot(first, second)
+    return by_token.sum(dim=1, dtype=torch.float64)
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are the same view of the same memory."""
+    return (
+        first.data_ptr() == second.data_ptr()
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+        and first.dtype == second.dtype
+    )

@@ -1,0 +1,192 @@
+"""The measurement of every slot's per-sample gradients, as a backward pass hands them over."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
+from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, layer_gradients
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
+from vcpo_learner.per_sample_gradients.slots import Slot
+from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
+from vcpo_learner.per_sample_gradients.unpack_rows import Packing
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
+
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements of per-trajectory gradients in memory at once: about a CPU's cache (4 MiB in float32),
+and enough to keep a GPU busy (256 MiB)."""
+
+_FLOPS_PER_TOUCH = {"cpu": 24.0, "cuda": 400.0}
+"""Multiplications in the time of reading and writing one number of main memory."""
+
+_TOUCHES = 3.0
+"""Times that `reduced` reads or writes each element of a gradient: form, square, add."""
+
+
+@dataclass(slots=True, eq=False)
+class _Uses:
+    """What has arrived of one slot."""
+
+    layers: list[LayerGradients] = field(default_factory=list)
+    cross_terms: list[CrossTerm | None] = field(default_factory=list)
+    """Of uses that were measured and summed before they arrived."""
+
+
+class Measurement:
+    """Collects the gradients of each slot's uses, and measures the slot at the last one."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        objectives: Tensor,
+        weighted_sum: WeightedSum | None,
+        packed: Packing | None,
+    ) -> None:
+        self.squared_norms = torch.zeros(
+            len(objectives), dtype=torch.float64, device=objectives.device
+        )
+        self.weighted_sum = weighted_sum
+        self.kept: list[tuple[Slot, Factors]] = []
+        """Matrices whose sum waits for the slopes."""
+        self.unused: set[Slot] = set()
+        """Slots on which the objectives do not depend."""
+        self._recording = recording
+        self._packed = packed
+        self._products = TokenProducts()
+        self._arrived: dict[Slot, _Uses] = {}
+        self._num_missing: Counter[Slot] = recording.num_uses.copy()
+        self._measured: set[Slot] = set()
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of the forward pass."""
+        return len(self.squared_norms)
+
+    @torch.no_grad()
+    def receive(self, call: ModuleCall, output_gradient: Tensor) -> None:
+        """Take a call and the gradient at its output, in the output's shape."""
+        if self._packed is not None:
+            call, output_gradient = self._packed.unpack(call, output_gradient)
+        for name, slot in self._recording.slots.of(call.module).items():
+            uses = self._arrived.setdefault(slot, _Uses())
+            uses.layers.append(layer_gradients(call, name, output_gradient))
+            self._count(slot)
+
+    @torch.no_grad()
+    def receive_measured(
+        self, slot: Slot, squared_norms: Tensor, cross_term: CrossTerm | None = None
+    ) -> None:
+        """Take the norms of a use that has measured itself; as `Measuring.receive_measured`."""
+        self.squared_norms += squared_norms
+        self._arrived.setdefault(slot, _Uses()).cross_terms.append(cross_term)
+        self._count(slot)
+
+    @torch.no_grad()
+    def finish(self, objective: Tensor) -> None:
+        """Measure slots with uses that have no gradient, and check that none was lost.
+
+        objective: of the backward pass, with its graph.
+        Raises: LostGradientError.
+        """
+        rest = [slot for slot in self._recording.slots if slot not in self._measured]
+        if not rest:
+            return
+        require_coverage(objective, self._recording)
+        for slot in rest:
+            uses = self._arrived.pop(slot, _Uses())
+            if len(uses.cross_terms) < self._recording.num_expected[slot]:
+                raise LostGradientError([slot.name], "its use outside of its module has none")
+            self._measure(slot, uses)
+            if not uses.layers and not uses.cross_terms:
+                self.unused.add(slot)
+
+    def _count(self, slot: Slot) -> None:
+        self._num_missing[slot] -= 1
+        if self._num_missing[slot] == 0:
+            self._measure(slot, self._arrived.pop(slot))
+
+    def _measure(self, slot: Slot, uses: _Uses) -> None:
+        self._measured.add(slot)
+        factors = [use.factors for use in uses.layers if use.factors is not None]
+        if uses.cross_terms:
+            self._measure_beside(slot, uses, factors)
+        elif uses.layers and len(factors) == len(uses.layers) and is_kept_cheaper(slot, factors):
+            self._measure_kept(factors)
+            self._sum_kept(slot, factors)
+        elif uses.layers:
+            self._measure_reduced(slot, uses.layers)
+        if self.weighted_sum is not None:
+            self.weighted_sum.sums.close(slot)
+
+    def _measure_beside(self, slot: Slot, uses: _Uses, factors: Sequence[Factors]) -> None:
+        """Measure an embedding whose matrix has another use, which has measured itself."""
+        if not uses.layers:
+            return
+        cross_terms = [each for each in uses.cross_terms if each is not None]
+        is_embedding = [not each.rows.is_floating_point() for each in factors]
+        if (
+            len(uses.cross_terms) > 1
+            or not cross_terms
+            or is_embedding != [True] * len(uses.layers)
+        ):
+            raise ValueError(
+                f"parameter {slot.name!r} is used by the output head and by another module that is"
+                " no embedding: gradient norms cannot be measured"
+            )
+        self._measure_kept(factors)
+        for each in factors:
+            self.squared_norms += 2.0 * cross_terms[0].inner_products(each.rows, each.columns)
+        self._sum_kept(slot, factors)
+
+    def _measure_kept(self, factors: Sequence[Factors]) -> None:
+        norms = self.squared_norms
+        tokens = max(each.columns.shape[1] for each in factors)
+        for samples in _chunks(norms.device, len(norms), tokens**2):
+            parts = [each.part(samples) for each in factors]
+            total = torch.zeros_like(norms[samples])
+            for first, second in combinations_with_replacement(parts, 2):
+                total += first.inner_products(second, self._products) * (
+                    1.0 if first is second else 2.0
+                )
+            # Rounding may leave the square of a vanishing gradient just under zero.
+            norms[samples] += total.clamp_min(0.0)
+
+    def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:
+        if self.weighted_sum is None:
+            return
+        for each in factors:
+            if self.weighted_sum.sums.keeps_factors:
+                self.kept.append((slot, each))
+            else:
+                self.weighted_sum.add_factors(slot, each)
+
+    def _measure_reduced(self, slot: Slot, uses: Sequence[LayerGradients]) -> None:
+        norms = self.squared_norms
+        for samples in _chunks(norms.device, len(norms), slot.shape.numel()):
+            gradients = uses[0].gradients(samples).flatten(1)
+            for use in uses[1:]:
+                gradients = gradients + use.gradients(samples).flatten(1)
+            norms[samples] += torch.linalg.vector_norm(gradients, dim=1).double().square()
+            if self.weighted_sum is not None:
+                self.weighted_sum.add_samples(slot, gradients, samples)
+
+
+def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
+    """Return whether products of tokens cost less than forming each trajectory's gradient."""
+    num_rows, num_columns = slot.shape
+    tokens = sum(each.columns.shape[1] for each in factors)
+    device = factors[0].columns.device.type
+    touch = _FLOPS_PER_TOUCH.get(device, _FLOPS_PER_TOUCH["cuda"])
+    return tokens**2 * (num_rows + num_columns) <= _TOUCHES * touch * num_rows * num_columns
+
+
+def _chunks(device: torch.device, batch_size: int, elements_each: int) -> Iterator[slice]:
+    elements = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS["cuda"])
+    size = max(1, elements // elements_each)
+    for start in range(0, batch_size, size):
+        yield slice(start, min(start + size, batch_size))

@@ -1,0 +1,97 @@
+"""Calls of modules that own trainable parameters, as per-sample gradients need them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleCall:
+    """One application of a module that owns trainable parameters."""
+
+    name: str
+    """The module's name in its model."""
+    module: nn.Module
+    arguments: Mapping[int | str, Any]
+    """By position or keyword, positions first and in order."""
+    output_shape: tuple[int, ...] | None
+    """None when the output is not a tensor."""
+
+    @property
+    def place(self) -> str:
+        """The module's name and type, for error messages."""
+        return f"module {self.name!r} ({type(self.module).__name__})"
+
+    def repeat(
+        self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
+    ) -> Any:
+        """Return the module's output with one parameter and all arguments replaced."""
+        positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
+        keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
+        replaced = {parameter_name: parameter}
+        return torch.func.functional_call(self.module, replaced, positional, keywords)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallSite:
+    """A call without its tensors, which a recording holds until the gradient arrives."""
+
+    name: str
+    """The module's name in its model."""
+    module: nn.Module
+    arguments: Mapping[int | str, Any]
+    """By position or keyword, positions first and in order; a tensor's shape in its place."""
+    output_shape: tuple[int, ...] | None
+    """None when the output is not a tensor."""
+    parameters: Sequence[nn.Parameter]
+    """The module's own trainable parameters, as the call used them."""
+
+    @property
+    def place(self) -> str:
+        """The module's name and type, for error messages."""
+        return f"module {self.name!r} ({type(self.module).__name__})"
+
+    @property
+    def argument_shapes(self) -> dict[int | str, "torch.Size"]:
+        """Shapes of the tensor arguments."""
+        return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
+
+    def call(self, tensors: Sequence[Tensor]) -> ModuleCall:
+        """Return the call with its tensor arguments, which are given in their order."""
+        given = iter(tensors)
+        arguments = {
+            key: next(given) if isinstance(value, torch.Size) else value
+            for key, value in self.arguments.items()
+        }
+        return ModuleCall(
+            name=self.name,
+            module=self.module,
+            arguments=arguments,
+            output_shape=self.output_shape,
+        )
+
+    def require_per_trajectory(self, batch_size: int) -> None:
+        """Refuse a call whose output does not have one row per trajectory.
+
+        Raises: ValueError, naming the module.
+        """
+        if self.output_shape is None or self.output_shape[:1] != (batch_size,):
+            raise ValueError(
+                f"{self.place} returned shape {self.output_shape} for {batch_size} trajectories: "
+                "gradient norms need a tensor with one trajectory per entry of the first axis"
+            )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module has the forward of `kind`; a subclass may have its own."""
+    return type(module).forward is kind.forward
+
+
+def as_stored(value: Any, dtype: torch.dtype) -> Any:
+    """Return an argument without its graph, and in the parameters' type if it is floating point."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(dtype) if value.is_floating_point() else value

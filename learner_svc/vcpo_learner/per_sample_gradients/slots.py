@@ -1,0 +1,63 @@
+"""A model's trainable parameters by name and shape, whatever tensor stands for one at the moment.
+
+Sharding replaces a parameter's tensor between the forward and the backward pass, so a parameter's
+object identifies nothing. Its module stays the same object, and so does its name in the module.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One trainable parameter; a tied one is one slot with several uses."""
+
+    name: str
+    """The first of its names in the model."""
+    shape: torch.Size
+    """Of the whole parameter, also if a rank holds only a shard of it."""
+
+
+class Slots:
+    """The slots of a model, in its order; make it before the model is sharded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules: list[tuple[str, nn.Module]] = []
+        self._by_module: dict[nn.Module, dict[str, Slot]] = {}
+        self._owners: dict[Slot, tuple[nn.Module, str]] = {}
+        known: dict[nn.Parameter, Slot] = {}
+        for module_name, module in model.named_modules():
+            own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+            for name, parameter in own.items():
+                if not parameter.requires_grad:
+                    continue
+                if parameter not in known:
+                    full_name = f"{module_name}.{name}" if module_name else name
+                    slot = Slot(name=full_name, shape=parameter.shape)
+                    known[parameter], self._owners[slot] = slot, (module, name)
+                self._by_module.setdefault(module, {})[name] = known[parameter]
+            if module in self._by_module:
+                self._modules.append((module_name, module))
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._owners)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    @property
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """The modules that own trainable parameters, with their names in the model."""
+        return self._modules
+
+    def of(self, module: nn.Module) -> Mapping[str, Slot]:
+        """Return the slots of a module's own trainable parameters, by their names in it."""
+        return self._by_module.get(module, {})
+
+    def parameter(self, slot: Slot) -> nn.Parameter:
+        """Return the parameter that its module has at present."""
+        module, name = self._owners[slot]
+        return module.get_parameter(name)

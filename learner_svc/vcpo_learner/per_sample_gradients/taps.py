@@ -1,0 +1,244 @@
+"""Taps: what a backward pass passes by at each module's output.
+
+A tap is the identity on a module's output. In the forward pass autograd saves the module's inputs
+for it; in the backward pass it hands them on with the gradient at the output. So the inputs live as
+long as what autograd saves itself, and activation checkpointing drops and computes them again like
+everything else. (A recording that holds the inputs would keep them, and checkpointing would save
+nothing.)
+
+All taps lead to one scalar that needs a gradient, the anchor. A backward pass that asks for the
+anchor's gradient goes by every tap that the objective depends on and forms no parameter's gradient.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from itertools import chain
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall
+from vcpo_learner.per_sample_gradients.slots import Slot, Slots
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
+
+_CHANGED = "modified by an inplace operation"
+"""Part of autograd's message if a saved tensor was written to."""
+
+
+class CrossTerm(Protocol):
+    """A slot's per-sample gradients from one use, for their products with those of an embedding."""
+
+    def inner_products(self, token_ids: Tensor, gradients: Tensor) -> Tensor:
+        """Return <G_i, sum_t onehot(token_it) gradient_it^T>, [batch] float64.
+
+        token_ids: [batch, tokens] int64; gradients: [batch, tokens, num_columns]. With packed rows
+            they are unpacked: one trajectory to each row, and gradients of 0 behind shorter ones.
+        """
+
+
+class Measuring(Protocol):
+    """What the uses of slots hand their gradients to during a measuring backward pass."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of the forward pass."""
+
+    @property
+    def weighted_sum(self) -> WeightedSum | None:
+        """The sum to form; None if only norms are wanted."""
+
+    def receive(self, call: ModuleCall, output_gradient: Tensor) -> None:
+        """Take a call and the gradient at its output, in the output's shape."""
+
+    def receive_measured(
+        self, slot: Slot, squared_norms: Tensor, cross_term: CrossTerm | None = None
+    ) -> None:
+        """Take the norms of a use that was announced by `expect` and measured itself.
+
+        squared_norms: [num_trajectories] float64. The use has added its gradients to `weighted_sum`
+            by then.
+        cross_term: for the products with the slot's other uses; None if it has no other.
+        """
+
+
+class Recording:
+    """The calls of one forward pass; serves one measuring backward pass.
+
+    Owner: the tensor thread.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        device = next((slots.parameter(slot).device for slot in slots), None)
+        self.slots = slots
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        """A scalar that every use of a slot has as an input, and whose gradient it leaves None."""
+        self.sites: list[CallSite] = []
+        self.num_uses: Counter[Slot] = Counter()
+        """Uses of each slot in the forward pass; recomputations do not count."""
+        self.num_expected: Counter[Slot] = Counter()
+        """Those of them that are no call of the slot's module."""
+        self.measuring: Measuring | None = None
+        """What the uses hand their gradients to in a backward pass; None: to nobody."""
+        self._used: list[nn.Parameter] = []
+        self._is_recomputing = False
+
+    def expect(self, slot: Slot) -> None:
+        """Count a use of a slot outside of its module's forward, which will measure itself."""
+        self.num_uses[slot] += 1
+        self.num_expected[slot] += 1
+        self._used.append(self.slots.parameter(slot))
+
+    @property
+    def parameters(self) -> set[int]:
+        """Identities of the parameters in recorded calls and uses, as these used them."""
+        return {id(each) for each in chain(self._used, *(site.parameters for site in self.sites))}
+
+    def backward(self, objective: Tensor, measuring: Measuring, *, retain_graph: bool) -> None:
+        """Hand the gradient of `objective` at every use that it depends on to `measuring`.
+
+        The parameters' `.grad` does not change.
+        """
+        self.measuring = measuring
+        try:
+            torch.autograd.grad(
+                objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
+            )
+        finally:
+            self.measuring = None
+
+    def tap_modules(self, root: nn.Module | None = None) -> list[RemovableHandle]:
+        """Tap all modules, or those within `root`, until the handles are removed."""
+        chosen = None if root is None else set(root.modules())
+        return [
+            module.register_forward_hook(self._tap(name), with_kwargs=True)
+            for name, module in self.slots.modules
+            if chosen is None or module in chosen
+        ]
+
+    def _tap(self, name: str) -> Callable[..., Any]:
+        def tap(
+            module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any], output: Any
+        ) -> Any:
+            arguments = dict[int | str, Any](enumerate(positional)) | keywords
+            tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
+            is_tensor = isinstance(output, Tensor)
+            site = CallSite(
+                name=name,
+                module=module,
+                arguments={
+                    key: each.shape if isinstance(each, Tensor) else each
+                    for key, each in arguments.items()
+                },
+                output_shape=tuple(output.shape) if is_tensor else None,
+                parameters=[module.get_parameter(own) for own in self.slots.of(module)],
+            )
+            if not self._is_recomputing:
+                self.sites.append(site)
+                self.num_uses.update(self.slots.of(module).values())
+            if not (is_tensor and output.requires_grad):
+                return None
+            return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
+
+        return tap
+
+
+class Tap(torch.autograd.Function):
+    """The identity; in a measuring backward pass it hands on the call and the gradient here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        anchor: Tensor,
+        recording: Recording,
+        site: CallSite,
+        tensors: Sequence[Tensor],
+    ) -> Tensor:
+        """Return the output; tensors: the call's tensor arguments, in their order."""
+        ctx.recording, ctx.site = recording, site
+        ctx.save_for_backward(*(each.detach() for each in tensors))
+        # Not a view: a later module may write into it.
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand on the gradient, and return it."""
+        (gradient,) = gradients
+        if ctx.recording.measuring is not None:
+            try:
+                tensors = ctx.saved_tensors
+            except RuntimeError as error:
+                if _CHANGED not in str(error):
+                    raise
+                raise ValueError(
+                    f"{ctx.site.place} had its input changed in place: gradient norms need it as"
+                    " it was; use the operation that makes a new tensor"
+                ) from error
+            ctx.recording.measuring.receive(ctx.site.call(tensors), gradient)
+        return gradient, None, None, None, None
+
+
+class Recomputation:
+    """A context, entered for each recomputation, in which modules are tapped as before.
+
+    Checkpointing pairs what autograd saves in the recomputation with what it saved before, so both
+    must save the same.
+    """
+
+    def __init__(self, recording: Recording, root: nn.Module) -> None:
+        self._recording = recording
+        self._root = root
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        self._recording._is_recomputing = True
+        self._handles = self._recording.tap_modules(self._root)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._recording._is_recomputing = False
+
+
+_ACTIVE: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+def active_recording() -> Recording | None:
+    """Return the recording of the forward pass that runs now; None if none is recorded."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def record_calls(slots: Slots) -> Iterator[Recording]:
+    """Record the calls of all modules with trainable parameters in the block."""
+    recording: Recording = Recording(slots)
+    token = _ACTIVE.set(recording)
+    handles = recording.tap_modules()
+    try:
+        yield recording
+    finally:
+        for handle in handles:
+            handle.remove()
+        _ACTIVE.reset(token)
+
+
+def recomputation_contexts(
+    root: nn.Module,
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Return the contexts of the first run of a checkpointed module, and of those after it.
+
+    It is the `context_fn` of `torch.utils.checkpoint.checkpoint`, which calls it in the forward
+    pass. Checkpoints without it fail on a recorded model: too few tensors are saved again.
+    """
+    recording = active_recording()
+    return nullcontext(), nullcontext() if recording is None else Recomputation(recording, root)
