@@ -1,1 +1,1 @@
-"""Benchmarks of estimators: gradient norms, baselines and effective sample sizes."""
+"""How good the estimates are: gradient norms, baselines, effective sample sizes, warnings."""

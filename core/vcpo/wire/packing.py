@@ -2,7 +2,7 @@
 
 A number takes four bytes and no Python object, both on the wire and in memory. A bytes field is
 read with one copy, while a repeated field decodes, boxes and checks every number. A submission of
-thousands of tokens is therefore read several times as fast (`benchmarks.ingest`).
+thousands of tokens is therefore read several times as fast (`benchmarks.learner.ingest`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-from benchmarks import reference_parity
+from benchmarks.estimators import reference_parity
 
 
 def test_a_second_derivation_finds_the_same_numbers() -> None:

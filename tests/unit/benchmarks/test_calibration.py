@@ -3,8 +3,8 @@ from statistics import fmean
 import pytest
 import torch
 
-from benchmarks import calibration
-from benchmarks.calibration import run, under
+from benchmarks.estimators import calibration
+from benchmarks.estimators.calibration import run, under
 from vcpo.algo import EssKind, MismatchCalibration, ess_unit
 
 

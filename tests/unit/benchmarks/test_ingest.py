@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from benchmarks.ingest import (
+from benchmarks.learner.ingest import (
     make_dispatcher,
     make_responses,
     make_spec,

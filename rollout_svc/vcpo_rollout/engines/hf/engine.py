@@ -39,7 +39,7 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
 logger = logging.getLogger(__name__)
 
 # With 64 slots and responses of 1 to 128 tokens, this yields about a third more tokens per second
-# than a join in every step (`benchmarks.generation`).
+# than a join in every step (`benchmarks.rollout.generation`).
 _JOIN_EVERY_STEPS = 8
 _JOIN_FREE_SHARE = 1 / 8
 

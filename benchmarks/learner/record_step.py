@@ -3,7 +3,7 @@
 The groups of a step are counted and their weights, rewards, lengths and lags observed, as after
 every step. Beside it the same observations are made one by one with `prometheus_client`.
 
-    python -m benchmarks.record_step
+    python -m benchmarks.learner.record_step
 
 The last line printed is JSON:
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import Histogram
 
-from benchmarks.ingest import make_dispatcher, make_responses
+from benchmarks.learner.ingest import make_dispatcher, make_responses
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.catalogue import learner
 from vcpo.records.step_record import StepRecord

@@ -7,8 +7,8 @@ in real time, as on hardware that is bound by reading the weights. Lengths are l
 at `--most`. A resumed response draws its length from the part of the distribution above its current
 length, so interruptions do not change the lengths.
 
-    python -m benchmarks.over_provision
-    python -m benchmarks.over_provision --tokens 16 --sigma 0.1     short responses, no tail
+    python -m benchmarks.rollout.over_provision
+    python -m benchmarks.rollout.over_provision --tokens 16 --sigma 0.1     short responses, no tail
 
 The last line printed is JSON, for each way `ratio_<r>`:
 

@@ -16,7 +16,7 @@ a step is the host's. For time, its vocabulary is 8. For memory, it is 260 and t
 end, because CPython shares the integers below 257. Norms of `vcpo` are of kind `length`, which need
 no backward pass. Tokens are one and two versions old, as tokens of an asynchronous run are.
 
-    python -m benchmarks.learner_host
+    python -m benchmarks.learner.learner_host
 
 The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the last timed size; a
 small batch shows what the operations of a micro-batch cost, a large one what a token costs.
@@ -148,7 +148,7 @@ def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
 
 def memory_bytes_elsewhere(method: str, name: str) -> dict[str, int]:
     """`memory_bytes` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.learner_host", "--memory-of", method]
+    command = [sys.executable, "-m", "benchmarks.learner.learner_host", "--memory-of", method]
     command += ["--measured", name]
     print(f"{name}: memory of {method}, in a process of its own", flush=True)
     # Our own module, by our own interpreter.

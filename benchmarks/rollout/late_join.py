@@ -44,7 +44,7 @@ from vcpo_learner.weights.store import PolicyStore
 
 _INCARNATION = "benchmark"
 _GROUP = "main"
-_TOKENIZER = Path(__file__).parent.parent / "examples" / "models" / "tiny"
+_TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"
 _ANY_PORT = "127.0.0.1:0"
 _PATIENCE_S = 600.0
 

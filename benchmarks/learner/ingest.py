@@ -7,7 +7,7 @@ aiohttp on both sides and the standard library's `json`, into the same ledger, w
 A call costs as much as some thousand tokens, so with shorter responses (`--tokens`) the two differ
 less.
 
-    python -m benchmarks.ingest
+    python -m benchmarks.learner.ingest
 
 The last line printed is JSON:
 

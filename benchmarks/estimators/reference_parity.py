@@ -136,7 +136,9 @@ def compare(batches: int, seed: int) -> dict[str, float]:
 
 def main() -> int:
     """Print the errors; return 0 when all are within the bar, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="benchmarks.reference_parity", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.estimators.reference_parity", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--batches", type=int, default=1000, help="random batches to compare")
     parser.add_argument("--seed", type=int, default=0, help="seed of the batches")

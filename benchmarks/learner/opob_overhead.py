@@ -13,7 +13,7 @@ resident set over an interpreter that has everything imported, in a process for 
 also compared with `published` number by number. Simplifications: the sequences of a batch have one
 length, so that nothing is padding, and rewards differ in every group, so that nothing is skipped.
 
-    python -m benchmarks.opob_overhead
+    python -m benchmarks.learner.opob_overhead
 
 The last line printed is JSON. Sizes are written HIDDENxSEQUENCE.
 """
@@ -211,7 +211,7 @@ def _peak_resident_bytes() -> int:
 
 def peak_bytes_elsewhere(side: str, name: str, arguments: argparse.Namespace) -> int:
     """`peak_bytes` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.opob_overhead", "--sizes", name]
+    command = [sys.executable, "-m", "benchmarks.learner.opob_overhead", "--sizes", name]
     command += ["--peak-of", side, "--threads", str(arguments.threads)]
     print(f"{name}: memory of {side}", flush=True)
     # Our own module, by our own interpreter.

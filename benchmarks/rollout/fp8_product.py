@@ -3,7 +3,7 @@
 The operation is the one that vLLM's `fp8_per_channel` uses on a CPU: `torch._scaled_mm`, one scale
 for each row of both factors. Seconds are the least of several repeats; both sides take turns.
 
-    python -m benchmarks.fp8_product
+    python -m benchmarks.rollout.fp8_product
 
 The last line printed is JSON; `fp8_over_bfloat16` above 1 means that fp8 is slower.
 """

@@ -12,7 +12,7 @@ Log ratios of tokens are drawn from normal laws, and no model runs. All else is 
 blocks of fresh tokens, the calibration and its demand for them, the unit of the ESS, its reading
 for a batch of this size, and the verdict.
 
-    python -m benchmarks.calibration
+    python -m benchmarks.estimators.calibration
 
 Every number of the JSON is that of the worst run; a run has one length, batch size and staleness:
 

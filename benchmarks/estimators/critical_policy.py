@@ -12,9 +12,9 @@ after every step, and the learning rate is lowered by the learner's own update.
     throttle_and_slow  both (`onCritical: ThrottleAndSlow`, the default)
     slow_and_return    both, and the rate doubles again after 50 steps that are not critical
 
-    python -m benchmarks.critical_policy                                 three methods, two seeds
-    python -m benchmarks.critical_policy --methods vcpo --seeds 101 --policies none throttle
-    python -m benchmarks.critical_policy --learning-rate 3e-5 --seeds 1 2 3       healthy cells
+    python -m benchmarks.estimators.critical_policy              three methods, two seeds each
+    python -m benchmarks.estimators.critical_policy --methods vcpo --seeds 101 --policies none
+    python -m benchmarks.estimators.critical_policy --learning-rate 3e-5 --seeds 1 2   healthy cells
 
 A cell takes about 25 seconds. The last line printed is JSON. For each policy, over the cells:
 

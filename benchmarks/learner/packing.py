@@ -7,7 +7,7 @@ A group stays in one micro-batch, so its longest response determines the padding
 
 CPU seconds are the least of several repeats; both sides take turns.
 
-    python -m benchmarks.packing
+    python -m benchmarks.learner.packing
 
 The last line printed is JSON; `packed_over_padded` below 1 means that packing pays.
 """
@@ -26,7 +26,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.random_llama import random_groups, random_llama, shortened
-from benchmarks.opob_overhead import Groups, Size, vcpo_step
+from benchmarks.learner.opob_overhead import Groups, Size, vcpo_step
 from vcpo.wire.trajectory import Trajectory
 
 SIZE = Size(hidden=256, sequence=512, num_groups=4, group_size=8, micro_batch=16)

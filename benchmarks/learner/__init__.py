@@ -1,0 +1,1 @@
+"""What the learner costs: its update, its host, and what it receives and records."""

@@ -1,0 +1,1 @@
+"""What the rollout workers cost: generation, weight sync, late and surplus workers."""
