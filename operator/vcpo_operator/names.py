@@ -38,6 +38,9 @@ GROUP_LABEL: Final = "vcpo.dev/group"
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Kueue's LocalQueue of a workload; Kueue reads it when the workload is created."""
 
+POD_INDEX_LABEL: Final = "apps.kubernetes.io/pod-index"
+"""Number of a StatefulSet's pod; its controller sets it."""
+
 HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
 """Digest of the applied manifest; another digest means that the desired state has changed."""
 
@@ -52,6 +55,8 @@ DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 LEARNER_PORT: Final = 7600
 LEARNER_METRICS_PORT: Final = 7601
+RENDEZVOUS_PORT: Final = 29_500
+"""Port of the learner's first pod where the ranks meet; torchrun's default."""
 ROLLOUT_PORT: Final = 7610
 ROLLOUT_METRICS_PORT: Final = 7611
 
@@ -107,6 +112,11 @@ def learner_name(run: str) -> str:
     return f"{base_name(run)}-learner"
 
 
+def ranks_name(run: str) -> str:
+    """Return the name of the Service that gives each of the learner's pods a host name."""
+    return f"{learner_name(run)}-ranks"
+
+
 def rollout_name(run: str, group: str) -> str:
     """Return the name of a rollout group's Deployment, budget and scaler.
 
@@ -154,6 +164,11 @@ def labels(run: str, role: Role | None = None, group: str | None = None) -> dict
     if group is not None:
         named[GROUP_LABEL] = group
     return named
+
+
+def leader_selector(run: str) -> dict[str, str]:
+    """Return the labels of the learner's first pod, in which rank 0 serves."""
+    return {**selector(run, Role.LEARNER), POD_INDEX_LABEL: "0"}
 
 
 def selector(run: str, role: Role | None = None, group: str | None = None) -> dict[str, str]:

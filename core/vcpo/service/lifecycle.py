@@ -44,6 +44,9 @@ DRAINED = os.EX_TEMPFAIL
 """Exit status of a local run's learner that was stopped before the last step. In a cluster the
 status is 0: a pod that stops on request has not failed."""
 
+TERMINATION_LOG_VARIABLE = "VCPO_TERMINATION_LOG"
+"""Environment variable with a file for the cause of a process's end; unset: the log says it."""
+
 RANK_LOST = os.EX_UNAVAILABLE
 """Exit status of a rank of the learner that could not continue because another rank did not."""
 

@@ -14,7 +14,7 @@ from vcpo_operator.children.monitor import pod_monitor
 from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.children.scaler import rollout_scaler
-from vcpo_operator.children.service import learner_service
+from vcpo_operator.children.service import learner_service, ranks_service
 from vcpo_operator.children.storage import checkpoint_claim
 
 
@@ -40,7 +40,7 @@ def build_children(
     workloads: list[Child] = []
     if with_learner:
         budgets.append(learner_budget(parent))
-        workloads.append(learner_stateful_set(parent, defaults, replicas=1 if running else 0))
+        workloads.append(learner_stateful_set(parent, defaults, running=running))
     if with_rollouts:
         external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
         budgets += [rollout_budget(parent, group.name) for group in spec.rollouts]
@@ -51,6 +51,7 @@ def build_children(
         run_config_map(parent),
         checkpoint_claim(parent),
         learner_service(parent),
+        ranks_service(parent),
         service_account(parent),
         network_policy(parent, defaults.ingress_sources),
         pod_monitor(parent, defaults),

@@ -1,15 +1,22 @@
-"""The learner's StatefulSet: one pod with a stable name and a volume, never two at a time.
+"""The learner's StatefulSet: pods with stable names and one volume, never two of one name.
 
 `Parallel`, because an ordered StatefulSet cannot leave a broken revision by itself
-(https://github.com/kubernetes/kubernetes/issues/67250). `OnDelete`, because the operator itself
-replaces a pod of an old template, also a stuck one.
+(https://github.com/kubernetes/kubernetes/issues/67250), and because pods that train together wait
+for each other. `OnDelete`, because the operator itself replaces pods of an old template, also stuck
+ones.
+
+Ranks find each other by torchrun's variables. A pod of one rank has them in its environment; a pod
+of several starts torchrun, which gives them to its processes. The first pod is where all meet
+(docs/design/086-ranks-in-pods.md).
 """
 
 from __future__ import annotations
 
+from vcpo.service.lifecycle import TERMINATION_LOG_VARIABLE
 from vcpo_operator.children.defaults import OperatorDefaults
-from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
+    GRACE_MARGIN_S,
     RUN_FILE_PATH,
     Workload,
     pod_template,
@@ -18,26 +25,34 @@ from vcpo_operator.children.pod_template.template import (
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
+    POD_INDEX_LABEL,
+    RENDEZVOUS_PORT,
     Role,
     learner_name,
+    ranks_name,
     selector,
 )
 
 RUN_DIR = "/var/lib/vcpo"
 _LINGER_S = 86_400
 """Time in which a learner that has ended still answers, so that the operator learns of the end."""
+_KILL_MARGIN_S = 10
+"""How long before the end of its grace period a pod kills ranks that have not ended."""
+_INDEX_VARIABLE = "POD_INDEX"
+_TERMINATION_LOG = "/dev/termination-log"
+"""File whose content the kubelet reports as the cause of a container's end."""
 
 
-def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, replicas: int) -> Child:
+def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running: bool) -> Child:
     """Build the StatefulSet.
 
-    replicas: 1, or 0 while the run is suspended.
+    running: False while the run is suspended.
     Raises: ValueError when the user's template cannot be merged.
     """
     body = {
         "spec": {
-            "replicas": replicas,
-            "serviceName": learner_name(parent.name),
+            "replicas": parent.run.spec.learner.replicas if running else 0,
+            "serviceName": _service_name(parent),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector(parent.name, Role.LEARNER)},
@@ -56,29 +71,93 @@ def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, replicas
 
 def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
     settings = parent.run.spec.learner
+    # Ranks of one machine exchange tensors through it, and a container has only 64 MiB.
+    shared_memory: list[Manifest] = (
+        [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+        if settings.ranks_per_replica > 1
+        else []
+    )
     claim = {"persistentVolumeClaim": {"claimName": learner_name(parent.name)}}
     return Workload(
         role=Role.LEARNER,
         group=None,
         image=settings.image or defaults.learner_image,
-        command=_command(settings.drain_seconds),
+        command=[*_launcher(parent), *_arguments(settings.drain_seconds)],
         port=LEARNER_PORT,
         metrics_port=LEARNER_METRICS_PORT,
         drain_s=settings.drain_seconds,
         threads=settings.threads,
+        gpus=settings.gpus_per_replica,
+        variables=_rank_variables(parent),
         environment_secret=parent.run.spec.tracking.secret_name,
         # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
-        mounts=[{"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid}],
-        volumes=[{"name": "run", **claim}],
+        mounts=[
+            {"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid},
+            *({"name": each["name"], "mountPath": "/dev/shm"} for each in shared_memory),  # noqa: S108
+        ],
+        volumes=[{"name": "run", **claim}, *shared_memory],
         template=settings.template,
     )
 
 
-def _command(drain_s: int) -> list[str]:
+def _service_name(parent: Parent) -> str:
+    """Return the Service that gives the pods host names; a StatefulSet cannot change it."""
+    has_group = parent.run.spec.learner.replicas > 1
+    return ranks_name(parent.name) if has_group else learner_name(parent.name)
+
+
+def _launcher(parent: Parent) -> list[str]:
+    """Return the command that starts a pod's processes, without the learner's arguments."""
+    learner = parent.run.spec.learner
+    if learner.ranks_per_replica == 1:
+        return ["python", "-m", "vcpo_learner"]
+    where = ["--standalone"]
+    if learner.replicas > 1:
+        where = [
+            f"--nnodes={learner.replicas}",
+            f"--node-rank=$({_INDEX_VARIABLE})",
+            f"--master-addr={_first_pod(parent)}",
+            f"--master-port={RENDEZVOUS_PORT}",
+        ]
+    processes = f"--nproc-per-node={learner.ranks_per_replica}"
+    return ["torchrun", *where, processes, "-m", "vcpo_learner"]
+
+
+def _rank_variables(parent: Parent) -> list[Manifest]:
+    """Return the environment variables by which ranks find each other."""
+    learner = parent.run.spec.learner
+    if learner.ranks == 1:
+        return []
+    index = {"fieldPath": f"metadata.labels['{POD_INDEX_LABEL}']"}
+    variables = [{"name": _INDEX_VARIABLE, "valueFrom": {"fieldRef": index}}]
+    if learner.ranks_per_replica == 1:
+        values = {
+            "RANK": f"$({_INDEX_VARIABLE})",
+            "WORLD_SIZE": str(learner.ranks),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": _first_pod(parent),
+            "MASTER_PORT": str(RENDEZVOUS_PORT),
+        }
+    else:
+        values = {
+            # torchrun kills its ranks 30 s after SIGTERM, in the middle of a checkpoint.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
+                learner.drain_seconds + GRACE_MARGIN_S - _KILL_MARGIN_S
+            ),
+            # The last lines of the log are torchrun's, and name no cause.
+            TERMINATION_LOG_VARIABLE: _TERMINATION_LOG,
+        }
+    return [*variables, *({"name": name, "value": value} for name, value in values.items())]
+
+
+def _first_pod(parent: Parent) -> str:
+    """Return the host name of the first pod."""
+    return f"{learner_name(parent.name)}-0.{ranks_name(parent.name)}"
+
+
+def _arguments(drain_s: int) -> list[str]:
     return [
-        "python",
-        "-m",
-        "vcpo_learner",
         RUN_FILE_PATH,
         f"--run-dir={RUN_DIR}",
         f"--listen=0.0.0.0:{LEARNER_PORT}",

@@ -70,6 +70,8 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         metrics_port=ROLLOUT_METRICS_PORT,
         drain_s=group.drain_seconds,
         threads=group.threads,
+        gpus=None,
+        variables=[],
         environment_secret=None,
         mounts=[],
         volumes=[],

@@ -1,7 +1,8 @@
 """The claim for checkpoints and the trained model.
 
 It is a claim of its own, not one of the StatefulSet's claim templates. Those cannot grow, and the
-model would be deleted with the StatefulSet, which the clean-up of a complete run may delete.
+model would be deleted with the StatefulSet, which the clean-up of a complete run may delete. Pods
+that train together write into one volume; its access mode cannot change.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def checkpoint_claim(parent: Parent) -> Child:
     """Build the claim; it outlives the run unless the spec says otherwise."""
     learner = parent.run.spec.learner
     spec: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
+        "accessModes": ["ReadWriteOnce" if learner.replicas == 1 else "ReadWriteMany"],
         "resources": {"requests": {"storage": f"{parent.run.spec.checkpoint_storage_gibibytes}Gi"}},
     }
     if learner.checkpoint_storage_class_name is not None:

@@ -97,6 +97,11 @@ SPEC: Final = (
     _immutable_optional_field_rule("managedBy"),
     _immutable_optional_field_rule("pods.queueName"),
     _immutable_optional_field_rule("learner.checkpointStorageClassName"),
+    # One pod has a volume of its own, several share one, and a claim's access mode cannot change.
+    Rule(
+        rule="(self.learner.replicas == 1) == (oldSelf.learner.replicas == 1)",
+        message="`learner.replicas` may not change from 1 or to 1; create another run",
+    ),
 )
 
 ALGORITHM: Final = (
@@ -154,6 +159,24 @@ ROLLOUT_GROUP: Final = (
             *("minReplicas", "maxReplicas"), rule="self.minReplicas <= self.maxReplicas"
         ),
         message="`minReplicas` must be less than or equal to `maxReplicas`",
+    ),
+)
+
+_RANKS_PER_REPLICA = (
+    "(has(self.processes) ? self.processes : has(self.gpusPerReplica) ? self.gpusPerReplica : 1)"
+)
+LEARNER: Final = (
+    Rule(
+        rule="!has(self.processes) || !has(self.gpusPerReplica)"
+        " || self.processes == self.gpusPerReplica",
+        message="`processes` must be equal to `gpusPerReplica`, one process for each GPU",
+    ),
+    Rule(
+        rule=_where_given(
+            *("fsdpSize", "replicas"),
+            rule=f"self.replicas * {_RANKS_PER_REPLICA} % self.fsdpSize == 0",
+        ),
+        message="`fsdpSize` must divide the number of ranks, `replicas` times `processes`",
     ),
 )
 

@@ -64,6 +64,7 @@ def _schema() -> Schema:
     fields["batch"]["x-kubernetes-validations"] = [*rules.BATCH]
     fields["control"]["x-kubernetes-validations"] = [*rules.CONTROL]
     fields["environment"]["x-kubernetes-validations"] = [*rules.ENVIRONMENT]
+    fields["learner"]["x-kubernetes-validations"] = [*rules.LEARNER]
     fields["model"]["x-kubernetes-validations"] = [*rules.MODEL]
     fields["rollouts"]["items"]["x-kubernetes-validations"] = [*rules.ROLLOUT_GROUP]
     sinks = fields["tracking"]["properties"]["sinks"]

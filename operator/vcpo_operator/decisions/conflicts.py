@@ -2,7 +2,8 @@
 
 An object with the child's name may belong to somebody else. The operator never takes it over,
 unless its owner allows that by an annotation. Or the object is the claim of an earlier run. A claim
-can neither shrink nor change its storage class (docs/design/044-object-ownership.md).
+can neither shrink nor change its storage class or its access mode
+(docs/design/044-object-ownership.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _UNITS: Final = {
     },
     **{unit: 1000 ** (power + 1) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"))},
 }
+
+
+_SHARED: Final = "ReadWriteMany"
+"""Access mode of a volume that pods on several nodes write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +85,30 @@ def storage_class_conflict(child: Child, existing: ObservedClaim) -> Conflict | 
     return Conflict(reason="ClaimMismatch", message=message)
 
 
-def keep_claim_size(child: Child, existing: ObservedClaim) -> Child:
-    """Return the claim with its present size if that is larger, since a claim cannot shrink."""
-    requested = str(child.manifest["spec"]["resources"]["requests"]["storage"])
-    if storage_bytes(existing.storage) <= storage_bytes(requested):
+def access_mode_conflict(child: Child, existing: ObservedClaim) -> Conflict | None:
+    """Return the conflict with a claim that fewer pods can write than train together, if it is."""
+    if not existing.access_modes or _SHARED in existing.access_modes:
+        return None
+    if _SHARED not in child.manifest["spec"]["accessModes"]:
+        return None
+    message = (
+        f"PersistentVolumeClaim {child.name} exists already with the access mode"
+        f" '{existing.access_modes[0]}', which cannot change; the pods of `learner.replicas` need"
+        f" '{_SHARED}'. Set `learner.replicas` to 1; or {_deletion(child.name)}"
+    )
+    return Conflict(reason="ClaimMismatch", message=message)
+
+
+def keep_claim(child: Child, existing: ObservedClaim) -> Child:
+    """Return the claim with what it has and cannot lose: a larger size, a wider access mode."""
+    spec = dict(child.manifest["spec"])
+    requested = str(spec["resources"]["requests"]["storage"])
+    if storage_bytes(existing.storage) > storage_bytes(requested):
+        spec["resources"] = {"requests": {"storage": existing.storage}}
+    if _SHARED in existing.access_modes:
+        spec["accessModes"] = list(existing.access_modes)
+    if spec == child.manifest["spec"]:
         return child
-    spec = {**child.manifest["spec"], "resources": {"requests": {"storage": existing.storage}}}
     return Child(kind=child.kind, manifest=with_digest({**child.manifest, "spec": spec}))
 
 

@@ -35,8 +35,9 @@ from vcpo_operator.decisions.actions import (
 )
 from vcpo_operator.decisions.conflicts import (
     Conflict,
+    access_mode_conflict,
     is_ours,
-    keep_claim_size,
+    keep_claim,
     name_conflict,
     storage_class_conflict,
 )
@@ -104,7 +105,9 @@ def _conflict(desired: DesiredState, child: Child, observed: ObservedState) -> C
         return None
     claim = _claim(child, observed)
     conflict = name_conflict(existing, desired.owner_uid)
-    return conflict if conflict or claim is None else storage_class_conflict(child, claim)
+    if conflict is not None or claim is None:
+        return conflict
+    return storage_class_conflict(child, claim) or access_mode_conflict(child, claim)
 
 
 def _claim(child: Child, observed: ObservedState) -> ObservedClaim | None:
@@ -142,7 +145,7 @@ def _applies(
             yield from _scaler(desired, child, observed)
         else:
             claim = _claim(child, observed)
-            wanted = child if claim is None else keep_claim_size(child, claim)
+            wanted = child if claim is None else keep_claim(child, claim)
             if existing is None or _needs_apply(wanted, existing, applied):
                 yield Apply(child=wanted, force=existing is not None)
 

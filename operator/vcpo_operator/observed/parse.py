@@ -102,6 +102,7 @@ def parse_claim(body: Body) -> ObservedClaim:
         child=parse_child(Kind.CLAIM, body),
         storage=spec["resources"]["requests"]["storage"],
         storage_class=spec.get("storageClassName"),
+        access_modes=tuple(spec.get("accessModes") or ()),
     )
 
 

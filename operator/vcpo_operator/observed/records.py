@@ -120,6 +120,8 @@ class ObservedClaim:
     """Requested size, as Kubernetes writes it."""
     storage_class: str | None
     """None until the cluster sets one."""
+    access_modes: tuple[str, ...] = ()
+    """How pods may mount it, as Kubernetes writes it: `ReadWriteOnce`, `ReadWriteMany`, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,11 @@ CONFIG_PATH: Final = "/etc/vcpo"
 SCRATCH_PATH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
 
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+"""Name under which the device plugin offers GPUs."""
+
 _USER = 65_532
-_GRACE_MARGIN_S = 30
+GRACE_MARGIN_S: Final = 30
 """Time after draining to write, close and exit, before the kubelet kills the process."""
 _STARTUP_PERIOD_S = 2
 """Short: the pod counts as not ready until a startup probe has succeeded."""
@@ -56,6 +59,10 @@ class Workload:
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
     threads: int | None
     """Value of OMP_NUM_THREADS; None sets none."""
+    gpus: int | None
+    """GPUs of the container; None leaves them to the user's template."""
+    variables: Sequence[Manifest]
+    """More environment variables, before those of the user's template."""
     environment_secret: str | None
     """Secret whose keys become environment variables; None for none."""
     mounts: Sequence[Manifest]
@@ -98,7 +105,7 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
         "serviceAccountName": pods.service_account_name or account_name(parent.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": workload.drain_s + _GRACE_MARGIN_S,
+        "terminationGracePeriodSeconds": workload.drain_s + GRACE_MARGIN_S,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
@@ -128,18 +135,19 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     secret = workload.environment_secret
+    gpus = {} if workload.gpus is None else {GPU_RESOURCE: workload.gpus}
     return {
         "name": workload.role.value,
         "image": workload.image,
         "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
-        "env": _environment(parent, defaults, workload.threads),
+        "env": [*_environment(parent, defaults, workload.threads), *workload.variables],
         **({} if secret is None else {"envFrom": [{"secretRef": {"name": secret}}]}),
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
         ],
-        "resources": {"requests": {}, "limits": {}},
+        "resources": {"requests": {}, "limits": gpus},
         # So the last lines of a crashed process reach the run's conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {

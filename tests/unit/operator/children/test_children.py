@@ -40,6 +40,11 @@ EVERYTHING = {
 }
 
 
+TWO_PODS_OF_FOUR = {"learner": {"replicas": 2, "gpusPerReplica": 4, "drainSeconds": 60}}
+THREE_PODS_OF_ONE = {"learner": {"replicas": 3}}
+ONE_POD_OF_TWO = {"learner": {"processes": 2}}
+
+
 def build(**spec: Any) -> dict[str, Child]:
     return {
         f"{each.kind.kind} {each.name}": each for each in build_children(parent(**spec), DEFAULTS)
@@ -55,7 +60,11 @@ def pod_annotations(child: Child) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
-@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize(
+    "spec",
+    [{}, EVERYTHING, TWO_PODS_OF_FOUR, THREE_PODS_OF_ONE, ONE_POD_OF_TWO],
+    ids=["defaults", "everything", "2 pods of 4", "3 pods of 1", "1 pod of 2"],
+)
 def test_kubernetes_knows_every_field_of_every_child(spec: dict[str, Any], version: str):
     for child in build(**spec).values():
         kubernetes_validate.validate(child.manifest, version, strict=True)
@@ -100,6 +109,120 @@ def test_the_learner_is_started_to_resume_and_to_linger():
         "--drain-seconds=120",
         "--linger-seconds=86400",
     ]
+
+
+def variables_of(container: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+
+
+def learner_container(**spec: Any) -> dict[str, Any]:
+    (container,) = pod_spec(build(**spec)["StatefulSet demo-learner"])["containers"]
+    return container
+
+
+def test_pods_of_several_ranks_meet_in_the_first_pod_by_torchrun():
+    family = build(**TWO_PODS_OF_FOUR)
+    container = learner_container(**TWO_PODS_OF_FOUR)
+    assert container["command"][:9] == [
+        "torchrun",
+        "--nnodes=2",
+        "--node-rank=$(POD_INDEX)",
+        "--master-addr=demo-learner-0.demo-learner-ranks",
+        "--master-port=29500",
+        "--nproc-per-node=4",
+        "-m",
+        "vcpo_learner",
+        "/etc/vcpo/run.yaml",
+    ]
+    stateful_set = family["StatefulSet demo-learner"].manifest["spec"]
+    assert (stateful_set["replicas"], stateful_set["serviceName"]) == (2, "demo-learner-ranks")
+    assert stateful_set["podManagementPolicy"] == "Parallel"
+    service = family["Service demo-learner-ranks"].manifest["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    template_labels = stateful_set["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= template_labels.items()
+
+
+def test_torchrun_leaves_its_ranks_the_time_to_drain_and_the_kubelet_their_cause():
+    variables = variables_of(learner_container(**TWO_PODS_OF_FOUR))
+    grace_s = pod_spec(build(**TWO_PODS_OF_FOUR)["StatefulSet demo-learner"])[
+        "terminationGracePeriodSeconds"
+    ]
+    assert 60 < int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < grace_s == 90
+    assert variables["VCPO_TERMINATION_LOG"] == "/dev/termination-log"
+
+
+def test_a_pod_of_one_rank_has_its_place_in_its_environment():
+    container = learner_container(**THREE_PODS_OF_ONE)
+    assert container["command"][:3] == ["python", "-m", "vcpo_learner"]
+    variables = variables_of(container)
+    assert variables["POD_INDEX"] == {
+        "fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
+    }
+    given = {name: variables[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    assert given == {
+        "RANK": "$(POD_INDEX)",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "MASTER_PORT": "29500",
+    }
+    assert variables["MASTER_ADDR"] == "demo-learner-0.demo-learner-ranks"
+    # A reference to a variable is filled in only if that one comes before it.
+    names = [each["name"] for each in container["env"]]
+    assert names.index("POD_INDEX") < names.index("RANK")
+
+
+def test_one_pod_of_several_ranks_needs_no_service_of_its_own_to_meet():
+    assert learner_container(**ONE_POD_OF_TWO)["command"][:5] == [
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "vcpo_learner",
+    ]
+    assert "Service demo-learner-ranks" not in build(**ONE_POD_OF_TWO)
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_shared"),
+    [({}, False), (THREE_PODS_OF_ONE, False), (ONE_POD_OF_TWO, True), (TWO_PODS_OF_FOUR, True)],
+)
+def test_ranks_of_one_pod_have_memory_to_exchange_tensors(spec, is_shared):
+    pod = pod_spec(build(**spec)["StatefulSet demo-learner"])
+    shared = [each for each in pod["volumes"] if each.get("emptyDir") == {"medium": "Memory"}]
+    mounts = {each["mountPath"]: each["name"] for each in pod["containers"][0]["volumeMounts"]}
+    assert ("/dev/shm" in mounts) is is_shared
+    assert [each["name"] for each in shared] == ([mounts["/dev/shm"]] if is_shared else [])
+
+
+def test_gpus_of_a_replica_are_the_limit_of_its_container_and_its_memory_has_none():
+    assert learner_container(**TWO_PODS_OF_FOUR)["resources"] == {
+        "requests": {"cpu": "500m", "memory": "2Gi"},
+        "limits": {"nvidia.com/gpu": 4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        ({}, "ReadWriteOnce"),
+        (ONE_POD_OF_TWO, "ReadWriteOnce"),
+        (THREE_PODS_OF_ONE, "ReadWriteMany"),
+    ],
+)
+def test_several_pods_write_into_one_volume(spec, mode):
+    claim = build(**spec)["PersistentVolumeClaim demo-learner"].manifest["spec"]
+    assert claim["accessModes"] == [mode]
+
+
+def test_workers_reach_the_pod_of_rank_0_and_no_other():
+    selector = build(**TWO_PODS_OF_FOUR)["Service demo-learner"].manifest["spec"]["selector"]
+    assert selector["apps.kubernetes.io/pod-index"] == "0"
+
+
+def test_ranks_are_told_how_many_they_are():
+    read = parse_run(parent(**TWO_PODS_OF_FOUR).run_file)
+    assert read.spec.learner.ranks == 8
 
 
 def test_a_worker_knows_its_learner_its_group_and_its_own_name():

@@ -98,6 +98,9 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
             "`systemPrompt`",
         ),
+        ({"learner": {"processes": 4, "gpusPerReplica": 8}}, "`gpusPerReplica`"),
+        ({"learner": {"replicas": 2, "gpusPerReplica": 4, "fsdpSize": 3}}, "`fsdpSize`"),
+        ({"learner": {"fsdpSize": 2}}, "`fsdpSize`"),
         ({"model": {"name": "./models/tiny"}}, "absolute path"),
         ({"model": {"name": "models/qwen/tiny"}}, "absolute path"),
         ({"model": {"name": "~/tiny"}}, "absolute path"),
@@ -113,6 +116,8 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
     [
         {"optimizer": {"schedule": "linear", "warmupSteps": 399}, "steps": 400},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
+        {"learner": {"processes": 8, "gpusPerReplica": 8, "replicas": 2, "fsdpSize": 16}},
+        {"learner": {"processes": 4, "fsdpSize": 2}},
         {"environment": {"name": "tasks.chess:Chess"}},
         {"tracking": {"sinks": [{"name": "wandb", "mode": "offline", "entity": "me"}]}},
         {"tracking": {"sinks": [{"name": "mlflow", "url": "http://mlflow:5000"}]}},
@@ -147,6 +152,7 @@ def test_a_name_may_have_dots_and_digits_but_not_more_than_40_characters(name: s
         ({"managedBy": "other.dev/operator"}, "`managedBy`"),
         ({"pods": {"queueName": "gpus"}}, "`pods.queueName`"),
         ({"learner": {"checkpointStorageClassName": "fast"}}, "ClassName`"),
+        ({"learner": {"replicas": 2}}, "`learner.replicas`"),
     ],
 )
 def test_what_a_checkpoint_depends_on_may_not_change(after: dict[str, Any], field: str):
@@ -168,6 +174,24 @@ def test_what_a_checkpoint_depends_on_may_not_change(after: dict[str, Any], fiel
 )
 def test_what_steers_a_run_may_change(after: dict[str, Any]):
     assert changes({}, after) == []
+
+
+def test_a_learner_of_several_pods_may_get_another_number_of_ranks():
+    before = {"learner": {"replicas": 4, "gpusPerReplica": 8, "fsdpSize": 8}}
+    assert changes(before, {"learner": {"replicas": 2, "gpusPerReplica": 4}}) == []
+
+
+@given(
+    processes=st.sampled_from([None, 1, 2, 3]),
+    gpus=st.sampled_from([None, 1, 2, 3]),
+    replicas=st.sampled_from([1, 2, 3]),
+    fsdp_size=st.sampled_from([None, 1, 2, 3, 4, 6]),
+)
+def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size):
+    given_fields = {"processes": processes, "gpusPerReplica": gpus, "fsdpSize": fsdp_size}
+    learner = {name: value for name, value in given_fields.items() if value is not None}
+    spec = {"learner": {"replicas": replicas, **learner}}
+    assert (problems(**spec) == []) == accepts(spec)
 
 
 @given(

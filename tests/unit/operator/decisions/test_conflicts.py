@@ -14,8 +14,9 @@ from tests.fixtures.operator.runs import DEFAULTS, UID, make_run, parent
 from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.decisions.conflicts import (
+    access_mode_conflict,
     is_ours,
-    keep_claim_size,
+    keep_claim,
     name_conflict,
     oversized_claims_note,
     storage_bytes,
@@ -104,6 +105,33 @@ def test_a_claim_of_another_class_is_named_with_the_cure():
     assert "kubectl delete pvc demo-learner" in conflict.message
 
 
+def shared_claim(*modes: str) -> ObservedClaim:
+    return dataclasses.replace(claim(), access_modes=modes)
+
+
+def test_pods_that_train_together_refuse_a_claim_that_only_one_of_them_could_write():
+    conflict = access_mode_conflict(made_claim(replicas=2), shared_claim("ReadWriteOnce"))
+    assert conflict is not None
+    assert conflict.reason == "ClaimMismatch"
+    assert conflict.message == (
+        "PersistentVolumeClaim demo-learner exists already with the access mode 'ReadWriteOnce',"
+        " which cannot change; the pods of `learner.replicas` need 'ReadWriteMany'. Set"
+        " `learner.replicas` to 1; or delete the claim, and with it the checkpoints and models that"
+        " it holds: kubectl delete pvc demo-learner"
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "modes"), [(1, ["ReadWriteOnce"]), (1, ["ReadWriteMany"]), (2, ["ReadWriteMany"])]
+)
+def test_a_claim_that_enough_pods_can_write_is_used_with_its_access_mode(
+    replicas: int, modes: list[str]
+):
+    made = made_claim(replicas=replicas)
+    assert access_mode_conflict(made, shared_claim(*modes)) is None
+    assert keep_claim(made, shared_claim(*modes)).manifest["spec"]["accessModes"] == modes
+
+
 def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
     assert storage_class_conflict(made_claim(), claim(storage_class="slow")) is None
 
@@ -112,7 +140,7 @@ def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
     ("storage", "applied"), [("100Gi", "100Gi"), ("1Ti", "1Ti"), ("50Gi", "50Gi"), ("1G", "50Gi")]
 )
 def test_a_claim_never_shrinks(storage: str, applied: str):
-    made = keep_claim_size(made_claim(), claim(storage))
+    made = keep_claim(made_claim(), claim(storage))
     assert made.manifest["spec"]["resources"]["requests"]["storage"] == applied
     assert (made.digest == made_claim().digest) is (applied == "50Gi")
 
