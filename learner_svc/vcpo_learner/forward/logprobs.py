@@ -84,14 +84,14 @@ def _inputs(batch: TokenBatch) -> dict[str, Any]:
     """The arguments of a model's call."""
     if batch.rows is None:
         return {
+            # Padding is on the right, where causal attention does not look: no mask is needed.
             "input_ids": batch.input_ids,
-            "attention_mask": batch.attention_mask,
             "position_ids": _positions(batch),
             "use_cache": False,
         }
     return {
         "input_ids": batch.rows.pack(batch.input_ids, fill=0),
-        "position_ids": batch.rows.position_ids,
+        **batch.rows.arguments,
         "use_cache": False,
     }
 

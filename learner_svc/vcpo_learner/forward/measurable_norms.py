@@ -27,19 +27,19 @@ _MEASURED = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
 
 
 def require_measurable_norms(
-    model: nn.Module, estimator: GradientNormEstimator, *, packs: bool
+    model: nn.Module, estimator: GradientNormEstimator, *, packs: bool, one_row: bool = False
 ) -> None:
     """Check that the norms that a run needs can be measured with its model.
 
     model: in evaluation mode; it does not change.
-    packs: whether several trajectories share a row.
+    packs: whether several trajectories share a row; one_row: whether all of them do.
 
     Raises:
         StartError: naming the field, the reason and the cure.
     """
     if estimator not in _MEASURED:
         return
-    batch = _batch(model, packs=packs)
+    batch = _batch(model, packs=packs, one_row=one_row)
     try:
         found = _measured_norms(model, estimator, batch)
     except torch.OutOfMemoryError:
@@ -61,10 +61,11 @@ def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) ->
     )
 
 
-def _batch(model: nn.Module, *, packs: bool) -> TokenBatch:
+def _batch(model: nn.Module, *, packs: bool, one_row: bool) -> TokenBatch:
     """Three trajectories; two of them share a row if rows are packed."""
     device = next(model.parameters()).device
-    return token_batch([_short(3, 0), _short(1, 1), _short(1, 2)], 0, device, packs=packs)
+    trajectories = [_short(3, 0), _short(1, 1), _short(1, 2)]
+    return token_batch(trajectories, 0, device, packs=packs, one_row=one_row)
 
 
 def _short(num_tokens: int, first: int) -> Trajectory:

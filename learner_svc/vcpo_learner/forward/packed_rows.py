@@ -7,14 +7,18 @@ padded   1 1 1 1 1 1      packed   1 1 1 1 1 1
 ```
 
 Positions start at 0 in each trajectory. With such positions and no attention mask, the models of
-transformers keep trajectories of one row from attending to each other. The learner checks that a
-model does so before the first step: a leak raises no error, it makes every number slightly wrong.
+transformers keep trajectories of one row from attending to each other: by a mask of tokens times
+tokens, or without one if attention is told where each trajectory ends (`forward.attention`). Then
+all of them stand in one row, and there is no padding. The learner checks that a model keeps them
+apart before the first step: a leak raises no error, it makes every number slightly wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +44,18 @@ class PackedRows:
     padding."""
     is_own: Tensor
     """[batch, width] bool; False for padding."""
+    ends: Tensor | None = None
+    """[batch + 1] int32, the end of each trajectory in the only row, after a 0; None for rows whose
+    attention is masked."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a model of transformers is given of the layout, by its names."""
+        arguments: dict[str, Any] = {"position_ids": self.position_ids}
+        if self.ends is not None:
+            arguments |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), self.ends)
+            arguments |= dict.fromkeys(("max_length_q", "max_length_k"), self.places.shape[1])
+        return arguments
 
     def pack(self, padded: Tensor, fill: int) -> Tensor:
         """Return [batch, width] numbers as rows [rows, tokens], with `fill` as padding."""
@@ -55,16 +71,31 @@ class PackedRows:
 def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None:
     """Fit trajectories into rows as long as the longest of them; None if that saves no row.
 
-    Longer rows would hold less padding, but attention costs grow with the square of their length.
+    Longer rows would hold less padding, but a masked attention also computes what its mask hides.
     lengths: [batch] tokens, at least 1 each.
     """
-    width = max(lengths)
-    rows = _fitted(lengths, width)
-    if len(rows) == len(lengths):
-        return None
+    rows = _fitted(lengths, max(lengths))
+    return None if len(rows) == len(lengths) else _packed(lengths, rows, max(lengths), device)
+
+
+def pack_one_row(lengths: Sequence[int], device: torch.device) -> PackedRows:
+    """Put trajectories into one row, in their order, for an attention that is told their ends.
+
+    lengths: [batch] tokens, at least 1 each.
+    """
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    packed = _packed(lengths, [range(len(lengths))], sum(lengths), device)
+    return replace(packed, ends=ends.to(device))
+
+
+def _packed(
+    lengths: Sequence[int], rows: Sequence[Sequence[int]], width: int, device: torch.device
+) -> PackedRows:
+    """The layout of trajectories in rows of `width` tokens, in the order given."""
+    longest = max(lengths)
     segments = torch.full((len(rows), width), PADDING)
     positions = torch.zeros(len(rows), width, dtype=torch.int64)
-    places = torch.zeros(len(lengths), width, dtype=torch.int64)
+    places = torch.zeros(len(lengths), longest, dtype=torch.int64)
     for row, members in enumerate(rows):
         end = 0
         for trajectory in members:
@@ -77,7 +108,7 @@ def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None
         segments=segments.to(device),
         position_ids=positions.to(device),
         places=places.to(device),
-        is_own=(torch.arange(width) < torch.tensor(lengths)[:, None]).to(device),
+        is_own=(torch.arange(longest) < torch.tensor(lengths)[:, None]).to(device),
     )
 
 
@@ -100,13 +131,16 @@ def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def require_kept_apart(model: nn.Module) -> None:
+def require_kept_apart(model: nn.Module, *, one_row: bool = False) -> None:
     """Check that a model keeps trajectories of one row apart.
 
+    one_row: whether its attention is told their ends.
     Raises: StartError, naming the field, if one attends to the other or its positions are wrong.
     """
-    alone = _last_two_logits(model, [[3, 4]])
-    first, second = (_last_two_logits(model, [[*other, 3, 4]]) for other in ([1, 2], [2, 1]))
+    alone = _last_two_logits(model, [3, 4], one_row=one_row)
+    first, second = (
+        _last_two_logits(model, [*other, 3, 4], one_row=one_row) for other in ([1, 2], [2, 1])
+    )
     # A masked token has no influence at all: not even the last digit may differ.
     is_off = float((first - alone).abs().max()) > _TOLERANCE * float(alone.abs().max())
     if is_off or not torch.equal(first, second):
@@ -116,10 +150,14 @@ def require_kept_apart(model: nn.Module) -> None:
         )
 
 
-def _last_two_logits(model: nn.Module, rows: list[list[int]]) -> Tensor:
-    """Logits [1, 2, vocabulary] of the last pair of tokens; the positions of a pair are 0 and 1."""
+def _last_two_logits(model: nn.Module, token_ids: Sequence[int], *, one_row: bool) -> Tensor:
+    """Logits [1, 2, vocabulary] of the last of some trajectories of two tokens."""
     device = next(model.parameters()).device
-    tokens = torch.tensor(rows, device=device)
-    positions = torch.arange(tokens.shape[1], device=device)[None] % 2
-    logits: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+    lengths = [2] * (len(token_ids) // 2)
+    rows = [range(len(lengths))]
+    packed = (
+        pack_one_row(lengths, device) if one_row else _packed(lengths, rows, len(token_ids), device)
+    )
+    tokens = torch.tensor([token_ids], device=device)
+    logits: Tensor = model(input_ids=tokens, **packed.arguments, use_cache=False).logits
     return logits[:, -2:]

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.forward.packed_rows import PackedRows, pack_rows
+from vcpo_learner.forward.packed_rows import PackedRows, pack_one_row, pack_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,12 +48,18 @@ class BatchTokens:
     """[B] of [tokens] bool, views of one tensor; True if the behavior policy sampled the token."""
 
     def micro_batch(
-        self, positions: Sequence[int], pad_token_id: int, *, packs: bool = False
+        self,
+        positions: Sequence[int],
+        pad_token_id: int,
+        *,
+        packs: bool = False,
+        one_row: bool = False,
     ) -> TokenBatch:
         """Return some trajectories as a micro-batch, in this order.
 
         pad_token_id: any id of the vocabulary; the padding has no influence.
         packs: give the model several trajectories per row, if that saves rows.
+        one_row: then give it all in one row, for an attention that is told their ends.
         """
         lengths = [self.num_tokens[at] for at in positions]
         token_ids = [self.token_ids[at] for at in positions]
@@ -65,8 +71,12 @@ class BatchTokens:
             input_ids=input_ids,
             attention_mask=is_token.long(),
             response_mask=pad_sequence([self.is_trained[at] for at in positions], batch_first=True),
-            rows=pack_rows(lengths, device) if packs else None,
+            rows=_layout(lengths, device, one_row=one_row) if packs else None,
         )
+
+
+def _layout(lengths: Sequence[int], device: torch.device, *, one_row: bool) -> PackedRows | None:
+    return pack_one_row(lengths, device) if one_row else pack_rows(lengths, device)
 
 
 def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> BatchTokens:
@@ -108,10 +118,11 @@ def token_batch(
     device: torch.device,
     *,
     packs: bool = False,
+    one_row: bool = False,
 ) -> TokenBatch:
     """Return trajectories as one micro-batch; as `batch_tokens` and `BatchTokens.micro_batch`."""
-    tokens = batch_tokens(trajectories, device)
-    return tokens.micro_batch(range(len(trajectories)), pad_token_id, packs=packs)
+    tokens, positions = batch_tokens(trajectories, device), range(len(trajectories))
+    return tokens.micro_batch(positions, pad_token_id, packs=packs, one_row=one_row)
 
 
 def _refuse_missing_tokens(trajectory: Trajectory) -> None:

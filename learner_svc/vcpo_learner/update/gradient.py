@@ -100,6 +100,11 @@ class GradientAccumulation:
         has_norms = self._config.baseline in NORM_BASELINES
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
 
+    @property
+    def has_one_row(self) -> bool:
+        """Whether the model is given a micro-batch as one row."""
+        return self._runner.one_row
+
     def score(self, groups: Groups, policy_version: int) -> ScoredBatch:
         """Score a batch, and accumulate its gradient already if one pass is enough.
 

@@ -12,6 +12,7 @@ from vcpo.algo import GradientNormEstimator
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import RowLayout
 from vcpo.spec.workloads import Precision
+from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.packed_rows import require_kept_apart
@@ -81,18 +82,22 @@ class MicroBatchRunner:
         self.logprob_dtype = torch.promote_types(parameter.dtype, torch.float32)
         """Of the log-probabilities that the model's passes return."""
         self._place = place or MeshPlace()
-        self._budget = MicroBatchBudget(
-            trajectories=spec.batch.micro_batch_trajectories,
-            tokens=tokens_per_micro_batch or spec.batch.tokens_per_micro_batch,
-        )
         self.temperature = spec.sampling.temperature
         self.slots = Slots(model)
         """The model's trainable parameters."""
         self._model = model
         self._pad_token_id = pad_token_id
         self._packs = spec.batch.row_layout is RowLayout.PACKED
+        is_varlen = select_attention(model, spec.learner.attention, packs=self._packs)
+        self.one_row = self._packs and is_varlen
+        """Whether a micro-batch is one row without padding."""
         if self._packs:
-            require_kept_apart(model)
+            require_kept_apart(model, one_row=self.one_row)
+        self._budget = MicroBatchBudget(
+            trajectories=spec.batch.micro_batch_trajectories,
+            tokens=tokens_per_micro_batch or spec.batch.tokens_per_micro_batch,
+            counts_padding=not self.one_row,
+        )
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
@@ -140,7 +145,9 @@ class MicroBatchRunner:
     ) -> TokenBatch:
         """The trajectories of a rank, or the shortest of all if it has none."""
         chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
-        return tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
+        return tokens.micro_batch(
+            chosen, self._pad_token_id, packs=self._packs, one_row=self.one_row
+        )
 
     def forward(self, batch: TokenBatch, estimator: GradientNormEstimator | None) -> ForwardPass:
         """Run the model forward, and keep what the estimator of gradient norms needs."""

@@ -112,7 +112,9 @@ class PolicyUpdate:
         self._gradient = GradientAccumulation(model, spec, pad_token_id)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
-            require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
+            one_row = self._gradient.has_one_row
+            norms = spec.algorithm.gradient_norms
+            require_measurable_norms(model, norms, packs=packs, one_row=one_row)
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._files = TensorFiles(model, self._optimizer)
         self._calibration = MismatchCalibration()

@@ -1,0 +1,204 @@
+"""Attention within trajectories: no mask of tokens times tokens is ever built.
+
+Attention is causal, so a trajectory needs no mask if nothing stands before it: a row with padding
+on its right is one such trajectory, and of packed rows each trajectory is computed by itself. On a
+GPU one kernel takes all of them at once (`torch.nn.attention.varlen`); elsewhere they follow each
+other. A sliding window, and a soft cap of the scores, go by blocks of queries.
+
+Transformers' models call it by the name in their configuration; a name for which no mask function
+is registered gets no mask (`transformers.masking_utils`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vcpo.service.lifecycle import StartError
+from vcpo.spec.learner import Attention
+
+NAME = "vcpo_varlen"
+"""In a model's configuration."""
+
+_QUERY_BLOCK = 256
+"""Queries whose scores are in memory at a time, where scores are computed one by one."""
+_LARGEST_HEAD = 256
+"""Numbers per head that the GPU's kernel takes."""
+
+
+def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> bool:
+    """Let a model compute attention as a run wants it; return whether it is `varlen`.
+
+    model: one of transformers' models, or a module around one; any other stays as it is.
+    packs: whether rows hold several trajectories; `auto` is `varlen` then.
+    Raises: StartError, naming the field and the cure, if the model cannot.
+    """
+    policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    if policy is None:
+        return False
+    refusal = _refusal(policy)
+    is_capped = getattr(policy.config, "attn_logit_softcapping", None) is not None
+    if attention is Attention.VARLEN and refusal is not None:
+        raise StartError(f"spec.learner.attention: varlen, but {refusal}; use auto")
+    if attention is Attention.SDPA and is_capped:
+        raise StartError(
+            f"spec.learner.attention: sdpa leaves out the soft cap that {type(policy).__name__}"
+            " puts on attention scores; use auto"
+        )
+    is_wanted = attention is Attention.VARLEN or (
+        attention is Attention.AUTO and (packs or is_capped)
+    )
+    if not is_wanted or refusal is not None:
+        return False
+    ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
+    policy.set_attn_implementation(NAME)
+    return True
+
+
+def _refusal(model: PreTrainedModel) -> str | None:
+    """Why a model's attention is not one of this module, or None."""
+    name = type(model).__name__
+    # Transformers' own word for models whose masks follow from what they pass to the attention.
+    if not (model._supports_flash_attn and model._can_set_attn_implementation()):
+        return f"{name} gives its attention a mask of its own"
+    if any(key.endswith("sinks") for key, _ in model.named_parameters()):
+        return f"{name} has attention sinks"
+    return None
+
+
+def varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return causal attention within each trajectory, [rows, tokens, heads, size].
+
+    query: [rows, heads, tokens, size]. key, value: the same with as many heads, or a divisor.
+    sliding_window: most tokens that a token sees, itself included.
+    softcap: c in c tanh(score / c).
+    cu_seq_lens_q: [n + 1] int32, the end of each trajectory in one row, after a 0; None for one
+        trajectory to a row.
+    max_length_q: tokens of the longest trajectory; given with `cu_seq_lens_q`.
+    Raises: ValueError for what it does not compute.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None or s_aux is not None or dropout or not causal:
+        raise ValueError(
+            f"{type(module).__name__} wants a mask, sinks, dropout or attention that is not causal:"
+            " attention 'varlen' has none; use 'sdpa'"
+        )
+    scoring = _Scoring(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    if cu_seq_lens_q is None or max_length_q is None:
+        return _causal(query, key, value, scoring).transpose(1, 2), None
+    if scoring.softcap is None and _fits_kernel(query, value):
+        flat = [each[0].transpose(0, 1) for each in (query, key, value)]
+        return _by_kernel(flat, cu_seq_lens_q, max_length_q, scoring)[None], None
+    lengths = cu_seq_lens_q.diff().tolist()
+    queries, keys, values = (torch.split(each, lengths, dim=2) for each in (query, key, value))
+    parts = [_causal(*each, scoring) for each in zip(queries, keys, values, strict=True)]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scoring:
+    """How scores follow from queries and keys."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def _fits_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether the GPU's kernel for trajectories of several lengths takes these numbers."""
+    size = query.shape[-1]
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_half and size == value.shape[-1] and size <= _LARGEST_HEAD
+
+
+def _by_kernel(flat: Sequence[Tensor], ends: Tensor, longest: int, scoring: _Scoring) -> Tensor:
+    """Attention within each trajectory in one kernel, [tokens, heads, size].
+
+    flat: query, key and value in this shape; ends: [n + 1] int32.
+    """
+    query, key, value = flat
+    found = varlen_attn(
+        query,
+        key,
+        value,
+        ends,
+        ends,
+        longest,
+        longest,
+        scale=scoring.scale,
+        window_size=(-1 if scoring.window is None else scoring.window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    # With its logarithms only on request.
+    return found if isinstance(found, Tensor) else found[0]
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: _Scoring) -> Tensor:
+    """Causal attention within each row, [rows, heads, tokens, size]."""
+    num_tokens, num_repeats = query.shape[2], query.shape[1] // key.shape[1]
+    if num_repeats > 1:
+        # The fast kernels of every device and number type take equal numbers of heads.
+        key, value = (each.repeat_interleave(num_repeats, dim=1) for each in (key, value))
+    window = scoring.window
+    if scoring.softcap is None and (window is None or num_tokens <= window):
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scoring.scale
+        )
+    blocks = []
+    for start in range(0, num_tokens, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, num_tokens)
+        first = 0 if window is None else max(0, start - window + 1)
+        seen = _seen(start, end, first, window, query.device)
+        block = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], seen, scoring
+        # Computed again in the backward pass: all scores at once are tokens times tokens.
+        blocks.append(checkpoint(_masked, *block, use_reentrant=False))
+    return torch.cat(blocks, dim=2)
+
+
+def _seen(start: int, end: int, first: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of the keys first..end the queries start..end see, [queries, keys] bool."""
+    queries = torch.arange(start, end, device=device)[:, None]
+    keys = torch.arange(first, end, device=device)
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scoring: _Scoring) -> Tensor:
+    """Attention of a block of queries; seen: [queries, keys] bool."""
+    if scoring.softcap is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=scoring.scale
+        )
+    scores = scoring.softcap * torch.tanh(query @ key.mT * (scoring.scale / scoring.softcap))
+    hidden = scores.masked_fill(~seen, -torch.inf)
+    precise = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.softmax(dim=-1, dtype=precise).to(value.dtype) @ value
