@@ -14,6 +14,7 @@ _WARNINGS: Final = frozenset(
         "CollapseWarning",
         "Collapsed",
         "DiskFull",
+        "DiskSpaceLow",
         "DrainFailed",
         "DrainTimedOut",
         "EvaluationWithoutResult",

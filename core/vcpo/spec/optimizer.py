@@ -57,3 +57,8 @@ class Optimizer(Section):
     """Term that AdamW adds to the square root of the second moment."""
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
     """Largest L2 norm of the whole gradient; a longer gradient is scaled down to it."""
+
+    @property
+    def checkpoint_bytes_per_parameter(self) -> int:
+        """Size of a parameter in a checkpoint: itself in float32, and its moments, at most two."""
+        return 4 + (2 if self.name is OptimizerName.ADAMW_8BIT else 8)

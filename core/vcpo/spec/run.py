@@ -130,15 +130,16 @@ class VCPORunSpec(Section):
     def checkpoint_storage_gibibytes(self) -> int:
         """Size of the volume for checkpoints in GiB: as set, or for the model's size, or 50.
 
-        A checkpoint holds parameters and two moments in float32, 12 bytes per parameter. There is
-        room for those that are kept, the one that is being written, and the final model.
+        There is room for the checkpoints that are kept, the one that is being written, and the
+        final model in float32.
         """
         if self.learner.checkpoint_storage_gibibytes is not None:
             return self.learner.checkpoint_storage_gibibytes
         if self.model.size_billions is None:
             return _CHECKPOINT_STORAGE_GIBIBYTES
-        parameters_bytes = 4.0 * self.model.size_billions * 1e9
-        needed_bytes = parameters_bytes * (3 * self.checkpoint.most_on_disk + 1)
+        checkpoint_bytes = self.optimizer.checkpoint_bytes_per_parameter
+        bytes_per_parameter = self.checkpoint.most_on_disk * checkpoint_bytes + 4
+        needed_bytes = self.model.size_billions * 1e9 * bytes_per_parameter
         return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
 
     @property

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _MEBIBYTE = 1 << 20
+_GIBIBYTE = 1 << 30
 
 
 class DiskFullError(OSError):
@@ -84,15 +85,27 @@ def _raise_if_disk_full(error: Exception, *, what: str, folder: Path, needed_byt
         return
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
-    sizes = f"{_size(needed_bytes)} are needed and {_size(free_bytes)} are free"
+    sizes = f"{size_text(needed_bytes)} are needed and {size_text(free_bytes)} are free"
     missing = needed_bytes - free_bytes
-    limit = f"{_size(missing)} are missing" if missing > 0 else f"({os.strerror(code)})"
+    limit = f"{size_text(missing)} are missing" if missing > 0 else f"({os.strerror(code)})"
     message = f"{folder}: no room for {what}: {sizes}, {limit}"
     raise DiskFullError(code, message) from error
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Return a size for people, in MiB or GiB."""
+    if size_bytes >= _GIBIBYTE:
+        return f"{size_bytes / _GIBIBYTE:,.1f} GiB"
     return f"{size_bytes / _MEBIBYTE:,.1f} MiB"
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder; 0 if there is none."""
+    sizes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
+            sizes += path.stat().st_size
+    return sizes
 
 
 def _sync(path: Path) -> None:

@@ -121,6 +121,7 @@ class TrainingLoop:
         if self._saver.is_complete:
             await self._end("complete before this start")
             return self._dispatcher.phase
+        self._saver.check_space()
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,10 +25,11 @@ from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoints.disk import DiskFullError
+from vcpo_learner.checkpoints.disk import DiskFullError, folder_bytes
 from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.retention import best_evaluated_step
+from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
 from vcpo_learner.ledger.ledger_state import LedgerState
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
@@ -75,6 +77,29 @@ class RunSaver:
         model = ExportedModel.read(self._parts.run_dir / "model")
         steps = self._parts.run.spec.steps
         return model is not None and min(model.step, self._step) >= steps
+
+    def check_space(self) -> None:
+        """Compare the free space with what the run will write; report what is missing.
+
+        Raises:
+            StartError: if not even one checkpoint fits.
+        """
+        run_dir, spec = self._parts.run_dir, self._parts.run.spec
+        parameters = list(self._parts.model.parameters())
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        need = SpaceNeed(
+            checkpoint_bytes=trained * spec.optimizer.checkpoint_bytes_per_parameter,
+            num_checkpoints=self._settings.most_on_disk,
+            model_bytes=4 * sum(each.numel() for each in parameters),
+        )
+        free_bytes = shutil.disk_usage(run_dir).free
+        held_bytes = folder_bytes(run_dir / "checkpoints")
+        warning = space_warning(need, free_bytes=free_bytes, held_bytes=held_bytes)
+        if warning is None:
+            return
+        if lacks_one_checkpoint(need, free_bytes=free_bytes):
+            raise StartError(f"{run_dir}: no room for a checkpoint: {warning}")
+        self._parts.event("DiskSpaceLow", f"{run_dir}: {warning}")
 
     def resume_at(self, step: int) -> None:
         """Record that there is a checkpoint of `step`."""

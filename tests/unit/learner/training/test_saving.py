@@ -1,11 +1,13 @@
 """A learner whose disk is full for a while, or for good; the kernel sets the limit."""
 
 import resource
+from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
 from tests.fixtures.learner.training import TrainingFixture
+from tests.fixtures.records import EVALUATION
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.lifecycle import StartError
@@ -137,3 +139,42 @@ def test_what_a_model_folder_is_of_can_be_read_and_a_strange_file_is_nothing(tmp
     assert ExportedModel.read(tmp_path) == exported
     (tmp_path / "vcpo.json").write_text('{"step": "many"}')
     assert ExportedModel.read(tmp_path) is None
+
+
+def shown_space(monkeypatch, free_bytes):
+    usage = type("Usage", (), {"free": free_bytes})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+
+
+async def test_a_run_whose_checkpoints_will_not_fit_says_so_at_the_start(
+    make_learner, tmp_path, monkeypatch
+):
+    learner = make_learner(steps=1)
+    trained = sum(each.numel() for each in learner.training._parts.model.parameters())
+    shown_space(monkeypatch, 12 * trained)
+    assert await learner.run() is RunPhase.COMPLETE
+    (low,) = messages(tmp_path, "DiskSpaceLow")
+    assert "missing for 11 checkpoints" in low
+
+
+async def test_a_run_without_room_for_one_checkpoint_does_not_start(
+    make_learner, tmp_path, monkeypatch
+):
+    learner = make_learner(steps=1)
+    trained = sum(each.numel() for each in learner.training._parts.model.parameters())
+    shown_space(monkeypatch, 12 * trained - 1)
+    with pytest.raises(StartError, match=r"no room for a checkpoint: .* are missing"):
+        await learner.run()
+
+
+async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, tmp_path):
+    learner = make_learner(
+        checkpoint={"everySteps": 1, "keep": 1}, evaluation={"everySteps": 100}, steps=9
+    )
+    saver, dispatcher = learner.training._saver, learner.dispatcher
+    journal = learner.training._parts.journal
+    for step, accuracy in [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]:
+        dispatcher.resume_at(step)
+        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+        await saver.save()
+    assert names(tmp_path / "checkpoints") == ["step-00000002", "step-00000004"]
