@@ -14,8 +14,10 @@ from vcpo_learner.estimator.record import BatchRecord, batch_record
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.sampling import Sampler
@@ -88,8 +90,10 @@ class Laboratory:
     ) -> list[float]:
         """Return an estimator's ||h_i||^2 of one group under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
+        network = PolicyNetwork.of(self._model)
+        temperature = self._spec.sampling.temperature
         forward = forward_pass(
-            self._model, batch, estimator, temperature=self._spec.sampling.temperature
+            network, Slots(self._model), batch, estimator, temperature=temperature
         )
         record = self._record(group, batch.select_trained(forward.logprobs.detach()))
         weights = token_weights(record, self._spec.algorithm.loss_config)

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vcpo.algo import GradientNormEstimator
-from vcpo_learner.forward.logprobs import (
-    token_logprobs,
-    token_logprobs_and_energies,
-    weighted_logprobs,
-)
+from vcpo_learner.forward.logprobs import weighted_logprobs
 from vcpo_learner.forward.norm_proxies import (
     HeadCall,
     length_norms,
@@ -28,7 +24,9 @@ from vcpo_learner.forward.norm_proxies import (
     record_head,
 )
 from vcpo_learner.forward.packed_rows import PackedRows
+from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.output_head.head_norms import HeadNorms
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.per_sample_gradients.taps import Recording, record_calls
@@ -72,7 +70,7 @@ class ForwardPass(Protocol):
 
 
 def forward_pass(
-    model: nn.Module,
+    network: PolicyNetwork,
     slots: Slots,
     batch: TokenBatch,
     estimator: GradientNormEstimator | None,
@@ -84,20 +82,44 @@ def forward_pass(
     slots: of the model, for exact norms.
     Raises: ValueError when the model has no output head that the estimator could look at.
     """
+    wanted = Wanted(temperature=temperature)
     match estimator:
         case GradientNormEstimator.EXACT:
             with record_calls(slots) as recording:
-                logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _RecordedPass(recording=recording, logprobs=logprobs, rows=batch.rows)
+                scores = network.score(batch, wanted._replace(tiles=False))
+            return _RecordedPass(
+                recording=recording,
+                logprobs=batch.place_trained(scores.logprobs),
+                rows=batch.rows,
+            )
         case GradientNormEstimator.LM_HEAD:
-            with record_head(model) as head:
-                logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _PlainPass(logprobs=logprobs, estimator=estimator, head=head, rows=batch.rows)
+            return _head_pass(network, batch, wanted)
         case GradientNormEstimator.LOGIT_ENERGY:
-            logprobs, energies = token_logprobs_and_energies(model, batch, temperature=temperature)
-            return _PlainPass(logprobs=logprobs, estimator=estimator, energies=energies)
-    logprobs = token_logprobs(model, batch, temperature=temperature)
-    return _PlainPass(logprobs=logprobs, estimator=estimator)
+            wanted = wanted._replace(energies=True)
+    scores = network.score(batch, wanted)
+    energies = scores.energies
+    return _PlainPass(
+        logprobs=batch.place_trained(scores.logprobs),
+        estimator=estimator,
+        energies=None if energies is None else batch.place_trained(energies),
+    )
+
+
+def _head_pass(network: PolicyNetwork, batch: TokenBatch, wanted: Wanted) -> "_PlainPass":
+    """A pass that measures norms of the head alone."""
+    if network.has_tiles(batch):
+        norms = HeadNorms(batch.response_mask.sum(dim=1).tolist(), batch.input_ids.device)
+        scores = network.score(batch, wanted._replace(observer=norms))
+        head: HeadCall | HeadNorms = norms
+    else:
+        with record_head(network.model) as head:
+            scores = network.score(batch, wanted)
+    return _PlainPass(
+        logprobs=batch.place_trained(scores.logprobs),
+        estimator=GradientNormEstimator.LM_HEAD,
+        head=head,
+        rows=batch.rows,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,7 +151,7 @@ class _PlainPass:
 
     logprobs: Tensor
     estimator: GradientNormEstimator | None
-    head: HeadCall | None = None
+    head: HeadCall | HeadNorms | None = None
     """For `lmHead`."""
     rows: PackedRows | None = None
     energies: Tensor | None = None
@@ -152,7 +174,10 @@ class _PlainPass:
 
     def _norms(self, objectives: Tensor, weights: Tensor) -> Tensor:
         if self.head is not None:
-            return self.head.squared_norms(objectives.sum(), self.rows)
+            total = objectives.sum()
+            if isinstance(self.head, HeadNorms):
+                return self.head.squared_norms(total)
+            return self.head.squared_norms(total, self.rows)
         if self.energies is not None:
             return logit_energy_norms(weights, self.energies)
         if self.estimator is GradientNormEstimator.LENGTH:

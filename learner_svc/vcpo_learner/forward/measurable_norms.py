@@ -16,6 +16,7 @@ from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
 from vcpo_learner.per_sample_gradients.slots import Slots
 
@@ -84,7 +85,8 @@ def _measured_norms(
     model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch
 ) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
-    passed = forward_pass(model, Slots(model), batch, estimator, temperature=1.0)
+    network = PolicyNetwork.of(model)
+    passed = forward_pass(network, Slots(network.model), batch, estimator, temperature=1.0)
     return passed.measure(weights).squared_norms
 
 

@@ -10,7 +10,7 @@ logits need three: the logits are computed once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class HeadObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HeadCall:
+class HeadRequest:
     """One application of a head."""
 
     targets: Tensor
@@ -52,29 +52,30 @@ class HeadCall:
     observer: HeadObserver | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HeadOutput:
-    """What a head says of each token."""
+class TokenScores(NamedTuple):
+    """What a head says of each token; a tuple, because FSDP looks for tensors in tuples only."""
 
     logprobs: Tensor
     """[tokens] nats, float32 or better, with a graph."""
-    entropies: Tensor | None
-    """[tokens] nats; None if not wanted."""
-    energies: Tensor | None
-    """[tokens] ||onehot(y) - pi||^2; None if not wanted."""
+    entropies: Tensor | None = None
+    """[tokens] nats, without a graph; None if not wanted."""
+    energies: Tensor | None = None
+    """[tokens] ||onehot(y) - pi||^2, without a graph; None if not wanted."""
 
 
-def apply_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, call: HeadCall) -> HeadOutput:
+def apply_head(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, request: HeadRequest
+) -> TokenScores:
     """Score tokens by the states that predict them.
 
     hidden: [tokens, hidden]; weight: [vocabulary, hidden]; bias: [vocabulary].
     """
     needs_directions = torch.is_grad_enabled() and hidden.requires_grad
-    anchor = None if call.observer is None else call.observer.anchor
+    anchor = None if request.observer is None else request.observer.anchor
     logprobs, entropies, energies = _TiledHead.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, anchor, call, needs_directions
+        hidden, weight, bias, anchor, request, needs_directions
     )
-    return HeadOutput(logprobs=logprobs, entropies=entropies, energies=energies)
+    return TokenScores(logprobs=logprobs, entropies=entropies, energies=energies)
 
 
 class _TiledHead(torch.autograd.Function):
@@ -85,15 +86,17 @@ class _TiledHead(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         anchor: Tensor | None,
-        call: HeadCall,
+        request: HeadRequest,
         needs_directions: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         wanted = Wanted(
-            directions=needs_directions, entropies=call.entropies, energies=call.energies
+            directions=needs_directions, entropies=request.entropies, energies=request.energies
         )
         with torch.autocast(hidden.device.type, enabled=False):
-            found = token_distributions(_logits(hidden, weight, bias, call), call.targets, wanted)
-        ctx.call = call
+            found = token_distributions(
+                _logits(hidden, weight, bias, request), request.targets, wanted
+            )
+        ctx.request = request
         ctx.save_for_backward(hidden, weight, bias, found.log_normalizers, found.directions)
         extras = [each for each in (found.entropies, found.energies) if each is not None]
         ctx.mark_non_differentiable(*extras)
@@ -102,35 +105,37 @@ class _TiledHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, log_normalizers, directions = ctx.saved_tensors
-        call: HeadCall = ctx.call
+        request: HeadRequest = ctx.request
         weights = gradients[0]
         assert weights is not None
         to_hidden = None
         if directions is not None:
             to_hidden = (directions * weights[:, None]).to(hidden.dtype)
         objective = HeadObjective(
-            logits=_logits(hidden, weight, bias, call),
-            targets=call.targets,
+            logits=_logits(hidden, weight, bias, request),
+            targets=request.targets,
             log_normalizers=log_normalizers,
             weights=weights,
         )
         to_weight = to_bias = None
-        if call.observer is not None and call.observer.is_measuring:
-            call.observer.measure(objective)
+        if request.observer is not None and request.observer.is_measuring:
+            request.observer.measure(objective)
         elif weight.requires_grad or (bias is not None and bias.requires_grad):
             to_weight, to_bias = _parameter_gradients(objective)
         return to_hidden, to_weight, to_bias, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, call: HeadCall) -> TiledLogits:
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, request: HeadRequest
+) -> TiledLogits:
     return TiledLogits(
         hidden=hidden,
         weight=weight,
         bias=bias,
-        form=call.form,
-        temperature=call.temperature,
-        input_dtype=call.input_dtype or weight.dtype,
-        size=call.size or tile_size(hidden.device),
+        form=request.form,
+        temperature=request.temperature,
+        input_dtype=request.input_dtype or weight.dtype,
+        size=request.size or tile_size(hidden.device),
     )
 
 

@@ -16,6 +16,7 @@ from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.packed_rows import require_kept_apart
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.update.schedule import (
@@ -83,9 +84,10 @@ class MicroBatchRunner:
         """Of the log-probabilities that the model's passes return."""
         self._place = place or MeshPlace()
         self.temperature = spec.sampling.temperature
-        self.slots = Slots(model)
+        self.network = PolicyNetwork.of(model)
+        self.network.compare_head()
+        self.slots = Slots(self.network.model)
         """The model's trainable parameters."""
-        self._model = model
         self._pad_token_id = pad_token_id
         self._packs = spec.batch.row_layout is RowLayout.PACKED
         is_varlen = select_attention(model, spec.learner.attention, packs=self._packs)
@@ -153,13 +155,13 @@ class MicroBatchRunner:
         """Run the model forward, and keep what the estimator of gradient norms needs."""
         with self.autocast():
             return forward_pass(
-                self._model, self.slots, batch, estimator, temperature=self.temperature
+                self.network, self.slots, batch, estimator, temperature=self.temperature
             )
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Return the log-probabilities of the trained tokens, [batch, width] nats."""
         with self.autocast():
-            return token_logprobs(self._model, batch, temperature=self.temperature)
+            return token_logprobs(self.network, batch, temperature=self.temperature)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which the model computes in the run's number type."""

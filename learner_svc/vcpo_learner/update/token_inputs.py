@@ -27,13 +27,13 @@ class TokenInputs:
     """
 
     def __init__(self, model: nn.Module, config: LossConfig, runner: MicroBatchRunner) -> None:
-        self._model = model
+        self._network = runner.network
         self._runner = runner
         self._needed = inputs_needed(config)
         self._reference: nn.Module | None = None
         self._critic: Critic | None = None
         if TokenInput.REFERENCE_LOGPROB in self._needed:
-            self._reference = deepcopy(model).requires_grad_(False)
+            self._reference = deepcopy(runner.network).requires_grad_(False)
         if TokenInput.ADVANTAGE in self._needed:
             self._critic = Critic(_hidden_size(model), runner.device)
 
@@ -70,7 +70,7 @@ class TokenInputs:
         for step in self._runner.split(tokens, range(len(record.num_tokens))):
             with self._runner.autocast():
                 values = token_entropies(
-                    self._model, step.batch, temperature=self._runner.temperature
+                    self._network, step.batch, temperature=self._runner.temperature
                 )
             record.write(entropies, step.positions, step.select_trained(values))
         return entropies
@@ -92,7 +92,7 @@ class TokenInputs:
         rows: dict[int, Tensor] = {}
         for step in self._runner.split(tokens, range(len(tokens.token_ids))):
             with self._runner.autocast():
-                states = step.select_trained(prefix_states(self._model, step.batch))
+                states = step.select_trained(prefix_states(self._network, step.batch))
             lengths: list[int] = step.batch.response_mask.sum(dim=1).tolist()
             rows.update(zip(step.positions, torch.split(states, lengths), strict=True))
         return [rows[position] for position in range(len(rows))]

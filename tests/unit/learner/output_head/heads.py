@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vcpo_learner.output_head.logit_tiles import LogitForm, TileSize
-from vcpo_learner.output_head.tiled_head import HeadCall
+from vcpo_learner.output_head.tiled_head import HeadRequest
 
 HIDDEN = 6
 VOCABULARY = 37
@@ -30,10 +30,10 @@ class Case:
     lengths: list[int]
     weights: Tensor
 
-    def call(self, form: LogitForm = FORMS["plain"], **settings) -> HeadCall:
+    def call(self, form: LogitForm = FORMS["plain"], **settings) -> HeadRequest:
         size = TileSize(tokens=4, vocabulary=10)
         given = {"temperature": 0.7, "size": size, **settings}
-        return HeadCall(targets=self.targets, form=form, **given)
+        return HeadRequest(targets=self.targets, form=form, **given)
 
     def leaves(self) -> "Case":
         """The same with leaves that need a gradient."""

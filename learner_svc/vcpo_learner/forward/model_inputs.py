@@ -1,0 +1,51 @@
+"""What a model is called with for a batch of tokens, and where it finds each token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcpo_learner.forward.token_batch import TokenBatch
+
+
+def model_inputs(batch: TokenBatch) -> dict[str, Any]:
+    """Return the arguments of a model's call."""
+    if batch.rows is None:
+        return {
+            # Padding is on the right, where causal attention does not look: no mask is needed.
+            "input_ids": batch.input_ids,
+            "position_ids": _positions(batch),
+            "use_cache": False,
+        }
+    return {
+        "input_ids": batch.rows.pack(batch.input_ids, fill=0),
+        **batch.rows.arguments,
+        "use_cache": False,
+    }
+
+
+def predicting_places(batch: TokenBatch) -> Tensor:
+    """Return the places of the tokens before the trained ones, [sampled tokens] int64.
+
+    A model's output there is its prediction. Places count through all rows of its input.
+    """
+    return _places(batch)[batch.response_mask] - 1
+
+
+def _places(batch: TokenBatch) -> Tensor:
+    """Index [batch, width] of each token in the model's flattened input."""
+    if batch.rows is not None:
+        return batch.rows.places
+    return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device).view_as(
+        batch.input_ids
+    )
+
+
+def _positions(batch: TokenBatch) -> Tensor:
+    """Positions [batch, width], one row per trajectory.
+
+    Without them a model may share one row of positions among all trajectories; the gradient of a
+    learned position embedding could then not be attributed to one of them.
+    """
+    width = batch.input_ids.shape[1]
+    return torch.arange(width, device=batch.input_ids.device).expand_as(batch.input_ids)

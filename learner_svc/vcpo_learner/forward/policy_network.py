@@ -1,0 +1,188 @@
+"""The model as training sees it: from a batch of tokens to numbers of its trained tokens.
+
+The decoder gives hidden states. Those that predict a trained token go through the output head tile
+by tile, so there are no logits of prompts, padding or whole responses. A model whose head is of no
+known kind computes full logits, and so does a small one: for it tiles cost more than they save.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vcpo_learner.forward.model_inputs import model_inputs, predicting_places
+from vcpo_learner.forward.norm_proxies import logit_energies
+from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.output_head.model_head import ModelHead, model_head
+from vcpo_learner.output_head.tiled_head import (
+    HeadObserver,
+    HeadRequest,
+    TokenScores,
+    apply_head,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+SMALL_LOGITS: Final = {"cpu": 1 << 20, "cuda": 1 << 24}
+"""Numbers of logits up to which all of them are computed at once."""
+
+
+class Wanted(NamedTuple):
+    """What a pass computes; a model's last hidden states if no scores are wanted."""
+
+    scores: bool = True
+    temperature: float = 1.0
+    """Above 0; of the distributions that tokens were drawn from."""
+    entropies: bool = False
+    energies: bool = False
+    observer: HeadObserver | None = None
+    """Measures the gradient of a tiled head; full logits have none."""
+    tiles: bool | None = None
+    """Whether the head is tiled; None decides by the number of logits."""
+
+
+class NetworkOutput(NamedTuple):
+    """What was wanted; a tuple, because FSDP looks for tensors in tuples only."""
+
+    scores: TokenScores | None = None
+    states: Tensor | None = None
+    """[rows, tokens, hidden], in the layout that the model is given."""
+
+
+class PolicyNetwork(nn.Module):
+    """A causal language model of transformers, in evaluation mode, and its output head.
+
+    It is the outermost module, the one to shard last: its forward runs with the parameters of
+    embedding, norm and head gathered. It has no parameters of its own, and computes full logits
+    until `compare_head` has found that tiles give the same numbers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._known = model_head(model)
+        self._head: ModelHead | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> PolicyNetwork:
+        """Return a network around a model; a network is returned as it is."""
+        return model if isinstance(model, cls) else cls(model)
+
+    def has_tiles(self, batch: TokenBatch) -> bool:
+        """Return whether the logits of a batch are computed tile by tile."""
+        if self._head is None:
+            return False
+        num_logits = batch.input_ids.numel() * self._head.linear.out_features
+        return num_logits > SMALL_LOGITS.get(batch.input_ids.device.type, SMALL_LOGITS["cuda"])
+
+    def score(self, batch: TokenBatch, wanted: Wanted) -> TokenScores:
+        """Return numbers of the trained tokens, one trajectory after another."""
+        scores: TokenScores | None = self(batch, wanted).scores
+        assert scores is not None
+        return scores
+
+    def last_states(self, batch: TokenBatch) -> Tensor:
+        """Return the last hidden states, [rows, tokens, hidden], in the model's layout."""
+        states: Tensor | None = self(batch, Wanted(scores=False)).states
+        assert states is not None
+        return states
+
+    def forward(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:
+        """Run the model; `score` and `last_states` say what comes back."""
+        if not wanted.scores:
+            found = self.model(**model_inputs(batch), output_hidden_states=True)
+            return NetworkOutput(states=found.hidden_states[-1])
+        tiles = self.has_tiles(batch) if wanted.tiles is None else wanted.tiles
+        if tiles and self._known is not None:
+            return NetworkOutput(scores=_tiled_scores(self._known, batch, wanted))
+        return NetworkOutput(scores=_full_scores(self.model, batch, wanted))
+
+    @torch.no_grad()
+    def compare_head(self) -> None:
+        """Use tiles from now on, if they give the numbers of the model's own logits.
+
+        A warning says so if they do not; the numbers are then right, and take more memory.
+        """
+        reason = "its output head is of no known kind"
+        if self._known is not None:
+            reason = self._difference()
+        if not reason:
+            self._head = self._known
+            return
+        _LOGGER.warning(
+            "%s: full logits are computed, [tokens, vocabulary] numbers at once: %s",
+            type(self.model).__name__,
+            reason,
+        )
+
+    def _difference(self) -> str:
+        """What is wrong with tiles on a few tokens; empty if nothing is."""
+        batch = _few_tokens(next(self.model.parameters()).device)
+        full = self.score(batch, Wanted(entropies=True, tiles=False))
+        try:
+            tiled = self.score(batch, Wanted(entropies=True, tiles=True))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a model's own code runs there
+            return f"its decoder does not run alone ({error})"
+        assert full.entropies is not None
+        assert tiled.entropies is not None
+        distance = torch.stack([tiled.logprobs - full.logprobs, tiled.entropies - full.entropies])
+        largest = float(distance.abs().max())
+        dtype = next(self.model.parameters()).dtype
+        if largest <= (1e-3 if dtype in {torch.float32, torch.float64} else 0.1):
+            return ""
+        return f"with tiles, log-probabilities differ by {largest:.2g} nats"
+
+
+def _tiled_scores(head: ModelHead, batch: TokenBatch, wanted: Wanted) -> TokenScores:
+    states: Tensor = head.decoder(**model_inputs(batch)).last_hidden_state
+    request = HeadRequest(
+        targets=batch.input_ids[batch.response_mask],
+        form=head.form,
+        temperature=wanted.temperature,
+        input_dtype=_autocast_dtype(states.device),
+        entropies=wanted.entropies,
+        energies=wanted.energies,
+        observer=wanted.observer,
+    )
+    hidden = states.flatten(0, 1).index_select(0, predicting_places(batch))
+    return apply_head(hidden, head.linear.weight, head.linear.bias, request)
+
+
+def _full_scores(model: nn.Module, batch: TokenBatch, wanted: Wanted) -> TokenScores:
+    logits: Tensor = model(**model_inputs(batch)).logits
+    predictions = logits.flatten(0, 1).index_select(0, predicting_places(batch))
+    precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
+    distributions = functional.log_softmax(precise / wanted.temperature, dim=-1)
+    targets = batch.input_ids[batch.response_mask]
+    logprobs = distributions.gather(1, targets[:, None]).squeeze(1)
+    entropies = energies = None
+    if wanted.entropies:
+        entropies = torch.special.entr(distributions.detach().exp()).sum(dim=-1)
+    if wanted.energies:
+        energies = logit_energies(distributions.detach(), logprobs.detach())
+    return TokenScores(logprobs=logprobs, entropies=entropies, energies=energies)
+
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The number type that products are computed in here; None if that of their inputs."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def _few_tokens(device: torch.device) -> TokenBatch:
+    """Two trajectories of tokens that every vocabulary has."""
+    input_ids = torch.tensor([[0, 1, 2, 1, 0], [2, 0, 1, 1, 0]], device=device)
+    is_trained = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
+    is_token = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    return TokenBatch(
+        input_ids=input_ids,
+        attention_mask=is_token.to(device),
+        response_mask=is_trained.to(device),
+    )
