@@ -1,25 +1,37 @@
-"""`python -m vcpo_learner`: train one run."""
+"""`python -m vcpo_learner`: train one run; as one of several ranks where torchrun starts it."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
 from vcpo.service import logs
-from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import (
+    RANK_LOST,
+    StartError,
+    record_cause,
+    report_start_error,
+    start_errors,
+)
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.app import Options, run_learner
+from vcpo_learner.app import run_learner
+from vcpo_learner.follower import run_follower
+from vcpo_learner.options import Options
+from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import LostRankError
 
 
 def main() -> int:
     """Parse the command line and train; return the exit status.
 
-    0 if the run is complete, 1 if it failed, 2 if the user must correct something, and
-    `--drained-status` if it was drained.
+    0 if the run is complete, 1 if it failed, 2 if the user must correct something, 69 if another
+    rank was lost, and `--drained-status` if the run was drained. A rank other than 0 ends with 0
+    when rank 0 ends it.
     """
     arguments = vars(_parse_arguments())
     drained_status: int = arguments.pop("drained_status")
@@ -29,9 +41,21 @@ def main() -> int:
     try:
         with start_errors():
             logs.configure("learner")
-        phase = asyncio.run(run_learner(Options(**arguments)))
+        environment = RankEnvironment.from_variables(os.environ)
+        if environment.rank > 0:
+            asyncio.run(run_follower(Options(**arguments), environment))
+            return 0
+        phase = asyncio.run(run_learner(Options(**arguments), environment))
     except StartError as error:
+        record_cause(str(error))
         return report_start_error(error)
+    except LostRankError as error:
+        record_cause(str(error))
+        logs.report_end(str(error))
+        return RANK_LOST
+    except Exception as error:  # a model's own code may raise anything
+        record_cause(f"{type(error).__name__}: {error}")
+        raise
     if phase is RunPhase.COMPLETE:
         return 0
     return 1 if phase is RunPhase.FAILED else drained_status
@@ -41,7 +65,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner",
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
-        "policy. If VCPO_TOKEN is set, every call must carry this token.",
+        "policy. If VCPO_TOKEN is set, every call must carry this token. Under torchrun every "
+        "process is one rank of the learner; rank 0 leads.",
     )
     parser.add_argument("run_file", type=Path, help="YAML file with the VCPORun")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The learner's process: it builds the parts, serves them, trains, and shuts down in order."""
+"""Rank 0 of the learner: it builds the parts, serves them, trains, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import logging
 import os
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from vcpo import tracing
 from vcpo.algo import MismatchError
@@ -24,7 +21,6 @@ from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
     StartError,
-    gpu_memory_ratio,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -51,8 +47,10 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
-from vcpo_learner.model.loading import load_policy, pad_token_id, vocabulary_size
+from vcpo_learner.model.loading import vocabulary_size
+from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
+from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.response_bounds import ResponseBounds
@@ -62,7 +60,7 @@ from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.parts import TrainingParts
-from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.weights.archive import open_archive
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
@@ -84,23 +82,8 @@ _LOCK_PATIENCE_S = 60.0
 """How long to wait for the lock: the learner of a killed host drains and saves before it exits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The command line, see `python -m vcpo_learner --help`."""
-
-    run_file: Path
-    run_dir: Path
-    listen: str
-    metrics_listen: str
-    resume: bool
-    drain_s: float
-    linger_s: float
-    ready_file: Path | None
-    exit_with_parent: bool
-
-
-async def run_learner(options: Options) -> RunPhase:
-    """Train the run of `options` and return its last phase.
+async def run_learner(options: Options, environment: RankEnvironment) -> RunPhase:
+    """Train, as rank 0, the run of `options` and return its last phase.
 
     Raises:
         StartError: if the user must correct something, or another learner trains the run.
@@ -110,19 +93,18 @@ async def run_learner(options: Options) -> RunPhase:
             lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)
             await asyncio.to_thread(held.enter_context, lock)
         held.callback(tracing.stop)
-        return await _run_alone(options)
+        return await _run_alone(options, environment)
 
 
-async def _run_alone(options: Options) -> RunPhase:
+async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase:
     """Build the learner, resume it if asked to, and serve it; the run directory is locked."""
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
         check_packages(run.spec.tracking)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
-        if run.spec.learner.threads is not None:
-            torch.set_num_threads(run.spec.learner.threads)
-        learner = await asyncio.to_thread(_Learner, run, options)
+        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+        learner = _Learner(run, options, policy)
         step = 0
         if options.resume:
             step = learner.training.resume()
@@ -133,7 +115,10 @@ async def _run_alone(options: Options) -> RunPhase:
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)
-    return await learner.serve(options)
+    try:
+        return await learner.serve(options)
+    finally:
+        await asyncio.to_thread(policy.close)
 
 
 def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
@@ -149,26 +134,11 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
     )
 
 
-def _device() -> str:
-    """Return the device to compute on; limit the process to its share of a GPU's memory."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    if (ratio := gpu_memory_ratio()) is not None:
-        torch.cuda.set_per_process_memory_fraction(ratio)
-    return "cuda"
-
-
 class _Learner:
     """The parts of one learner, connected. Owner: the event loop, but for the model's tensors."""
 
-    def __init__(self, run: VCPORun, options: Options) -> None:
+    def __init__(self, run: VCPORun, options: Options, policy: PolicyOnRanks) -> None:
         spec = run.spec
-        torch.manual_seed(spec.seed)
-        # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
-        torch.set_flush_denormal(True)
-        model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
-        # nn.Module's own method: transformers wraps `to` without a usable type.
-        torch.nn.Module.to(model, _device())
         incarnation = uuid.uuid4().hex[:8]
         logs.identify_process(incarnation=incarnation)
         self._drain_s = options.drain_s
@@ -203,9 +173,9 @@ class _Learner:
             TrainingParts(
                 run=run,
                 run_dir=options.run_dir,
-                model=model,
-                tokenizer=tokenizer,
-                update=PolicyUpdate(model, spec, pad_token_id(tokenizer)),
+                model=policy.model,
+                tokenizer=policy.tokenizer,
+                update=policy.update,
                 dispatcher=self.dispatcher,
                 policies=self.policies,
                 signals=self.signals,
@@ -220,8 +190,8 @@ class _Learner:
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(
             spec,
-            vocabulary_size=vocabulary_size(model),
-            model_context_tokens=context_tokens(model.config.to_dict()),
+            vocabulary_size=vocabulary_size(policy.model),
+            model_context_tokens=context_tokens(policy.model.config.to_dict()),
         )
 
     def start_tracking(self, run: VCPORun, run_dir: Path, step: int) -> None:

@@ -94,6 +94,16 @@ def report_start_error(error: StartError) -> int:
     return CANNOT_START
 
 
+def record_cause(cause: str) -> None:
+    """Write why this process ends to `VCPO_TERMINATION_LOG`, unless another one was first."""
+    path = os.environ.get(TERMINATION_LOG_VARIABLE)
+    if path is None:
+        return
+    with contextlib.suppress(OSError), Path(path).open("r+", encoding="utf-8") as file:
+        if not file.read(1):
+            file.write(cause)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """Process id and ports of a service that serves."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.checkpoints.folder import state_bytes
+from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.update.pending_step import PendingStep
@@ -28,6 +35,9 @@ class MirroredUpdate:
         commands.on("begin", self._begin)
         commands.on("finish", self._finish)
         commands.on("rehearse", self._rehearse)
+        commands.on("save_tensors", self._save_tensors)
+        commands.on("load_tensors", self._load_tensors)
+        commands.on("load_state_dict", self._load_state_dict)
 
     @property
     def is_whole(self) -> bool:
@@ -77,13 +87,43 @@ class MirroredUpdate:
         """Discard the responses to these leases from replay; as `PolicyUpdate.forget`."""
         return self._update.forget(lease_ids)
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of the tensors in a checkpoint, on all ranks together."""
+        return self._update.checkpoint_bytes
+
+    def save_tensors(self, folder: Path) -> Future[dict[str, FileChecksum]]:
+        """Copy the parameters and moments of all ranks; as `PolicyUpdate.save_tensors`."""
+        return self._commands.call(
+            "save_tensors",
+            lambda: self._update.save_tensors(folder),
+            fields={"folder": str(folder)},
+        )
+
+    def load_tensors(self, folder: Path) -> None:
+        """Continue, on all ranks, from saved tensors; as `PolicyUpdate.load_tensors`."""
+        self._commands.call(
+            "load_tensors",
+            lambda: self._update.load_tensors(folder),
+            fields={"folder": str(folder)},
+        )
+
+    def close(self) -> None:
+        """Wait for the save in flight; every rank does so for itself."""
+        self._update.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step depends on; as `PolicyUpdate.state_dict`."""
         return self._update.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; as `PolicyUpdate.load_state_dict`."""
-        self._update.load_state_dict(state)
+        """Continue, on all ranks, from a `state_dict`; as `PolicyUpdate.load_state_dict`."""
+        payload = b""
+        if self._commands.has_followers:
+            payload = state_bytes({**state, "replay": None})
+        self._commands.call(
+            "load_state_dict", lambda: self._update.load_state_dict(state), payload=payload
+        )
 
     def _sent(self, groups: Groups) -> tuple[Groups, bytes]:
         """Return groups with the numbers that all ranks have, and their bytes for the others."""
@@ -91,6 +131,15 @@ class MirroredUpdate:
             return groups, b""
         sent = as_sent(groups)
         return sent, groups_to_bytes(sent)
+
+    def _save_tensors(self, fields: Mapping[str, Any], _: bytes) -> None:
+        self._update.save_tensors(Path(fields["folder"]))
+
+    def _load_tensors(self, fields: Mapping[str, Any], _: bytes) -> None:
+        self._update.load_tensors(Path(fields["folder"]))
+
+    def _load_state_dict(self, _: Mapping[str, Any], payload: bytes) -> None:
+        self._update.load_state_dict(torch.load(io.BytesIO(payload), weights_only=True))
 
     def _begin(self, fields: Mapping[str, Any], payload: bytes) -> None:
         groups = groups_from_bytes(payload)

@@ -22,7 +22,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
-from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
@@ -38,7 +38,7 @@ class TrainingParts:
     run_dir: Path
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    update: PolicyUpdate
+    update: MirroredUpdate
     dispatcher: Dispatcher
     policies: PolicyStore
     signals: SignalWindow

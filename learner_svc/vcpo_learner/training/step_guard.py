@@ -22,9 +22,9 @@ import torch
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.groups import Group
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.pending_step import PendingStep
-from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 
 _BROKEN_IN_ROW = 3
@@ -49,7 +49,7 @@ class BrokenBatchError(Exception):
 class StepGuard:
     """Takes steps, and finds the groups that make one fail. Owner: the tensor thread."""
 
-    def __init__(self, update: PolicyUpdate, quarantine: Quarantine) -> None:
+    def __init__(self, update: MirroredUpdate, quarantine: Quarantine) -> None:
         self._update = update
         self._quarantine = quarantine
         self._broken_in_row = 0

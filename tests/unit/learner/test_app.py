@@ -14,10 +14,12 @@ from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app
+from vcpo_learner.options import Options
+from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.telemetry.gauges import LearnerGauges
 
 
-def options(run_dir: Path, **changes: Any) -> app.Options:
+def options(run_dir: Path, **changes: Any) -> Options:
     settings = {
         "run_file": run_dir / "absent.yaml",
         "listen": "127.0.0.1:0",
@@ -29,7 +31,7 @@ def options(run_dir: Path, **changes: Any) -> app.Options:
         "exit_with_parent": False,
         **changes,
     }
-    return app.Options(run_dir=run_dir, **settings)
+    return Options(run_dir=run_dir, **settings)
 
 
 async def test_a_learner_leaves_a_directory_alone_that_another_one_trains_in(tmp_path, monkeypatch):
@@ -38,7 +40,7 @@ async def test_a_learner_leaves_a_directory_alone_that_another_one_trains_in(tmp
         run_lock(tmp_path, LockHolder.LEARNER),
         pytest.raises(StartError, match=r"another learner \(process \d+ on .+ works on this run"),
     ):
-        await app.run_learner(options(tmp_path, resume=True))
+        await app.run_learner(options(tmp_path, resume=True), RankEnvironment())
 
 
 async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monkeypatch, caplog):
@@ -58,7 +60,7 @@ async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monke
         "  environment: {name: sort_digits}\n  sampling: {maxNewTokens: 8}\n"
     )
     async with asyncio.timeout(30):
-        phase = await app.run_learner(options(tmp_path, run_file=run_file))
+        phase = await app.run_learner(options(tmp_path, run_file=run_file), RankEnvironment())
     assert phase is RunPhase.DRAINING
     assert len(refreshed) >= 3
     (logged,) = [record for record in caplog.records if record.exc_info]
@@ -70,7 +72,7 @@ async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monke
     [(RunPhase.COMPLETE, 0), (RunPhase.FAILED, 1), (RunPhase.DRAINING, DRAINED)],
 )
 def test_the_exit_status_tells_a_complete_run_from_one_that_was_drained(phase, status, monkeypatch):
-    async def run(_: app.Options) -> RunPhase:
+    async def run(*_: object) -> RunPhase:
         return phase
 
     monkeypatch.setattr(command, "run_learner", run)
@@ -80,7 +82,7 @@ def test_the_exit_status_tells_a_complete_run_from_one_that_was_drained(phase, s
 
 
 def test_a_drained_pod_has_not_failed(monkeypatch):
-    async def run(_: app.Options) -> RunPhase:
+    async def run(*_: object) -> RunPhase:
         return RunPhase.DRAINING
 
     monkeypatch.setattr(command, "run_learner", run)

@@ -1,0 +1,78 @@
+"""A rank other than 0: it trains with rank 0 and does what that one says, until the end.
+
+It answers health checks and exports metrics of its process, so hosts supervise all ranks alike. A
+request to stop is for rank 0, which needs the others to save: it ends them when it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from vcpo.metrics import serve_metrics
+from vcpo.metrics.registry import PartRegistry
+from vcpo.service import logs
+from vcpo.service.lifecycle import (
+    TOKEN_VARIABLE,
+    Ready,
+    on_stop_request,
+    split_address,
+    start_errors,
+    write_ready,
+)
+from vcpo.spec import load_run
+from vcpo.wire.server import WireServer
+from vcpo_learner.options import Options
+from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
+
+_LOGGER = logging.getLogger(__name__)
+
+
+async def run_follower(options: Options, environment: RankEnvironment) -> None:
+    """Train with rank 0 until it ends this rank.
+
+    Raises:
+        StartError: if the user must correct something.
+        LostRankError: if rank 0 or another rank is gone.
+    """
+    with start_errors():
+        run = load_run(options.run_file)
+        logs.identify_process(run=run.metadata.name, rank=str(environment.rank))
+        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+    on_stop_request(_stay)
+    await _follow(policy, options, environment, run.metadata.name)
+
+
+async def _follow(
+    policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str
+) -> None:
+    """Serve health and metrics while the tensor thread follows rank 0."""
+    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+    with start_errors():
+        host, port = split_address(_own_port(options.metrics_listen, environment))
+        endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)
+    with endpoint:
+        with start_errors():
+            grpc_port = await server.start(_own_port(options.listen, environment), ())
+            if options.ready_file is not None:
+                ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=endpoint.port)
+                write_ready(options.ready_file, ready)
+        _LOGGER.info("rank %d follows rank 0", environment.rank)
+        try:
+            await asyncio.to_thread(policy.commands.follow)
+            await asyncio.to_thread(policy.close)
+        finally:
+            await server.stop(0.0)
+
+
+def _own_port(address: str, environment: RankEnvironment) -> str:
+    """Return an address that no other rank takes: the first rank of a machine has the given one."""
+    if environment.local_rank == 0:
+        return address
+    return f"{split_address(address)[0]}:0"
+
+
+def _stay(reason: str) -> None:
+    _LOGGER.info("%s: this rank ends with rank 0", reason)

@@ -1,0 +1,100 @@
+"""The policy that all ranks train: every rank meets the others, loads it and builds its update."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vcpo.service.lifecycle import StartError, gpu_memory_ratio
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.learner import Learner
+from vcpo_learner.model.loading import load_policy, pad_token_id
+from vcpo_learner.ranks.commands import Commands
+from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import Ranks, join_ranks
+from vcpo_learner.ranks.sharding import place_model
+from vcpo_learner.training.mirrored_update import MirroredUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOnRanks:
+    """What a rank trains, and how it hears of the others. Owner: the tensor thread."""
+
+    ranks: Ranks
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    update: MirroredUpdate
+    commands: Commands
+
+    @classmethod
+    def load(cls, spec: VCPORunSpec, environment: RankEnvironment) -> PolicyOnRanks:
+        """Wait for the other ranks and load the policy, as every rank does.
+
+        Raises:
+            StartError: if the number of ranks is not the spec's, or the user must correct something
+                else.
+            LostRankError: naming the ranks that did not come.
+        """
+        require_ranks(spec.learner, environment)
+        _set_threads(spec.learner, environment)
+        ranks = join_ranks(environment, spec.learner, _device_type())
+        if ranks.device.type == "cuda" and (ratio := gpu_memory_ratio()) is not None:
+            torch.cuda.set_per_process_memory_fraction(ratio, ranks.device)
+        torch.manual_seed(spec.seed)
+        # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
+        torch.set_flush_denormal(True)
+        model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
+        place_model(model, ranks, spec.learner.precision)
+        commands = Commands(ranks)
+        update = PolicyUpdate(model, spec, pad_token_id(tokenizer))
+        return cls(
+            ranks=ranks,
+            model=model,
+            tokenizer=tokenizer,
+            update=MirroredUpdate(update, commands),
+            commands=commands,
+        )
+
+    def close(self) -> None:
+        """Wait for the save in flight; rank 0 also ends the others; then leave the ranks."""
+        if self.commands.is_broken:
+            return
+        self.update.close()
+        if self.ranks.is_leader:
+            self.commands.stop()
+        self.ranks.close()
+
+
+def require_ranks(learner: Learner, environment: RankEnvironment) -> None:
+    """Check that as many processes were started as the run has ranks.
+
+    Raises:
+        StartError: naming the field, both numbers and the cure.
+    """
+    started, processes = environment.size, learner.ranks_per_replica
+    if started == learner.ranks:
+        return
+    field = "gpusPerReplica" if learner.processes is None and processes > 1 else "processes"
+    nodes = f"--nnodes {learner.replicas} " if learner.replicas > 1 else ""
+    raise StartError(
+        f"spec.learner.{field}: {learner.replicas} x {processes} ranks are asked for, but"
+        f" WORLD_SIZE is {started}; start them with 'vcpo run', or with torchrun"
+        f" {nodes}--nproc-per-node {processes} -m vcpo_learner, or change the field"
+    )
+
+
+def _set_threads(learner: Learner, environment: RankEnvironment) -> None:
+    """Set the CPU threads of this rank; the ranks of one machine share its cores by default."""
+    if learner.threads is not None:
+        torch.set_num_threads(learner.threads)
+    elif environment.size > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, (cores or 1) // learner.ranks_per_replica))
+
+
+def _device_type() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

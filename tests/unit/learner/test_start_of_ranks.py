@@ -1,0 +1,151 @@
+"""How many ranks a learner has, what each of them is, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from vcpo.service.lifecycle import (
+    CANNOT_START,
+    RANK_LOST,
+    TERMINATION_LOG_VARIABLE,
+    StartError,
+    record_cause,
+)
+from vcpo.spec.learner import Learner
+from vcpo.wire.phase import RunPhase
+from vcpo_learner import __main__ as program
+from vcpo_learner.follower import _own_port
+from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import LostRankError
+from vcpo_learner.training.policy_on_ranks import _set_threads, require_ranks
+
+RANK_1 = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("learner", "started", "field", "asked", "command"),
+    [
+        ({"processes": 2}, 1, "processes", "1 x 2", "--nproc-per-node 2"),
+        ({"gpusPerReplica": 2}, 1, "gpusPerReplica", "1 x 2", "--nproc-per-node 2"),
+        ({"replicas": 2, "processes": 8}, 8, "processes", "2 x 8", "--nnodes 2 --nproc-per-node 8"),
+        ({}, 4, "processes", "1 x 1", "--nproc-per-node 1"),
+    ],
+)
+def test_another_number_of_ranks_than_the_specs_is_refused_with_the_cure(
+    learner, started, field, asked, command
+):
+    with pytest.raises(StartError) as refused:
+        require_ranks(Learner.model_validate(learner), RankEnvironment(size=started))
+    assert str(refused.value) == (
+        f"spec.learner.{field}: {asked} ranks are asked for, but WORLD_SIZE is {started}; start"
+        f" them with 'vcpo run', or with torchrun {command} -m vcpo_learner, or change the field"
+    )
+
+
+@pytest.mark.parametrize(
+    ("learner", "started"), [({}, 1), ({"processes": 3}, 3), ({"replicas": 2, "processes": 3}, 6)]
+)
+def test_the_number_of_ranks_may_come_from_any_launcher(learner, started):
+    require_ranks(Learner.model_validate(learner), RankEnvironment(size=started))
+
+
+@pytest.mark.parametrize(
+    ("learner", "size", "threads"),
+    [
+        ({"threads": 3, "processes": 2}, 2, 3),
+        ({"processes": 2}, 2, 4),
+        ({"processes": 16}, 16, 1),
+        ({"replicas": 2, "processes": 2}, 4, 4),
+    ],
+)
+def test_ranks_of_one_machine_share_its_cores(learner, size, threads, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    _set_threads(Learner.model_validate(learner), RankEnvironment(size=size))
+    assert chosen == [threads]
+
+
+def test_a_single_rank_leaves_its_threads_to_the_library(monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", pytest.fail)
+    _set_threads(Learner(), RankEnvironment())
+
+
+@pytest.mark.parametrize(("local_rank", "address"), [(0, "0.0.0.0:7600"), (3, "0.0.0.0:0")])
+def test_the_first_rank_of_a_pod_answers_its_probes(local_rank, address):
+    environment = RankEnvironment(rank=8 + local_rank, size=16, local_rank=local_rank)
+    assert _own_port("0.0.0.0:7600", environment) == address
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts the command line as rank 1; `outcome` is what its work does."""
+    monkeypatch.setattr(sys, "argv", ["vcpo_learner", "run.yaml", "--run-dir=r"])
+    for name, value in RANK_1.items():
+        monkeypatch.setenv(name, value)
+
+    def start(outcome: Exception | None) -> int:
+        async def run(*_: object) -> RunPhase:
+            if outcome is not None:
+                raise outcome
+            return RunPhase.COMPLETE
+
+        monkeypatch.setattr(program, "run_learner", pytest.fail)
+        monkeypatch.setattr(program, "run_follower", run)
+        return program.main()
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (None, 0),
+        (StartError("spec.model.name: no such model"), CANNOT_START),
+        (LostRankError("rank 0 is gone"), RANK_LOST),
+    ],
+)
+def test_the_exit_status_of_a_follower_tells_its_own_failure_from_that_of_another_rank(
+    start, outcome, status
+):
+    assert start(outcome) == status
+
+
+def test_a_follower_that_fails_by_itself_raises_its_own_error(start):
+    with pytest.raises(ZeroDivisionError):
+        start(ZeroDivisionError("division by zero"))
+
+
+@pytest.mark.parametrize("error", [LostRankError("rank 1 is gone"), StartError("no model")])
+def test_the_cause_of_the_end_is_left_where_the_kubelet_reads_it(
+    start, error, tmp_path, monkeypatch
+):
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    start(error)
+    assert log.read_text() == str(error)
+
+
+def test_the_first_cause_stays(tmp_path, monkeypatch):
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    record_cause("ValueError: the first")
+    record_cause("LostRankError: what followed")
+    assert log.read_text() == "ValueError: the first"
+
+
+def test_without_a_kubelet_no_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(tmp_path / "absent"))
+    record_cause("any")
+    assert not (tmp_path / "absent").exists()
