@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 
@@ -40,7 +40,7 @@ def random_llama(
 
 
 def random_groups(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     *,
     num_groups: int,
     group_size: int,
@@ -77,13 +77,14 @@ def shortened(trajectory: Trajectory, num_tokens: int) -> Trajectory:
 
 
 @torch.no_grad()
-def _logprobs(model: LlamaForCausalLM, ids: Tensor) -> list[float]:
+def _logprobs(model: PreTrainedModel, ids: Tensor) -> list[float]:
     """Return log-probabilities [tokens] of one sequence; that of the first token is 0."""
+    ids = ids.to(model.device)
     states = model.model(ids[None]).last_hidden_state[0, :-1]
     sampled = [0.0]
     for part, targets in zip(
         states.split(_SCORED_TOKENS), ids[1:].split(_SCORED_TOKENS), strict=True
     ):
-        logprobs = model.lm_head(part).log_softmax(dim=-1)
+        logprobs = model.lm_head(part).float().log_softmax(dim=-1)
         sampled += logprobs.gather(1, targets[:, None])[:, 0].tolist()
     return sampled

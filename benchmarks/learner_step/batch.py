@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
-import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness.group_tokens import Groups
 from benchmarks.harness.random_llama import random_groups, random_llama
-from vcpo.wire.trajectory import Trajectory
 
 PAD_TOKEN_ID: Final = 0
-
-Groups = Sequence[Sequence[Trajectory]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +76,4 @@ def make_groups(size: Size) -> Groups:
         group_size=size.trajectories,
         prompt_tokens=size.prompt_tokens,
         response_tokens=size.tokens - size.prompt_tokens,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
-    """The batch as a trainer of equal lengths would hold it."""
-
-    input_ids: Tensor
-    """[trajectories, tokens] int64"""
-    num_prompt_tokens: int
-    rollout_logprobs: Tensor
-    """[trajectories, response tokens] nats"""
-    rewards: Tensor
-    """[trajectories]"""
-
-
-def tokens_of(groups: Groups) -> Tokens:
-    """Return trajectories of equal lengths as tensors."""
-    flat = list(chain.from_iterable(groups))
-    ids = [[*one.prompt_token_ids, *one.response_token_ids] for one in flat]
-    return Tokens(
-        input_ids=torch.tensor(ids),
-        num_prompt_tokens=len(flat[0].prompt_token_ids),
-        rollout_logprobs=torch.tensor([list(one.rollout_logprobs) for one in flat]),
-        rewards=torch.tensor([one.reward for one in flat]),
     )

@@ -12,7 +12,8 @@ from typing import Self
 
 import torch
 
-from benchmarks.learner_step.batch import Groups, Size, make_groups
+from benchmarks.harness.group_tokens import Groups
+from benchmarks.learner_step.batch import Size, make_groups
 from benchmarks.learner_step.sides import Side, step_class, warm_up
 
 # A fork has torch imported already, and its peak starts at what it inherits.

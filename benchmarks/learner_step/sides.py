@@ -9,18 +9,19 @@ trl     TRL's GRPO step with its own output head, where TRL is installed
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.group_tokens import Groups, Tokens, tokens_of
 from benchmarks.harness.random_llama import shortened
-from benchmarks.learner_step.batch import PAD_TOKEN_ID, Groups, Size, Tokens, make_model, tokens_of
+from benchmarks.learner_step.batch import PAD_TOKEN_ID, Size, make_model
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -55,15 +56,27 @@ class TrainingStep(Protocol):
 
 
 def step_class(side: Side) -> Callable[[Size], TrainingStep]:
-    """Return what makes a side's step; every side makes the same model. TRL is imported here."""
+    """Return what makes a side's step; every side makes the same model."""
     match side:
         case Side.PLAIN:
             return PlainStep
         case Side.TRL:
-            from benchmarks.learner_step.trl_step import TrlStep
-
-            return TrlStep
+            importlib.import_module("trl")  # its memory is no side's
+            return _trl_step
     return partial(LearnerStep, method=_METHODS[side])
+
+
+def _trl_step(size: Size) -> TrainingStep:
+    # TRL is no dependency of the project.
+    from benchmarks.harness.trl_step import TrlStep
+
+    return TrlStep(
+        make_model(size),
+        trajectories=size.trajectories,
+        micro_batch=size.micro_batch,
+        response_tokens=size.tokens - size.prompt_tokens,
+        learning_rate=LEARNING_RATE,
+    )
 
 
 def warm_up(step: TrainingStep, groups: Groups) -> None:
@@ -114,12 +127,6 @@ class LearnerStep:
         result = self._update.step(groups, policy_version=0)
         if result.skipped is not None:
             raise RuntimeError(f"step skipped: {result.skipped} ({result.skip_detail})")
-
-
-def group_advantages(groups: Groups) -> list[float]:
-    """Return GRPO's advantages, one group after another."""
-    rows = [torch.tensor([one.reward for one in group]) for group in groups]
-    return list(chain.from_iterable(((row - row.mean()) / row.std()).tolist() for row in rows))
 
 
 def _spec(size: Size, method: str) -> VCPORunSpec:

@@ -2,9 +2,10 @@
 
 import torch
 
+from benchmarks.harness.group_tokens import tokens_of
 from benchmarks.harness.random_llama import shortened
 from benchmarks.learner_step.__main__ import cell, measure, summary
-from benchmarks.learner_step.batch import QUICK_SIZES, make_groups, make_model, tokens_of
+from benchmarks.learner_step.batch import QUICK_SIZES, make_groups, make_model
 from benchmarks.learner_step.sides import LearnerStep, PlainStep, Side
 
 SIZE = QUICK_SIZES["128x32"]

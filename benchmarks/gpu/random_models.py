@@ -1,0 +1,128 @@
+"""Qwen2 models with random parameters, of the sizes that teams train, and batches for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.gpu.setting import Setting
+from benchmarks.harness.random_llama import random_groups
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory
+
+PAD_TOKEN_ID: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The shape of a model."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    is_tied: bool
+
+
+QWEN_1_5B: Final = ModelSize(
+    hidden=1536,
+    layers=28,
+    intermediate=8960,
+    heads=12,
+    key_value_heads=2,
+    vocabulary=151_936,
+    is_tied=True,
+)
+QWEN_7B: Final = ModelSize(
+    hidden=3584,
+    layers=28,
+    intermediate=18_944,
+    heads=28,
+    key_value_heads=4,
+    vocabulary=152_064,
+    is_tied=False,
+)
+TINY: Final = ModelSize(
+    hidden=32,
+    layers=2,
+    intermediate=64,
+    heads=4,
+    key_value_heads=2,
+    vocabulary=256,
+    is_tied=True,
+)
+
+
+def make_config(size: ModelSize) -> Qwen2Config:
+    """The configuration of a size, for contexts of 128k tokens."""
+    return Qwen2Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        tie_word_embeddings=size.is_tied,
+        max_position_embeddings=131_072,
+        pad_token_id=PAD_TOKEN_ID,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def make_model(size: ModelSize, device: torch.device) -> Qwen2ForCausalLM:
+    """A model with float32 parameters on the device, in evaluation mode; seeded."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen2ForCausalLM(make_config(size))
+    model.train(mode=False)
+    return model
+
+
+def make_groups(
+    model: Qwen2ForCausalLM, setting: Setting, *, group_size: int, tokens: int
+) -> list[list[Trajectory]]:
+    """One group of random trajectories whose log-probabilities are the model's own.
+
+    tokens: of each trajectory; an eighth is prompt.
+    """
+    with torch.autocast(setting.device.type, torch.bfloat16, enabled=setting.is_gpu):
+        return random_groups(
+            model,
+            num_groups=1,
+            group_size=group_size,
+            prompt_tokens=tokens // 8,
+            response_tokens=tokens - tokens // 8,
+        )
+
+
+def make_spec(
+    setting: Setting,
+    *,
+    group_size: int,
+    tokens: int,
+    method: str = "vcpo",
+    algorithm: dict[str, Any] | None = None,
+    learner: dict[str, Any] | None = None,
+    batch: dict[str, Any] | None = None,
+) -> VCPORunSpec:
+    """A run's settings for one group; the rest as the arguments say.
+
+    tokens: of each trajectory.
+    """
+    return VCPORunSpec.model_validate(
+        {
+            "model": {"name": "random"},
+            "environment": {"name": "countdown"},
+            "steps": 1_000,
+            "algorithm": {"method": method, **(algorithm or {})},
+            "batch": {"promptsPerStep": 1, "trajectoriesPerPrompt": group_size, **(batch or {})},
+            "sampling": {"maxNewTokens": tokens},
+            "learner": {"precision": setting.precision, **(learner or {})},
+        }
+    )

@@ -1,0 +1,180 @@
+"""Checks with vLLM: the pause for new weights, and the sampler beside the learner."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import tempfile
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from benchmarks.gpu.random_models import (
+    PAD_TOKEN_ID,
+    QWEN_1_5B,
+    TINY,
+    make_config,
+    make_model,
+    make_spec,
+)
+from benchmarks.gpu.setting import Figures, Setting
+from vcpo.algo import ess_ratio
+from vcpo.spec.workloads import Precision
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.model.loading import policy_payload
+from vcpo_learner.update.gradient import GradientAccumulation
+
+if TYPE_CHECKING:
+    from vcpo_rollout.engines.engine import Generation
+    from vcpo_rollout.engines.vllm.start import VllmSettings
+
+_NO_VLLM = {"skipped": "needs vLLM"}
+
+
+def swap_pauses(setting: Setting) -> Figures:
+    """Pause vLLM for all weights, for those that a step and that adapters change, and for none."""
+    if not _has_vllm():
+        yield _NO_VLLM
+        return
+    from benchmarks.rollout.vllm_pause import measure
+
+    size = setting.choose(QWEN_1_5B, TINY)
+    model = make_model(size, setting.device)
+    payload = policy_payload(model, _sampler_precision(setting))
+    cases = {
+        "full": None,
+        "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
+        "lora": [name for name, _ in model.named_parameters() if _is_projection(name)],
+        "none": [],
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        make_config(size).save_pretrained(directory)
+        found = asyncio.run(
+            measure(
+                _settings(setting, directory, sequences=8), payload, cases, setting.choose(5, 1)
+            )
+        )
+    for case, line in found.items():
+        yield {case: {"pause_ms": round(1e3 * line["pause_s"], 2), **_without_pause(line)}}
+
+
+def sampler_against_learner(setting: Setting) -> Figures:
+    """Sample with vLLM, score with the learner's own passes: the same weights, the same tokens."""
+    if not _has_vllm():
+        yield _NO_VLLM
+        return
+    size = setting.choose(QWEN_1_5B, TINY)
+    lengths = setting.choose((512, 1024, 2048, 4096, 8192), (8, 16))
+    count = setting.choose(16, 4)
+    model = make_model(size, setting.device)
+    with tempfile.TemporaryDirectory() as directory:
+        make_config(size).save_pretrained(directory)
+        payload = policy_payload(model, _sampler_precision(setting))
+        settings = _settings(setting, directory, sequences=count)
+        sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
+    setting.forget()
+    yield {"responses": count, "tokens": lengths[-1]}
+    log_ratios = _log_ratios(setting, model, sampled, lengths[-1])
+    every = [value for row in log_ratios for value in row]
+    yield {
+        "mean_absolute_nats_per_token": sum(map(abs, every)) / len(every),
+        "kl_nats_per_token": sum(math.expm1(value) - value for value in every) / len(every),
+        "largest_nats": max(map(abs, every)),
+    }
+    sums = [list(accumulate(row)) for row in log_ratios]
+    yield {
+        "ess_ratio": {
+            length: round(ess_ratio([row[length - 1] for row in sums]), 4) for length in lengths
+        }
+    }
+
+
+def _log_ratios(
+    setting: Setting, model: nn.Module, sampled: Sequence[Generation], tokens: int
+) -> list[list[float]]:
+    """Learner over sampler, nats, of each token of each response."""
+    spec = make_spec(
+        setting,
+        group_size=len(sampled),
+        tokens=tokens,
+        batch={"microBatchTrajectories": setting.choose(2, 4)},
+    )
+    trajectories = [
+        Trajectory(
+            trajectory_id=str(number),
+            prompt_token_ids=_prompt(number, _vocabulary(model)),
+            response_token_ids=one.token_ids,
+            rollout_logprobs=one.logprobs,
+            version_spans=one.version_spans,
+            reward=0.0,
+            finish_reason=one.finish_reason,
+        )
+        for number, one in enumerate(sampled)
+    ]
+    record = GradientAccumulation(model, spec, PAD_TOKEN_ID).score_only(trajectories, 0)
+    rows = torch.split(record.log_ratios, list(record.num_tokens))
+    return [row.tolist() for row in rows]
+
+
+async def _sample(
+    settings: VllmSettings, payload: bytes, count: int, tokens: int, vocabulary: int
+) -> list[Generation]:
+    """Sample `count` responses of exactly `tokens` tokens at temperature 1."""
+    from vcpo_rollout.engines.engine import GenerationRequest, PolicyWeights
+    from vcpo_rollout.engines.vllm.engine import VllmEngine
+
+    engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset())
+    try:
+        await engine.swap_weights(PolicyWeights(policy_version=0, payload=payload))
+        requests = [
+            GenerationRequest(
+                prompt_token_ids=_prompt(number, vocabulary), temperature=1.0, max_new_tokens=tokens
+            )
+            for number in range(count)
+        ]
+        return list(await asyncio.gather(*map(engine.generate, requests)))
+    finally:
+        await engine.close()
+
+
+def _prompt(number: int, vocabulary: int) -> tuple[int, ...]:
+    return tuple((7 * number + at) % (vocabulary - 3) + 3 for at in range(8))
+
+
+def _vocabulary(model: nn.Module) -> int:
+    size: int = model.get_parameter("model.embed_tokens.weight").shape[0]
+    return size
+
+
+def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettings:
+    from vcpo_rollout.engines.vllm.start import VllmSettings
+
+    return VllmSettings(
+        model_name=str(Path(directory)),
+        revision=None,
+        precision=_sampler_precision(setting),
+        max_concurrent_sequences=sequences,
+        seed=0,
+        kv_cache_gibibytes=setting.choose(16.0, 1 / 16),
+    )
+
+
+def _sampler_precision(setting: Setting) -> Precision:
+    return Precision(setting.precision)
+
+
+def _has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def _is_projection(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def _without_pause(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "pause_s"}
