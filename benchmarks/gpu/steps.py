@@ -162,7 +162,7 @@ def longest_trajectory(setting: Setting) -> Figures:
     """Double the length of two trajectories until a step does not fit."""
     for name, size, rank in (("full_1_5b", QWEN_1_5B, None), ("lora_7b", QWEN_7B, 32)):
         chosen = setting.choose(size, TINY)
-        yield {name: _longest(setting, chosen, rank, most=setting.choose(262_144, 64))}
+        yield {name: _longest(setting, chosen, rank, most=setting.choose(262_144, 32))}
 
 
 def _longest(setting: Setting, size: ModelSize, rank: int | None, *, most: int) -> dict[str, Any]:

@@ -27,14 +27,12 @@ class Check:
     number: int
     name: str
     place: str
-    """MODULE:FUNCTION, relative to this package; imported where it runs."""
+    """MODULE:FUNCTION, imported where it runs."""
 
     def load(self) -> Callable[[Setting], Figures]:
         """Import the function."""
         module, _, function = self.place.partition(":")
-        found: Callable[[Setting], Figures] = getattr(
-            importlib.import_module(f"benchmarks.gpu.{module}"), function
-        )
+        found: Callable[[Setting], Figures] = getattr(importlib.import_module(module), function)
         return found
 
 
@@ -53,12 +51,14 @@ _PLACES = (
     ("whole_run", "end_to_end:whole_run"),
 )
 CHECKS: Final = tuple(
-    Check(number=number, name=name, place=place)
+    Check(number=number, name=name, place=f"benchmarks.gpu.{place}")
     for number, (name, place) in enumerate(_PLACES, start=1)
 )
 """In the order of their weight: a run that is cut short has answered the first ones."""
 
-ENVIRONMENT: Final = Check(number=0, name="environment", place="environment:environment")
+ENVIRONMENT: Final = Check(
+    number=0, name="environment", place="benchmarks.gpu.environment:environment"
+)
 """What the machine has; it runs apart as well, as it touches the device."""
 
 
@@ -74,19 +74,12 @@ def run_apart(check: Check, setting: Setting, limit_s: float) -> dict[str, Any]:
     sender.close()
     line: dict[str, Any] = {"check": check.number, "name": check.name}
     stopped = _receive(receiver, line, deadline_s=started_s + limit_s)
-    if stopped is not None:
+    if stopped is None:
+        process.join(_GRACE_S)
+    else:
         line["stopped"] = stopped
-    process.join(_GRACE_S)
     _kill(process)
     return line | {"seconds": round(time.monotonic() - started_s, 1)}
-
-
-def run_here(check: Check, setting: Setting) -> dict[str, Any]:
-    """Run a check in this process; for tests."""
-    line: dict[str, Any] = {"check": check.number, "name": check.name}
-    for part in check.load()(setting):
-        line |= part
-    return line
 
 
 def _receive(receiver: Connection, line: dict[str, Any], *, deadline_s: float) -> str | None:
