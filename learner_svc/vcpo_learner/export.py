@@ -1,30 +1,72 @@
-"""`python -m vcpo_learner.export`: writes a model that others load, from a run's checkpoint."""
+"""`python -m vcpo_learner.export`: writes a model that others load, from a checkpoint of a run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from vcpo.records.exported_model import ExportedModel
+from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.spec import load_run
-from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
-from vcpo_learner.model.loading import load_policy
+from vcpo.spec.workloads import Model
+from vcpo_learner.checkpoints.disk import folder_bytes, size_text
+from vcpo_learner.checkpoints.folder import (
+    TENSORS,
+    DamagedCheckpointError,
+    checked_manifest,
+    checkpoint_path,
+    checkpoint_paths,
+)
+from vcpo_learner.checkpoints.manifest import MANIFEST_FILE
+from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.model.skeleton import build_skeleton
+
+_CONSOLE = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, see `python -m vcpo_learner.export --help`."""
+
+    source: Path
+    """Run directory, or one checkpoint."""
+    directory: Path | None
+    """Folder to write; None is one in `exports/` of the run directory."""
+    step: int | None
+    best: bool
+    adapters: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """An intact checkpoint, and what is known of its run."""
+
+    path: Path
+    step: int
+    run: str
+    run_dir: Path | None
+    """None if the checkpoint is not in a run directory."""
+    model: Model
 
 
 def main() -> int:
     """Export and print the folder; return 0, or 2 if the user must correct something."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options = _parse_options()
     try:
         with start_errors():
-            output = export(
-                options.run_dir, step=options.step, adapters=options.adapters, output=options.output
-            )
+            output = export(options)
     except StartError as error:
         sys.stderr.write(f"{error}\n")
         return CANNOT_START
@@ -32,72 +74,135 @@ def main() -> int:
     return 0
 
 
-def export(run_dir: Path, *, step: int | None, adapters: bool, output: Path | None) -> Path:
-    """Write a model from a checkpoint of a run, and return its folder.
-
-    step: of the checkpoint; None is the newest intact one.
-    adapters: write the LoRA adapters only, to be loaded with their base model.
-    output: folder to write; None is a folder in `exports/` of the run directory.
+def export(options: Options) -> Path:
+    """Write a model, or its adapters, from a checkpoint, and return the folder.
 
     Raises:
         StartError: naming the option and the cure.
         DiskFullError: if the disk has no room for it.
     """
-    run = load_run(run_dir / "spec.yaml")
-    if adapters and run.spec.model.lora is None:
+    if options.directory is not None:
+        _check_directory(options.directory)
+    chosen = _chosen(options)
+    if options.adapters and chosen.model.lora is None:
         raise StartError(
             "--adapters: the run trains all parameters (no spec.model.lora); omit the option"
         )
-    if output is not None:
-        _check_output(output)
-    checkpoint = _checkpoint(CheckpointFolder(run_dir / "checkpoints", run), step)
-    kind = "-adapters" if adapters else ""
-    folder = output or run_dir / "exports" / f"step-{checkpoint.step:08d}{kind}"
-    model, tokenizer = load_policy(
-        run.spec.model.name, run.spec.model.revision, run.spec.model.lora
-    )
-    exporting = ModelExport(run, model, tokenizer)
-    write = exporting.write_adapters if adapters else exporting.write_model
-    write(folder, checkpoint.tensors, step=checkpoint.step)
+    folder = options.directory or _default_folder(chosen, adapters=options.adapters)
+    settings = chosen.model
+    tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
+    skeleton = build_skeleton(settings.name, settings.revision)
+    if settings.lora is not None:
+        # peft takes seconds to import, and few runs need it.
+        from vcpo_learner.model.lora import add_adapters
+
+        add_adapters(skeleton, settings.lora)
+    exporting = ModelExport(chosen.run, settings, skeleton, tokenizer)
+    write = exporting.write_adapters if options.adapters else exporting.write_model
+    with _shown(f"writing step {chosen.step} to {folder}"):
+        write(folder, chosen.path / TENSORS, step=chosen.step)
     return folder
 
 
-def _checkpoint(folder: CheckpointFolder, step: int | None) -> Checkpoint:
-    """Read the checkpoint of a step, or the newest intact one; warn about damaged ones.
+def _chosen(options: Options) -> _Chosen:
+    """Choose a checkpoint and compare its files with their checksums.
 
     Raises:
         StartError: if there is no such checkpoint.
     """
-    if step is not None:
-        return folder.load(step)
-    checkpoint, damaged = folder.load_newest()
-    for one in damaged:
-        sys.stderr.write(f"warning: {one}; skipped\n")
-    if checkpoint is None:
+    source = options.source
+    if (source / MANIFEST_FILE).is_file():
+        if options.step is not None or options.best:
+            raise StartError(f"--step, --best: {source} is one checkpoint; leave them out")
+        run_dir = source.resolve().parent.parent
+        return _checked(source, run_dir if (run_dir / "spec.yaml").is_file() else None)
+    folder = source / "checkpoints"
+    if options.best:
+        return _checked(checkpoint_path(folder, _best_step(source, folder)), source)
+    if options.step is not None:
+        return _checked(checkpoint_path(folder, options.step), source)
+    return _newest(folder, source)
+
+
+def _newest(folder: Path, run_dir: Path) -> _Chosen:
+    """Return the newest intact checkpoint; warn about newer, damaged ones."""
+    for _, path in sorted(checkpoint_paths(folder).items(), reverse=True):
+        try:
+            return _checked(path, run_dir)
+        except DamagedCheckpointError as error:
+            sys.stderr.write(f"warning: {error}; skipped\n")
+    raise StartError(
+        f"{run_dir}: there is no checkpoint yet, or none is intact; Ctrl-C makes the run write one,"
+        " and spec.checkpoint.everySteps sets how often the run writes one"
+    )
+
+
+def _best_step(run_dir: Path, folder: Path) -> int:
+    steps = sorted(checkpoint_paths(folder))
+    best = best_evaluated_step(read_metrics(run_dir).evaluations, steps)
+    if best is None:
         raise StartError(
-            "RUN_DIR: there is no checkpoint yet; Ctrl-C makes the run write one, and"
-            " spec.checkpoint.everySteps sets how often the run writes one"
+            f"--best: no checkpoint of {run_dir} was evaluated (there are"
+            f" {', '.join(map(str, steps)) or 'none'}); spec.checkpoint.everySteps and"
+            " spec.evaluation.everySteps meet at no step so far; give --step"
         )
-    return checkpoint
+    return best
 
 
-def _check_output(output: Path) -> None:
+def _checked(path: Path, run_dir: Path | None) -> _Chosen:
+    with _shown(f"comparing {path.name} ({size_text(folder_bytes(path))}) with its checksums"):
+        manifest = checked_manifest(path)
+    name = path.name if run_dir is None else load_run(run_dir / "spec.yaml").metadata.name
+    return _Chosen(
+        path=path,
+        step=manifest.step,
+        run=name,
+        run_dir=run_dir,
+        model=Model.model_validate(manifest.spec["model"]),
+    )
+
+
+def _default_folder(chosen: _Chosen, *, adapters: bool) -> Path:
+    if chosen.run_dir is None:
+        raise StartError(
+            f"DIR: {chosen.path} is in no run directory; say where to write, as in"
+            f" `vcpo export {chosen.path} DIR`"
+        )
+    kind = "-adapters" if adapters else ""
+    return chosen.run_dir / "exports" / f"step-{chosen.step:08d}{kind}"
+
+
+def _check_directory(directory: Path) -> None:
     """Check that a folder is new, empty, or an exported model that may be replaced."""
-    is_export = ExportedModel.read(output) is not None
-    if output.exists() and not is_export and (output.is_file() or any(output.iterdir())):
-        raise StartError(f"--output: {output} holds something else; give a new directory")
+    is_export = ExportedModel.read(directory) is not None
+    if directory.exists() and not is_export and (directory.is_file() or any(directory.iterdir())):
+        raise StartError(f"DIR: {directory} holds something else; give a new directory")
 
 
-def _parse_options() -> argparse.Namespace:
+@contextmanager
+def _shown(what: str) -> Iterator[None]:
+    """Show on a terminal what takes long."""
+    if not _CONSOLE.is_terminal:
+        yield
+        return
+    with _CONSOLE.status(what):
+        yield
+
+
+def _parse_options() -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner.export",
-        description="Write the model of a run's checkpoint as a directory that others load.",
+        description="Write the model of a checkpoint as a directory that others load.",
     )
-    parser.add_argument("run_dir", type=Path, help="run directory")
-    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
+    parser.add_argument("source", type=Path, help="run directory, or one checkpoint")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", help="folder to write; default: in exports/ of the run"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
+    which.add_argument("--best", action="store_true", help="the best-evaluated checkpoint")
     parser.add_argument("--adapters", action="store_true", help="write the LoRA adapters only")
-    parser.add_argument("--output", type=Path, help="directory; default: in exports/ of the run")
-    return parser.parse_args()
+    return Options(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

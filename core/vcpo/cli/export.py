@@ -21,22 +21,39 @@ from vcpo.tracking.backfill import ordered_records
 from vcpo.tracking.services import check_packages, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 
+_CHECKPOINT_FILE: Final = "meta.json"
+"""Manifest in a checkpoint's folder."""
 _OPTIONS: Final = {"mode": "--offline", "directory": "--output"}
 """Options that have another name than the field of the sink that they set."""
 
 
 def export(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or one of its checkpoints."
+        ),
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder to write. [default: step-N in RUN_DIR/exports]"),
+    ] = None,
     step: Annotated[
         int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the best evaluation.")
+    ] = False,
     adapters: Annotated[
         bool,
         typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft."),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder to write. [default: step-N or tensorboard in RUN_DIR/exports]"),
+        typer.Option(
+            help="The same as DIR; with --to tensorboard, the folder of its files."
+            " [default: tensorboard in RUN_DIR/exports]"
+        ),
     ] = None,
     to: Annotated[
         SinkName | None,
@@ -61,21 +78,38 @@ def export(
 
     The model has a form that AutoModelForCausalLM.from_pretrained loads; LoRA adapters are merged
     into it. With --adapters only the adapters are written, and PeftModel.from_pretrained loads
-    them.
+    them. Any number of learner processes may have written the checkpoint, and no GPU is needed.
 
     With --to all steps, evaluations and events are copied, to a run of its own in the service. A
     second copy changes nothing, or adds what came since: `vcpo export RUN --to tensorboard`, then
     `tensorboard --logdir RUN/exports/tensorboard`.
     """
-    require_run(run_dir)
     if to is None:
         if project or url or offline:
             fail("--project, --url, --offline: need --to, the tracking service to copy to")
+        if step is not None and best:
+            fail("--step, --best: name one checkpoint; give one of them")
+        if directory is not None and output is not None:
+            fail("DIR, --output: mean the same; give one of them")
+        if not (source / _CHECKPOINT_FILE).is_file():
+            require_run(source)
         require_modules(EXPORT_MODULES)
-        exec_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
+        exec_export(
+            ExportOptions(
+                source=source,
+                directory=directory or output,
+                step=step,
+                best=best,
+                adapters=adapters,
+            )
+        )
         return
-    if step is not None or adapters:
-        fail("--step, --adapters: choose what of a model is written; leave them out beside --to")
+    require_run(source)
+    if step is not None or best or adapters or directory is not None:
+        fail(
+            "DIR, --step, --best, --adapters: choose what of a model is written, and where; leave"
+            " them out beside --to"
+        )
     if output is not None and to is not SinkName.TENSORBOARD:
         fail(f"--output: {to} has no folder; give --project or --url")
     given = {
@@ -85,7 +119,7 @@ def export(
         "mode": WandbMode.OFFLINE if offline else None,
         "directory": str(output) if output else None,
     }
-    _copy_records(run_dir, given)
+    _copy_records(source, given)
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:

@@ -21,19 +21,25 @@ STUDY_MODULES: Final = ("torch", "transformers", "vcpo_learner", "vcpo_rollout",
 class ExportOptions:
     """Options of `vcpo export`."""
 
-    run_dir: Path
+    source: Path
+    """Run directory, or one checkpoint."""
+    directory: Path | None
+    """Folder to write; None is `exports/step-N` in the run directory."""
     step: int | None
     """Step of the checkpoint; None is the newest valid one."""
+    best: bool
+    """Whether to take the best-evaluated checkpoint."""
     adapters: bool
     """Whether to write LoRA adapters and not a merged model."""
-    output: Path | None
-    """Folder to write; None is `exports/step-N` in the run directory."""
 
     def arguments(self) -> list[str]:
         """Return the arguments of `python -m vcpo_learner.export`."""
-        named = {"--step": self.step, "--output": self.output}
-        arguments = [f"{name}={value}" for name, value in named.items() if value is not None]
-        return [*arguments, *(["--adapters"] if self.adapters else []), "--", str(self.run_dir)]
+        flags = {"--best": self.best, "--adapters": self.adapters}
+        arguments = [flag for flag, is_set in flags.items() if is_set]
+        if self.step is not None:
+            arguments.append(f"--step={self.step}")
+        places = [self.source] if self.directory is None else [self.source, self.directory]
+        return [*arguments, "--", *map(str, places)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,14 +143,22 @@ class CheckpointFolder:
         best: step of a checkpoint that stays, however old it is.
         """
         kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
-        removed = [path for step, path in self._paths().items() if step < kept[0] and step != best]
-        removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
+        removed = [
+            path
+            for step, path in checkpoint_paths(self._folder).items()
+            if step < kept[0] and step != best
+        ]
+        removed += [
+            path
+            for step, path in checkpoint_paths(self._folder, _DAMAGED).items()
+            if step <= saved_step
+        ]
         for path in removed:
             shutil.rmtree(path, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoint folders, intact or not, in ascending order."""
-        return sorted(self._paths())
+        return sorted(checkpoint_paths(self._folder))
 
     def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
         """Read the newest intact checkpoint; also return the errors of newer, damaged ones.
@@ -189,21 +197,14 @@ class CheckpointFolder:
             DamagedCheckpointError: if it differs from what was written.
             CheckpointError: if there is none, or it has another spec or format.
         """
-        path = self._paths().get(step)
-        if path is None:
-            steps = ", ".join(map(str, self.steps())) or "none"
+        path = checkpoint_path(self._folder, step)
+        manifest = _manifest(path, step)
+        if changes := ", ".join(continuation_changes(manifest.spec, self._spec)):
             raise CheckpointError(
-                f"{self._folder}: holds no checkpoint of step {step}; it has {steps}"
+                f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
+                " or start a new run"
             )
-        try:
-            return self._read(path, step)
-        except DamageError as error:
-            raise DamagedCheckpointError(path, error) from error
-        except FormatError as error:
-            raise CheckpointError(
-                f"{error}; resume with the version that wrote it, or start again in another"
-                " --run-dir"
-            ) from error
+        return _read(path, manifest)
 
     def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
         """Rename damaged checkpoints, so that they are not tried or counted again."""
@@ -212,49 +213,46 @@ class CheckpointFolder:
             shutil.rmtree(aside, ignore_errors=True)
             one.path.rename(aside)
 
-    def _read(self, path: Path, step: int) -> Checkpoint:
-        """Check a checkpoint's manifest, spec and files, and read it.
 
-        Raises:
-            DamageError: if it differs from what was written.
-            FormatError: if it has another format.
-            CheckpointError: if it has another spec.
-        """
-        manifest = read_manifest(path)
-        if manifest.step != step:
-            raise DamageError(f"{path}: holds step {manifest.step}, not the step in its name")
-        if changes := ", ".join(continuation_changes(manifest.spec, self._spec)):
-            raise CheckpointError(
-                f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
-                " or start a new run"
-            )
+def checkpoint_paths(folder: Path, prefix: str = "") -> dict[int, Path]:
+    """Return the folders whose name is `prefix` and the name of a checkpoint, by step."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            number = _NAME.fullmatch(path.name.removeprefix(prefix))
+            if number is None or not path.is_dir():
+                continue
+            if path.name == prefix + _folder_name(step := int(number[1])):
+                found[step] = path
+    return found
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the checkpoint of a step.
+
+    Raises:
+        CheckpointError: naming the steps that there are.
+    """
+    paths = checkpoint_paths(folder)
+    if step not in paths:
+        steps = ", ".join(map(str, sorted(paths))) or "none"
+        raise CheckpointError(f"{folder}: holds no checkpoint of step {step}; it has {steps}")
+    return paths[step]
+
+
+def checked_manifest(path: Path) -> CheckpointManifest:
+    """Return the manifest of a checkpoint of any run, after all of its files were compared.
+
+    Raises:
+        DamagedCheckpointError: if it differs from what was written.
+        CheckpointError: if it has another format.
+    """
+    manifest = _manifest(path)
+    try:
         manifest.check_files(path)
-        parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
-        try:
-            return Checkpoint(
-                step=step,
-                tensors=path / TENSORS,
-                update_state=torch.load(path / _UPDATE, weights_only=True),
-                ledger=tuple(
-                    ledger_pb2.LedgerSnapshot.FromString((path / name).read_bytes())
-                    for name in parts
-                ),
-            )
-        except _UNREADABLE as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
-
-    def _paths(self, prefix: str = "") -> dict[int, Path]:
-        """Return the folders whose name is `prefix` and the name of a checkpoint, by step."""
-        found = {}
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._folder.iterdir():
-                number = _NAME.fullmatch(path.name.removeprefix(prefix))
-                if number is None or not path.is_dir():
-                    continue
-                if path.name == prefix + _folder_name(step := int(number[1])):
-                    found[step] = path
-        return found
+    except DamageError as error:
+        raise DamagedCheckpointError(path, error) from error
+    return manifest
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -262,6 +260,51 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
+
+
+def _manifest(path: Path, step: int | None = None) -> CheckpointManifest:
+    """Read the manifest of a checkpoint, of a step if it is given.
+
+    Raises:
+        DamagedCheckpointError: if it differs from what was written.
+        CheckpointError: if it has another format.
+    """
+    try:
+        manifest = read_manifest(path)
+    except DamageError as error:
+        raise DamagedCheckpointError(path, error) from error
+    except FormatError as error:
+        raise CheckpointError(
+            f"{error}; resume with the version that wrote it, or start again in another --run-dir"
+        ) from error
+    if step is not None and manifest.step != step:
+        message = f"{path}: holds step {manifest.step}, not the step in its name"
+        raise DamagedCheckpointError(path, message)
+    return manifest
+
+
+def _read(path: Path, manifest: CheckpointManifest) -> Checkpoint:
+    """Compare a checkpoint's files with their checksums, and read those without tensors.
+
+    Raises:
+        DamagedCheckpointError: if it differs from what was written.
+    """
+    parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
+    try:
+        manifest.check_files(path)
+        return Checkpoint(
+            step=manifest.step,
+            tensors=path / TENSORS,
+            update_state=torch.load(path / _UPDATE, weights_only=True),
+            ledger=tuple(
+                ledger_pb2.LedgerSnapshot.FromString((path / name).read_bytes()) for name in parts
+            ),
+        )
+    except DamageError as error:
+        raise DamagedCheckpointError(path, error) from error
+    except _UNREADABLE as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise DamagedCheckpointError(path, f"{path}: cannot be read ({cause:.200})") from error
 
 
 def _folder_name(step: int) -> str:

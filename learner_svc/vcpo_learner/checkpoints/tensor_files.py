@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 
 from vcpo_learner.checkpoints.manifest import FileChecksum
 
@@ -110,7 +110,7 @@ class TensorFiles:
             get_optimizer_state_dict(self._model, self._optimizer)
         state = self._state()
         _check_fit(state, saved)
-        _quietly(lambda: load(state, storage_reader=reader, **self._collectives()))
+        read_tensors(reader, state, self._group)
 
     def close(self) -> None:
         """Wait for the save in flight."""
@@ -140,16 +140,20 @@ class TensorFiles:
 
     def _write(self, staged: _Named, folder: Path) -> dict[str, FileChecksum]:
         writer = _ChecksummingWriter(folder)
-        _quietly(lambda: save(staged, storage_writer=writer, **self._collectives()))
+        _quietly(
+            lambda: save(
+                staged,
+                storage_writer=writer,
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        )
         if self._group is None:
             return writer.checksums
         is_first = dist.get_rank(self._group) == 0
         gathered: list[Any] | None = [None] * self._group.size() if is_first else None
         dist.gather_object(writer.checksums, gathered, dst=0, group=self._group)
         return {name: each for one in gathered or [] for name, each in one.items()}
-
-    def _collectives(self) -> dict[str, Any]:
-        return {"process_group": self._group, "no_dist": self._group is None}
 
 
 def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
@@ -164,8 +168,18 @@ def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
 
 def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
     """Read parameters into tensors, without ranks, however many ranks wrote them."""
-    state = {PARAMETERS: dict(parameters)}
-    _quietly(lambda: load(state, storage_reader=TensorReader(folder), no_dist=True))
+    read_tensors(TensorReader(folder), {PARAMETERS: dict(parameters)})
+
+
+def read_tensors(
+    reader: StorageReader, tensors: Mapping[str, Any], group: dist.ProcessGroup | None = None
+) -> None:
+    """Read into tensors, and into the local shards of DTensors.
+
+    group: of all ranks, which all call it; None for one rank.
+    """
+    state = dict(tensors)
+    _quietly(lambda: load(state, storage_reader=reader, process_group=group, no_dist=group is None))
 
 
 class TensorReader(FileSystemReader):

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.records.exported_model import ExportedModel, ExportKind
-from vcpo.spec import VCPORun
+from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_parameters
 from vcpo_learner.model.loading import load_policy
+from vcpo_learner.model.skeleton import persistent_buffers
 
 _SHARD_SIZE: Final = "5GB"
 """Largest file of weights, and so the most that writing them holds in memory."""
@@ -28,20 +29,26 @@ class ModelExport:
     """Exports the model of one run. It calls no rank and no GPU, so training may go on."""
 
     def __init__(
-        self, run: VCPORun, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+        self,
+        run: str,
+        settings: Model,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         """Remember what an export needs beside a checkpoint.
 
-        model: of the run's family and size; its parameters are not read.
+        run: name of the run.
+        model: of the run's family and size, with its adapters; its parameters are not read.
         """
         self._run = run
+        self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
 
     @property
     def has_adapters(self) -> bool:
         """Whether the run trains LoRA adapters."""
-        return self._run.spec.model.lora is not None
+        return self._settings.lora is not None
 
     def write_model(self, folder: Path, tensors: Path, *, step: int) -> None:
         """Write model and tokenizer so that `AutoModelForCausalLM.from_pretrained` loads them.
@@ -57,11 +64,13 @@ class ModelExport:
         size_bytes = sum(4 * parameter.numel() for parameter in self._model.parameters())
         with atomic_folder(folder, what="the model", needed_bytes=size_bytes) as partial:
             if self.has_adapters:
-                _merged(self._run, tensors).save_pretrained(partial, max_shard_size=_SHARD_SIZE)
+                _merged(self._settings, tensors).save_pretrained(
+                    partial, max_shard_size=_SHARD_SIZE
+                )
             else:
                 with _storage(shapes, partial / ".scratch") as parameters:
                     read_parameters(tensors, parameters)
-                    state = {**_persistent_buffers(self._model), **parameters}
+                    state = {**persistent_buffers(self._model), **parameters}
                     self._model.save_pretrained(
                         partial, state_dict=state, max_shard_size=_SHARD_SIZE
                     )
@@ -82,25 +91,24 @@ class ModelExport:
         read_parameters(tensors, adapters)
         size_bytes = sum(each.numel() * each.element_size() for each in adapters.values())
         with atomic_folder(folder, what="the adapters", needed_bytes=size_bytes) as partial:
-            save_adapters(self._model, adapters, self._run.spec.model, partial)
+            save_adapters(self._model, adapters, self._settings, partial)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.ADAPTERS, step).write(partial)
 
     def _origin(self, kind: ExportKind, step: int) -> ExportedModel:
         return ExportedModel(
             kind=kind,
-            run=self._run.metadata.name,
+            run=self._run,
             step=step,
-            base_model=self._run.spec.model.name,
+            base_model=self._settings.name,
         )
 
 
-def _merged(run: VCPORun, tensors: Path) -> PreTrainedModel:
+def _merged(settings: Model, tensors: Path) -> PreTrainedModel:
     """Load the base model of a run, and merge a checkpoint's adapters into it."""
     # peft takes seconds to import, and few runs need it.
     from vcpo_learner.model.lora import merge_adapters
 
-    settings = run.spec.model
     model, _ = load_policy(settings.name, settings.revision, settings.lora)
     trained = {name: each.data for name, each in model.named_parameters() if each.requires_grad}
     read_parameters(tensors, trained)
@@ -123,10 +131,3 @@ def _storage(shapes: Mapping[str, torch.Size], scratch: Path) -> Iterator[dict[s
         for number, (name, shape) in enumerate(shapes.items())
     }
     shutil.rmtree(scratch)
-
-
-def _persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the buffers that belong to a model's files; few families have any."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    own = model.state_dict()
-    return {name: buffer for name, buffer in own.items() if name not in parameters}

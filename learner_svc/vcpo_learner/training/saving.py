@@ -65,7 +65,9 @@ class RunSaver:
         self._tensor_thread = tensor_thread
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
         self._settings = parts.run.spec.checkpoint
-        self._export = ModelExport(parts.run, parts.model, parts.tokenizer)
+        self._export = ModelExport(
+            parts.run.metadata.name, parts.run.spec.model, parts.model, parts.tokenizer
+        )
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint on its way to the disk, until it was awaited."""
         self._is_full_since_s: float | None = None

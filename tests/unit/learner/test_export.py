@@ -1,21 +1,26 @@
 """A model from a checkpoint, as `vcpo export` writes it."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
+from tests.fixtures.records import EVALUATION
 from vcpo.local.external_commands import ExportOptions
 from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml
+from vcpo_learner import export as learner_export
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
-from vcpo_learner.export import export, main
+from vcpo_learner.model import model_folder
 from vcpo_learner.model.loading import load_policy
 
 TINY = str(Path("examples/models/tiny").resolve())
@@ -26,6 +31,10 @@ LORA = {"name": TINY, "lora": {"rank": 2, "alpha": 4}}
 def logits(model):
     with torch.no_grad():
         return model(TOKENS).logits
+
+
+def checkpoint_of(run_dir, step):
+    return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def trained_run(run_dir, *steps, model):
@@ -50,12 +59,14 @@ def run_dir(tmp_path):
     return tmp_path / "run"
 
 
-NEWEST = {"step": None, "adapters": False, "output": None}
+def export(source, **options):
+    defaults = {"directory": None, "step": None, "best": False, "adapters": False}
+    return learner_export.export(learner_export.Options(source=source, **(defaults | options)))
 
 
 def test_the_model_of_the_newest_checkpoint_loads_anywhere(run_dir):
     trained = trained_run(run_dir, 1, 2, model={"name": TINY})
-    folder = export(run_dir, **NEWEST)
+    folder = export(run_dir)
     assert folder == run_dir / "exports" / "step-00000002"
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(trained))
     assert AutoTokenizer.from_pretrained(folder).eos_token_id is not None
@@ -68,15 +79,15 @@ def test_a_step_may_be_named(run_dir):
     trained = trained_run(run_dir, 1, model={"name": TINY})
     expected = logits(trained)
     trained_run(run_dir, 2, model={"name": TINY})
-    folder = export(run_dir, **(NEWEST | {"step": 1}))
+    folder = export(run_dir, step=1)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
 
 
 def test_adapters_are_merged_or_load_beside_their_model_and_say_the_same(run_dir):
     trained = trained_run(run_dir, 4, model=LORA)
-    merged = export(run_dir, **NEWEST)
+    merged = export(run_dir)
     assert merged.name == "step-00000004"
-    beside = export(run_dir, **(NEWEST | {"adapters": True}))
+    beside = export(run_dir, adapters=True)
     assert beside.name == "step-00000004-adapters"
     assert not (beside / "model.safetensors").exists()
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TINY), beside)
@@ -90,22 +101,22 @@ def test_adapters_are_merged_or_load_beside_their_model_and_say_the_same(run_dir
 def test_adapters_of_a_run_without_any_are_refused(run_dir):
     trained_run(run_dir, 1, model={"name": TINY})
     with pytest.raises(StartError, match=r"--adapters: the run trains all parameters"):
-        export(run_dir, **(NEWEST | {"adapters": True}))
+        export(run_dir, adapters=True)
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(run_dir, capsys):
     trained_run(run_dir, 1, 2, model={"name": TINY})
     (run_dir / "checkpoints" / "step-00000002" / "ledger-00000.pb").write_bytes(b"x")
-    assert export(run_dir, **NEWEST).name == "step-00000001"
+    assert export(run_dir).name == "step-00000001"
     assert "step-00000002/ledger-00000.pb" in capsys.readouterr().err
 
 
 def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_dir):
     trained_run(run_dir, model={"name": TINY})
-    with pytest.raises(StartError, match=r"there is no checkpoint yet; Ctrl-C"):
-        export(run_dir, **NEWEST)
+    with pytest.raises(StartError, match=r"there is no checkpoint yet.* Ctrl-C"):
+        export(run_dir)
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has none"):
-        export(run_dir, **(NEWEST | {"step": 7}))
+        export(run_dir, step=7)
 
 
 def test_a_folder_of_something_else_is_not_replaced_and_one_of_an_export_is(run_dir, tmp_path):
@@ -113,11 +124,11 @@ def test_a_folder_of_something_else_is_not_replaced_and_one_of_an_export_is(run_
     output = tmp_path / "out"
     output.mkdir()
     (output / "mine.txt").write_text("mine")
-    with pytest.raises(StartError, match=r"--output: .*out holds something else"):
-        export(run_dir, **(NEWEST | {"output": output}))
+    with pytest.raises(StartError, match=r"DIR: .*out holds something else"):
+        export(run_dir, directory=output)
     (output / "mine.txt").unlink()
     for step in (1, 2):
-        export(run_dir, **(NEWEST | {"output": output, "step": step}))
+        export(run_dir, directory=output, step=step)
     assert ExportedModel.read(output).step == 2
 
 
@@ -127,9 +138,9 @@ def test_the_command_says_where_the_model_is_and_nothing_else(
     trained_run(run_dir, 3, model={"name": TINY})
     capsys.readouterr()
     output = tmp_path / "-odd"
-    asked = ExportOptions(run_dir=run_dir, step=3, adapters=False, output=output)
+    asked = ExportOptions(source=run_dir, directory=output, step=3, best=False, adapters=False)
     monkeypatch.setattr("sys.argv", ["export", *asked.arguments()])
-    assert main() == 0
+    assert learner_export.main() == 0
     assert capsys.readouterr() == (f"{output}\n", "")
     assert ExportedModel.read(output).step == 3
 
@@ -138,7 +149,7 @@ def test_the_command_says_what_to_put_right(run_dir, capsys, monkeypatch):
     trained_run(run_dir, 3, model={"name": TINY})
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["export", str(run_dir), "--step=9"])
-    assert main() == 2
+    assert learner_export.main() == 2
     printed = f"{run_dir / 'checkpoints'}: holds no checkpoint of step 9; it has 3\n"
     assert capsys.readouterr() == ("", printed)
 
@@ -149,7 +160,58 @@ def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
     trained_run(run_dir, 3, model={"name": TINY})
     monkeypatch.setattr("sys.argv", ["export", str(run_dir)])
     with files_of_at_most(10_000):
-        assert main() == 2
+        assert learner_export.main() == 2
     printed = capsys.readouterr().err
     assert printed.startswith(f"{run_dir / 'exports'}: no room for the model: ")
     assert list((run_dir / "exports").iterdir()) == []
+
+
+def test_one_checkpoint_is_exported_wherever_it_lies(run_dir, tmp_path):
+    expected = logits(trained_run(run_dir, 1, model={"name": TINY}))
+    trained_run(run_dir, 2, model={"name": TINY})
+    inside = export(checkpoint_of(run_dir, 1))
+    assert inside == run_dir / "exports" / "step-00000001"
+    assert ExportedModel.read(inside).run == "run"
+    copy = tmp_path / "kept"
+    shutil.copytree(checkpoint_of(run_dir, 1), copy)
+    with pytest.raises(StartError, match=r"kept is in no run directory; say where to write"):
+        export(copy)
+    outside = export(copy, directory=tmp_path / "out")
+    for folder in (inside, outside):
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
+    with pytest.raises(StartError, match=r"--step, --best: .* is one checkpoint"):
+        export(copy, step=1, directory=tmp_path / "out")
+
+
+def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
+    trained_run(run_dir, 1, 2, model={"name": TINY})
+    with pytest.raises(StartError, match=r"--best: no checkpoint of .* was evaluated .*1, 2"):
+        export(run_dir, best=True)
+    journal = Journal(run_dir)
+    for step, accuracy in [(0, 0.9), (1, 0.5), (2, 0.25)]:
+        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+    assert export(run_dir, best=True).name == "step-00000001"
+
+
+def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir):
+    trained_run(run_dir, 1, 2, model={"name": TINY})
+    (checkpoint_of(run_dir, 2) / "tensors" / "__0_0.distcp").write_bytes(b"x")
+    for source, options in [(run_dir, {"step": 2}), (checkpoint_of(run_dir, 2), {})]:
+        with pytest.raises(StartError, match=r"tensors/__0_0\.distcp: must be"):
+            export(source, **options)
+
+
+def test_a_large_model_is_written_through_mapped_files_and_in_parts(run_dir, monkeypatch):
+    expected = logits(trained_run(run_dir, 1, model={"name": TINY}))
+    monkeypatch.setattr(model_folder, "_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(model_folder, "_SHARD_SIZE", "300KB")
+    folder = export(run_dir)
+    assert (folder / "model.safetensors.index.json").exists()
+    assert not (folder / ".scratch").exists()
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
+
+
+def test_what_a_model_generates_with_is_exported_too(run_dir):
+    trained_run(run_dir, 1, model={"name": TINY})
+    found = GenerationConfig.from_pretrained(export(run_dir))
+    assert found.eos_token_id == GenerationConfig.from_pretrained(TINY).eos_token_id is not None

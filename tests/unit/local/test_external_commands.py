@@ -17,8 +17,8 @@ STUDY_DEFAULTS = {
 
 
 def export_arguments(**given):
-    defaults = {"step": None, "adapters": False, "output": None}
-    return ExportOptions(run_dir=Path("-runs/r"), **(defaults | given)).arguments()
+    defaults = {"directory": None, "step": None, "best": False, "adapters": False}
+    return ExportOptions(source=Path("-runs/r"), **(defaults | given)).arguments()
 
 
 def study_arguments(**given):
@@ -30,8 +30,8 @@ def test_export_passes_no_option_that_was_not_given():
 
 
 def test_export_passes_every_option_that_was_given():
-    arguments = export_arguments(step=0, adapters=True, output=Path("--odd"))
-    assert arguments == ["--step=0", "--output=--odd", "--adapters", "--", "-runs/r"]
+    arguments = export_arguments(step=0, best=True, adapters=True, directory=Path("--odd"))
+    assert arguments == ["--best", "--adapters", "--step=0", "--", "-runs/r", "--odd"]
 
 
 def test_study_passes_no_option_that_was_not_given():

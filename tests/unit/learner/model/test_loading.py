@@ -7,7 +7,7 @@ import torch
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
-from vcpo.spec.workloads import Precision
+from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.model.loading import (
     ModelLoadError,
     load_policy,
@@ -113,7 +113,8 @@ def test_damaged_weights_are_the_same_error(broken_folder):
 def test_the_saved_policy_can_be_loaded_again(tmp_path):
     model, tokenizer = load_policy("examples/models/tiny", None)
     tensors = write_tensor_files(tmp_path / "tensors", model)
-    ModelExport(make_run(), model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
+    exporting = ModelExport("run", Model(name="tiny"), model, tokenizer)
+    exporting.write_model(tmp_path / "model", tensors, step=1)
     again, _ = load_policy(str(tmp_path / "model"), None)
     for name, tensor in policy_tensors(model).items():
         assert torch.equal(tensor, policy_tensors(again)[name]), name

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from tests.fixtures.learner.checkpoints import write_tensor_files
-from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Lora
+from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.model.loading import load_policy, policy_tensors, restore_policy
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport
@@ -71,8 +70,8 @@ def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
             torch.nn.init.normal_(parameter, std=0.05)
     expected = logits(model)
     tensors = write_tensor_files(tmp_path / "tensors", model)
-    run = make_run(model={"name": "examples/models/tiny", "lora": {"rank": 2, "alpha": 4}})
-    ModelExport(run, model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
+    settings = Model(name="examples/models/tiny", lora=LORA)
+    ModelExport("run", settings, model, tokenizer).write_model(tmp_path / "model", tensors, step=1)
     loaded, _ = load_policy(str(tmp_path / "model"), None)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,82 @@
+"""A model without parameters, and the slices that each rank reads."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.ranks import run_ranks
+from vcpo.spec.workloads import Precision
+from vcpo_learner.model.loading import ModelLoadError, load_policy
+from vcpo_learner.model.skeleton import UnsuitedFilesError, build_skeleton, fill_skeleton
+from vcpo_learner.ranks.sharding import place_model
+
+TINY = "examples/models/tiny"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def model_files(request, tmp_path):
+    """A model's folder in several files, in bfloat16 as models are published."""
+    torch.manual_seed(0)
+    llama(tied=request.param).bfloat16().save_pretrained(tmp_path, max_shard_size="3KB")
+    return str(tmp_path)
+
+
+def test_a_skeleton_takes_no_memory_and_knows_its_rotary_frequencies():
+    skeleton = build_skeleton(TINY, None)
+    loaded, _ = load_policy(TINY, None)
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+    expected = dict(loaded.named_buffers())
+    assert expected
+    for name, buffer in skeleton.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+    assert skeleton.generation_config.eos_token_id == loaded.generation_config.eos_token_id
+
+
+def test_a_filled_skeleton_computes_what_the_loaded_model_computes(model_files):
+    loaded = type(llama()).from_pretrained(model_files, dtype=torch.float32)
+    skeleton = build_skeleton(model_files, None)
+    fill_skeleton(skeleton, (model_files, None), CPU)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(skeleton(tokens).logits, loaded(tokens).logits)
+    assert all(each.dtype is torch.float32 for each in skeleton.parameters())
+
+
+def test_each_rank_reads_its_own_slices(model_files):
+    expected = dict(
+        type(llama()).from_pretrained(model_files, dtype=torch.float32).named_parameters()
+    )
+
+    def filled(ranks):
+        skeleton = build_skeleton(model_files, None)
+        place_model(skeleton, ranks, Precision.FLOAT32)
+        fill_skeleton(skeleton, (model_files, None), CPU, ranks.checkpoint_group)
+        assert all(isinstance(each, DTensor) for each in skeleton.parameters())
+        held = sum(each.to_local().numel() for each in skeleton.parameters())
+        assert not any(buffer.is_meta for buffer in skeleton.buffers())
+        whole = {name: each.full_tensor() for name, each in skeleton.named_parameters()}
+        skeleton(torch.tensor([[1, 2, 3]]))  # FSDP took the shards in
+        return held, {name: each.detach() for name, each in whole.items()}
+
+    found = run_ranks(2, filled)
+    for held, whole in found:
+        assert held < 0.6 * sum(each.numel() for each in expected.values())
+        assert whole.keys() == expected.keys()
+        for name, each in whole.items():
+            assert torch.equal(each, expected[name]), name
+
+
+def test_files_with_other_names_are_refused_before_anything_changes(tmp_path):
+    renamed = {f"transformer.{name}": each for name, each in llama().state_dict().items()}
+    llama().save_pretrained(tmp_path, state_dict=renamed)
+    skeleton = build_skeleton(str(tmp_path), None)
+    with pytest.raises(UnsuitedFilesError, match=r"tensor model\.embed_tokens\.weight"):
+        fill_skeleton(skeleton, (str(tmp_path), None), CPU)
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+
+
+def test_a_model_that_is_not_there_is_named():
+    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: cannot load '/nowhere'"):
+        build_skeleton("/nowhere", None)
