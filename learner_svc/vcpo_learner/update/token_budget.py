@@ -1,0 +1,137 @@
+"""How many tokens a micro-batch may have: what the free memory of a GPU holds.
+
+Bytes that a step needs at its fullest, with b bytes per activation (2 in bfloat16, 4 in float32), P
+trained parameters on a rank, L layers, hidden size H and inner size I of a layer's feed-forward:
+
+    state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups
+    copies        b P_all           of the parameters in the number type of the products; sharded:
+                                    two layers, the embedding and the head, gathered, and their sums
+    workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
+    layer         4 I b + 64 H      a token's activations in one layer that its backward pass reads:
+                                    gate, up, their product and activation; the rest is norms,
+                                    residuals in float32, queries, keys, values, mostly of size H
+    gradients     2 I b + 5 H b     a token's gradients at the outputs of a layer's matrices, which
+                                    norms of short sequences keep to the end
+    head          20 H              states before the head, their gradient, expectations of tiles
+
+    kept per token          L (layer + gradients) + head
+    with checkpoints        L (4 H) + 2 (layer + gradients) + head       one layer at a time
+
+The coefficients of `layer` are upper bounds over families (Llama, Qwen2, Qwen3, Gemma2, Gemma3,
+Phi3), measured with `torch.autograd.graph.saved_tensors_hooks`; a test repeats it. Of the free
+memory a tenth is left for fragmentation. No budget of a GPU was compared with its real peak yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from torch import nn
+from transformers import PreTrainedModel
+
+_WORKSPACE_BYTES: Final = 2 << 30
+_USABLE_SHARE: Final = 0.9
+_SHARE_FOR_GROUPS: Final = 0.25
+"""Of what the state leaves, for sums of more groups than one."""
+_SUM_BYTES: Final = 4
+"""Of a parameter in the sum of a group's gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The numbers of a model that its memory depends on."""
+
+    num_parameters: int
+    """All of them, over all shards."""
+    num_trained: int
+    num_layers: int
+    hidden: int
+    """The larger one of hidden state and all queries of a token."""
+    inner: int
+    """Inner numbers of a token in a feed-forward layer, over its active experts."""
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """Return the numbers of a model of transformers, also inside another module, else None."""
+        policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+        if policy is None:
+            return None
+        config = policy.config.get_text_config()
+        hidden, num_heads = config.hidden_size, config.num_attention_heads
+        inner = getattr(config, "intermediate_size", None) or 4 * hidden
+        experts = getattr(config, "num_experts_per_tok", None) or 0
+        expert = getattr(config, "moe_intermediate_size", None) or inner
+        parameters = list(policy.parameters())
+        return cls(
+            num_parameters=sum(each.numel() for each in parameters),
+            num_trained=sum(each.numel() for each in parameters if each.requires_grad),
+            num_layers=config.num_hidden_layers,
+            hidden=max(hidden, num_heads * (getattr(config, "head_dim", None) or 0)),
+            inner=max(inner, experts * expert),
+            vocabulary=config.vocab_size,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """How a run uses memory."""
+
+    activation_bytes: int
+    """Of one number: 2 or 4."""
+    checkpoints_layers: bool
+    num_shards: int
+    """Ranks that hold one copy of the parameters together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """What one rank runs at a time, at most."""
+
+    tokens: int
+    """At least 1."""
+    groups: int
+    """Groups whose sums are in memory, at least 1."""
+
+
+def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBudget:
+    """Return what a micro-batch may hold, from the memory that is free beside the parameters.
+
+    free_bytes: before the first step, when there are neither gradients nor moments.
+    """
+    per_group = size.num_trained * _SUM_BYTES // use.num_shards
+    left = max(0, int(free_bytes * _USABLE_SHARE) - state_bytes(size, use))
+    for_groups = int(left * _SHARE_FOR_GROUPS)
+    return MemoryBudget(
+        tokens=max(1, (left - for_groups) // token_bytes(size, use)),
+        groups=1 + for_groups // max(per_group, 1),
+    )
+
+
+def state_bytes(size: ModelSize, use: MemoryUse) -> int:
+    """Return the bytes beside the parameters that do not depend on tokens, with one open group."""
+    of_shard = size.num_trained * (4 + 8 + _SUM_BYTES) // use.num_shards
+    if use.num_shards == 1:
+        gathered = size.num_parameters * use.activation_bytes if use.activation_bytes < 4 else 0
+    else:
+        ends = 2 * size.vocabulary * size.hidden
+        layers = 2 * max(size.num_parameters - ends, 0) // size.num_layers
+        # Gathered numbers, and two float32 sums on their way to the shards.
+        gathered = (ends + layers) * (use.activation_bytes + 4 + _SUM_BYTES)
+    return of_shard + gathered + _WORKSPACE_BYTES
+
+
+def token_bytes(size: ModelSize, use: MemoryUse) -> int:
+    """Return the bytes that one more token of a micro-batch takes."""
+    layer = layer_bytes(size, use.activation_bytes)
+    gradients = (2 * size.inner + 5 * size.hidden) * use.activation_bytes
+    head = 20 * size.hidden
+    if use.checkpoints_layers:
+        return size.num_layers * 4 * size.hidden + 2 * (layer + gradients) + head
+    return size.num_layers * (layer + gradients) + head
+
+
+def layer_bytes(size: ModelSize, activation_bytes: int) -> int:
+    """Return the bytes of a token's activations in one layer that its backward pass reads."""
+    return 4 * size.inner * activation_bytes + 64 * size.hidden

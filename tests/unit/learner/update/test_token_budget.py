@@ -1,0 +1,142 @@
+"""The tokens that a GPU's memory holds."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from vcpo.spec.learner import Attention
+from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.update.token_budget import (
+    MemoryUse,
+    ModelSize,
+    layer_bytes,
+    memory_budget,
+    state_bytes,
+    token_bytes,
+)
+
+GIB = 1 << 30
+SEVEN_BILLION = ModelSize(
+    num_parameters=7_600_000_000,
+    num_trained=7_600_000_000,
+    num_layers=28,
+    hidden=3584,
+    inner=18_944,
+    vocabulary=152_064,
+)
+HALF = MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=8)
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 16}),
+}
+
+
+def build(family, num_layers):
+    make, config, fields = FAMILIES[family]
+    model = make(config(**{**SMALL, **fields, "num_hidden_layers": num_layers})).eval()
+    select_attention(model, Attention.VARLEN, packs=False)
+    return model
+
+
+def saved_bytes(model, num_tokens, *, half):
+    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.ones(1, num_tokens, dtype=torch.int64)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=half),
+    ):
+        model.model(input_ids=tokens, use_cache=False)
+    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    return sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in own)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_keeps_at_most_what_is_counted_and_more_than_half_of_it(family, half):
+    few, many = (build(family, num_layers) for num_layers in (1, 3))
+    measured = [
+        saved_bytes(model, 256, half=half) - saved_bytes(model, 128, half=half)
+        for model in (few, many)
+    ]
+    of_layer = (measured[1] - measured[0]) / 2 / 128
+    counted = layer_bytes(ModelSize.of(few), 2 if half else 4)
+    assert of_layer <= counted < 2 * of_layer
+
+
+def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
+    # Trained state by hand: 16 bytes for each of 0.95 B parameters of a shard are 14.2 GiB.
+    assert 14 * GIB < state_bytes(SEVEN_BILLION, HALF) < 40 * GIB
+    weights = 4 * SEVEN_BILLION.num_parameters
+    assert memory_budget(80 * GIB - weights // 8, SEVEN_BILLION, HALF).tokens > 16_384
+    alone = MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=1)
+    assert memory_budget(80 * GIB - weights, SEVEN_BILLION, alone).tokens == 1
+
+
+def test_checkpoints_hold_several_times_the_tokens():
+    without = MemoryUse(activation_bytes=2, checkpoints_layers=False, num_shards=8)
+    assert token_bytes(SEVEN_BILLION, without) > 8 * token_bytes(SEVEN_BILLION, HALF)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 36))
+def test_the_budget_fits_and_grows_with_the_memory(free_bytes, more_bytes):
+    less, more = (
+        memory_budget(each, SEVEN_BILLION, HALF) for each in (free_bytes, free_bytes + more_bytes)
+    )
+    assert 1 <= less.tokens <= more.tokens
+    assert 1 <= less.groups <= more.groups
+    if less.tokens > 1:
+        sums = (less.groups - 1) * SEVEN_BILLION.num_trained // 8 * 4
+        needed = state_bytes(SEVEN_BILLION, HALF) + sums
+        assert needed + less.tokens * token_bytes(SEVEN_BILLION, HALF) <= free_bytes
+
+
+def test_sizes_are_read_from_any_family():
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2))
+    size = ModelSize.of(torch.nn.Sequential(gpt2))
+    assert (size.num_layers, size.hidden, size.inner, size.vocabulary) == (2, 16, 64, 32)
+    assert size.num_parameters == sum(each.numel() for each in gpt2.parameters())
+    mixture = Qwen3MoeConfig(
+        **SMALL, head_dim=32, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=100
+    )
+    found = ModelSize.of(Qwen3MoeForCausalLM(mixture))
+    assert (found.inner, found.hidden) == (300, 128)
+
+
+def test_only_trained_parameters_have_a_state():
+    model = build("llama", 1)
+    model.model.requires_grad_(False)
+    size = ModelSize.of(model)
+    assert size.num_trained == model.lm_head.weight.numel() < size.num_parameters
+
+
+def test_a_module_without_such_a_model_has_no_sizes():
+    assert ModelSize.of(torch.nn.Linear(2, 2)) is None
