@@ -30,6 +30,15 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
     )
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes of a GPU that new tensors can have; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    # What PyTorch's allocator holds without a tensor in it.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def computes(device: torch.device) -> bool:
     """Return whether a device computes: after some errors a GPU does not, for the same process."""
     try:

@@ -9,8 +9,7 @@ padded   1 1 1 1 1 1      packed   1 1 1 1 1 1
 Positions start at 0 in each trajectory. With such positions and no attention mask, the models of
 transformers keep trajectories of one row from attending to each other: by a mask of tokens times
 tokens, or without one if attention is told where each trajectory ends (`forward.attention`). Then
-all of them stand in one row, and there is no padding. The learner checks that a model keeps them
-apart before the first step: a leak raises no error, it makes every number slightly wrong.
+all of them stand in one row, and there is no padding. `forward.kept_apart` checks it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vcpo.service.lifecycle import StartError
 from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
-
-_TOLERANCE = 1e-3
-"""Of the difference of logits in two rows, over the largest; rounding is a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +70,7 @@ def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None
     lengths: [batch] tokens, at least 1 each.
     """
     rows = _fitted(lengths, max(lengths))
-    return None if len(rows) == len(lengths) else _packed(lengths, rows, max(lengths), device)
+    return None if len(rows) == len(lengths) else lay_out(lengths, rows, max(lengths), device)
 
 
 def pack_one_row(lengths: Sequence[int], device: torch.device) -> PackedRows:
@@ -84,14 +79,17 @@ def pack_one_row(lengths: Sequence[int], device: torch.device) -> PackedRows:
     lengths: [batch] tokens, at least 1 each.
     """
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    packed = _packed(lengths, [range(len(lengths))], sum(lengths), device)
+    packed = lay_out(lengths, [range(len(lengths))], sum(lengths), device)
     return replace(packed, ends=ends.to(device))
 
 
-def _packed(
+def lay_out(
     lengths: Sequence[int], rows: Sequence[Sequence[int]], width: int, device: torch.device
 ) -> PackedRows:
-    """The layout of trajectories in rows of `width` tokens, in the order given."""
+    """Return the layout of trajectories in rows of `width` tokens.
+
+    rows: the numbers of the trajectories of each row, in their order.
+    """
     longest = max(lengths)
     segments = torch.full((len(rows), width), PADDING)
     positions = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -128,36 +126,3 @@ def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
         rows[row].append(trajectory)
         room[row] -= length
     return rows
-
-
-@torch.no_grad()
-def require_kept_apart(model: nn.Module, *, one_row: bool = False) -> None:
-    """Check that a model keeps trajectories of one row apart.
-
-    one_row: whether its attention is told their ends.
-    Raises: StartError, naming the field, if one attends to the other or its positions are wrong.
-    """
-    alone = _last_two_logits(model, [3, 4], one_row=one_row)
-    first, second = (
-        _last_two_logits(model, [*other, 3, 4], one_row=one_row) for other in ([1, 2], [2, 1])
-    )
-    # A masked token has no influence at all: not even the last digit may differ.
-    is_off = float((first - alone).abs().max()) > _TOLERANCE * float(alone.abs().max())
-    if is_off or not torch.equal(first, second):
-        raise StartError(
-            f"spec.batch.rowLayout: packed, but {type(model).__name__} lets trajectories in one"
-            " row see each other; use padded"
-        )
-
-
-def _last_two_logits(model: nn.Module, token_ids: Sequence[int], *, one_row: bool) -> Tensor:
-    """Logits [1, 2, vocabulary] of the last of some trajectories of two tokens."""
-    device = next(model.parameters()).device
-    lengths = [2] * (len(token_ids) // 2)
-    rows = [range(len(lengths))]
-    packed = (
-        pack_one_row(lengths, device) if one_row else _packed(lengths, rows, len(token_ids), device)
-    )
-    tokens = torch.tensor([token_ids], device=device)
-    logits: Tensor = model(input_ids=tokens, **packed.arguments, use_cache=False).logits
-    return logits[:, -2:]

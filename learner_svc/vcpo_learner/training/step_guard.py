@@ -110,7 +110,8 @@ class StepGuard:
         if is_out_of_memory and (every_group or not alone):
             return StartError(
                 f"the update ran out of memory ({_error_text(error)}); lower"
-                " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
+                " spec.batch.tokensPerMicroBatch, spec.batch.microBatchTrajectories or"
+                " spec.sampling.maxNewTokens"
             )
         self._broken_in_row += 1
         if self._broken_in_row >= _BROKEN_IN_ROW:

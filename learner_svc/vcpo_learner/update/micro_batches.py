@@ -14,8 +14,8 @@ from vcpo.spec.algorithm import RowLayout
 from vcpo.spec.workloads import Precision
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
+from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
-from vcpo_learner.forward.packed_rows import require_kept_apart
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.per_sample_gradients.slots import Slots
@@ -26,6 +26,7 @@ from vcpo_learner.update.schedule import (
     group_micro_steps,
     micro_steps,
 )
+from vcpo_learner.update.token_budget import MemoryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,12 +72,12 @@ class MicroBatchRunner:
         spec: VCPORunSpec,
         pad_token_id: int,
         place: MeshPlace | None = None,
-        tokens_per_micro_batch: int | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """Take over a model.
 
         place: of this rank among all; None is the only one.
-        tokens_per_micro_batch: the same on every rank; None takes that of the spec.
+        memory: what every rank's device holds beside the model; None is no limit.
         """
         parameter = next(model.parameters())
         self.device = parameter.device
@@ -94,10 +95,12 @@ class MicroBatchRunner:
         self.one_row = self._packs and is_varlen
         """Whether a micro-batch is one row without padding."""
         if self._packs:
-            require_kept_apart(model, one_row=self.one_row)
+            require_kept_apart(self.network, one_row=self.one_row)
+        held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
             trajectories=spec.batch.micro_batch_trajectories,
-            tokens=tokens_per_micro_batch or spec.batch.tokens_per_micro_batch,
+            tokens=spec.batch.tokens_per_micro_batch or held_tokens,
+            groups=held_groups,
             counts_padding=not self.one_row,
         )
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16

@@ -4,6 +4,7 @@ Bytes that a step needs at its fullest, with b bytes per activation (2 in bfloat
 trained parameters on a rank, L layers, hidden size H and inner size I of a layer's feed-forward:
 
     state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups
+                  4 P_all           the first policy, for methods that are pulled back to it
     copies        b P_all           of the parameters in the number type of the products; sharded:
                                     two layers, the embedding and the head, gathered, and their sums
     workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
@@ -24,13 +25,23 @@ memory a tenth is left for fragmentation. No budget of a GPU was compared with i
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final, Self
 
 from torch import nn
 from transformers import PreTrainedModel
 
-_WORKSPACE_BYTES: Final = 2 << 30
+from vcpo.algo import KLPenalty
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import Precision
+from vcpo_learner.device import free_bytes
+from vcpo_learner.ranks.ranks import Ranks
+
+_LOGGER = logging.getLogger(__name__)
+
+_GIB: Final = 1 << 30
+_WORKSPACE_BYTES: Final = 2 * _GIB
 _USABLE_SHARE: Final = 0.9
 _SHARE_FOR_GROUPS: Final = 0.25
 """Of what the state leaves, for sums of more groups than one."""
@@ -83,6 +94,8 @@ class MemoryUse:
     checkpoints_layers: bool
     num_shards: int
     """Ranks that hold one copy of the parameters together."""
+    has_reference: bool = False
+    """Whether the policy that training began with is kept as well, in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +125,8 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
 def state_bytes(size: ModelSize, use: MemoryUse) -> int:
     """Return the bytes beside the parameters that do not depend on tokens, with one open group."""
     of_shard = size.num_trained * (4 + 8 + _SUM_BYTES) // use.num_shards
+    if use.has_reference:
+        of_shard += 4 * size.num_parameters // use.num_shards
     if use.num_shards == 1:
         gathered = size.num_parameters * use.activation_bytes if use.activation_bytes < 4 else 0
     else:
@@ -135,3 +150,29 @@ def token_bytes(size: ModelSize, use: MemoryUse) -> int:
 def layer_bytes(size: ModelSize, activation_bytes: int) -> int:
     """Return the bytes of a token's activations in one layer that its backward pass reads."""
     return 4 * size.inner * activation_bytes + 64 * size.hidden
+
+
+def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> MemoryBudget | None:
+    """Return what the rank with the least free memory holds; None on a CPU. A collective call.
+
+    model: on its device, before the first step.
+    """
+    free, size = free_bytes(ranks.device), ModelSize.of(model)
+    if free is None or size is None:
+        return None
+    is_half = spec.learner.precision is Precision.BFLOAT16
+    use = MemoryUse(
+        activation_bytes=2 if is_half else 4,
+        checkpoints_layers=False,
+        num_shards=ranks.num_shards,
+        has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
+    )
+    own = memory_budget(free, size, use)
+    shared = MemoryBudget(tokens=ranks.least(own.tokens), groups=ranks.least(own.groups))
+    _LOGGER.info(
+        "micro-batches of at most %d tokens and %d groups: %.1f GiB are free",
+        spec.batch.tokens_per_micro_batch or shared.tokens,
+        shared.groups,
+        free / _GIB,
+    )
+    return shared

@@ -28,8 +28,9 @@ from vcpo.spec.algorithm import RowLayout
 from vcpo.spec.learner import Attention
 from vcpo_learner.forward import attention
 from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import token_logprobs
-from vcpo_learner.forward.packed_rows import require_kept_apart
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 
 CPU = torch.device("cpu")
@@ -125,14 +126,14 @@ def test_a_step_has_the_gradient_of_the_models_own_attention(family, packs):
 def test_trajectories_of_one_row_are_kept_apart(family):
     model = build(family)
     select_attention(model, Attention.VARLEN, packs=True)
-    require_kept_apart(model, one_row=True)
+    require_kept_apart(PolicyNetwork(model), one_row=True)
 
 
 def test_a_row_of_which_the_model_is_not_told_the_ends_is_seen_to_leak():
     model = build("llama")
     select_attention(model, Attention.VARLEN, packs=True)
     with pytest.raises(StartError, match="see each other"):
-        require_kept_apart(model, one_row=False)
+        require_kept_apart(PolicyNetwork(model), one_row=False)
 
 
 class LargestTensor(TorchDispatchMode):

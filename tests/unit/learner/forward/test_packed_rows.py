@@ -26,12 +26,14 @@ from tests.fixtures.learner.updates import (
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
+from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import (
     prefix_states,
     token_entropies,
     token_logprobs,
 )
-from vcpo_learner.forward.packed_rows import pack_rows, require_kept_apart
+from vcpo_learner.forward.packed_rows import pack_rows
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -127,7 +129,7 @@ def test_methods_that_read_tokens_see_the_same(method):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
-    require_kept_apart(seeded_model(FAMILIES[family]))
+    require_kept_apart(PolicyNetwork(seeded_model(FAMILIES[family])))
 
 
 class Leaking(nn.Module):
@@ -141,9 +143,12 @@ class Leaking(nn.Module):
     def forward(self, input_ids, position_ids, **_):
         if self.forgets_positions:
             position_ids = torch.arange(input_ids.shape[1])[None]
-            return SimpleNamespace(logits=self.weight * position_ids[:, :, None].float())
+            return SimpleNamespace(logits=self.logits(position_ids))
         weighed = input_ids * torch.arange(1, input_ids.shape[1] + 1)
-        return SimpleNamespace(logits=self.weight * weighed.cumsum(1)[:, :, None])
+        return SimpleNamespace(logits=self.logits(weighed.cumsum(1)))
+
+    def logits(self, numbers):
+        return self.weight * numbers[:, :, None] * torch.linspace(0.0, 0.1, 5)
 
 
 @pytest.mark.parametrize("forgets_positions", [True, False])

@@ -131,7 +131,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), MemoryError("host")])
 def test_memory_that_no_group_alone_is_to_blame_for_is_the_users_to_save(quarantine, alone, error):
     guard = StepGuard(BrokenUpdate(error, alone=alone), quarantine)
-    with pytest.raises(StartError, match=r"lower spec\.batch\.microBatchTrajectories"):
+    with pytest.raises(StartError, match=r"lower spec\.batch\.tokensPerMicroBatch"):
         take_step(guard, GROUPS, policy_version=0)
 
 

@@ -10,6 +10,7 @@ from tests.fixtures.learner.updates import make_spec, with_micro_batches
 from vcpo_learner.forward.token_batch import batch_tokens
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.schedule import MeshPlace
+from vcpo_learner.update.token_budget import MemoryBudget
 
 MODEL = seeded_model(llama)
 TRAJECTORIES = list(chain.from_iterable(sampled_groups(MODEL)))
@@ -18,9 +19,12 @@ POSITIONS = range(len(TRAJECTORIES))
 GROUPS = [POSITIONS[0:4], POSITIONS[4:8], POSITIONS[8:12]]
 
 
-def runner(*, micro_batch=64, tokens=None, **place):
+def runner(*, micro_batch=64, tokens=None, memory=None, **place):
     spec = with_micro_batches(make_spec(), micro_batch)
-    return MicroBatchRunner(MODEL, spec, PAD, MeshPlace(**place), tokens)
+    batch = spec.batch.model_copy(update={"tokens_per_micro_batch": tokens})
+    return MicroBatchRunner(
+        MODEL, spec.model_copy(update={"batch": batch}), PAD, MeshPlace(**place), memory
+    )
 
 
 def on_every_rank(num_replicas, num_shards, **settings):
@@ -90,6 +94,14 @@ def test_a_group_longer_than_the_budget_of_tokens_is_not_held_whole():
     steps = list(runner(tokens=tokens // 2).split_groups(TOKENS, [GROUPS[0]]))
     assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
     assert len(steps) > 1
+
+
+def test_free_memory_sets_what_the_spec_leaves_open():
+    memory = MemoryBudget(tokens=1, groups=1)
+    steps = list(runner(memory=memory).split(TOKENS, POSITIONS))
+    assert [len(step.positions) for step in steps] == [1] * len(TRAJECTORIES)
+    steps = list(runner(memory=memory, tokens=10**6).split_groups(TOKENS, GROUPS))
+    assert sorted(list(step.numbers) for step in steps) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (None, True)])
