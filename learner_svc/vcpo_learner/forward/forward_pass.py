@@ -86,7 +86,7 @@ def forward_pass(
     match estimator:
         case GradientNormEstimator.EXACT:
             with record_calls(slots) as recording:
-                scores = network.score(batch, wanted._replace(tiles=False))
+                scores = network.score(batch, wanted)
             return _RecordedPass(
                 recording=recording,
                 logprobs=batch.place_trained(scores.logprobs),

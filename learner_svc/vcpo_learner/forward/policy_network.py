@@ -18,12 +18,14 @@ from vcpo_learner.forward.model_inputs import model_inputs, predicting_places
 from vcpo_learner.forward.norm_proxies import logit_energies
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.output_head.model_head import ModelHead, model_head
+from vcpo_learner.output_head.recorded_head import RecordedHead
 from vcpo_learner.output_head.tiled_head import (
     HeadObserver,
     HeadRequest,
     TokenScores,
     apply_head,
 )
+from vcpo_learner.per_sample_gradients.taps import active_recording
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -148,10 +150,21 @@ def _tiled_scores(head: ModelHead, batch: TokenBatch, wanted: Wanted) -> TokenSc
         input_dtype=_autocast_dtype(states.device),
         entropies=wanted.entropies,
         energies=wanted.energies,
-        observer=wanted.observer,
+        observer=wanted.observer or _recorded_head(head, batch),
     )
     hidden = states.flatten(0, 1).index_select(0, predicting_places(batch))
     return apply_head(hidden, head.linear.weight, head.linear.bias, request)
+
+
+def _recorded_head(head: ModelHead, batch: TokenBatch) -> RecordedHead | None:
+    """An observer for the recording that runs, if it measures parameters of the head."""
+    recording = active_recording()
+    slots = {} if recording is None else recording.slots.of(head.linear)
+    if recording is None or not slots:
+        return None
+    lengths = batch.response_mask.sum(dim=1).tolist()
+    is_token = batch.attention_mask.bool()
+    return RecordedHead(recording, slots, lengths, batch.input_ids, is_token)
 
 
 def _full_scores(model: nn.Module, batch: TokenBatch, wanted: Wanted) -> TokenScores:

@@ -82,7 +82,7 @@ def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> Lay
 
 def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
     is_linear = is_plain(call.module, nn.Linear)
-    if not (is_linear or is_plain(call.module, nn.Embedding)):
+    if not (is_linear or isinstance(call.module, nn.Embedding)):
         return None
     batch_size = len(gradient)
     if set(call.arguments) != {0} or call.arguments[0].shape[:1] != (batch_size,):
@@ -94,7 +94,27 @@ def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors |
         first = _first_busy_token(gradients)
         return Factors(rows=gradients[:, first:], columns=inputs[:, first:])
     token_ids = call.arguments[0].reshape(batch_size, -1)
-    return _embedding_factors(call, token_ids, _per_token(gradient).to(precise))
+    gradients = _per_token(gradient).to(precise)
+    scale = 1.0
+    if not is_plain(call.module, nn.Embedding):
+        scale = _embedding_scale(call, parameter.detach(), token_ids)
+        if scale == 0.0:
+            return None
+    return _embedding_factors(call, token_ids, gradients * scale if scale != 1.0 else gradients)
+
+
+def _embedding_scale(call: ModuleCall, weight: Tensor, token_ids: Tensor) -> float:
+    """The number that an embedding multiplies its rows with, as Gemma's does; 0 if it is no such.
+
+    The test is its behavior: a row of powers of two must come back multiplied exactly.
+    """
+    powers = torch.ones_like(weight[:1])
+    powers[:, 1::3] = 2.0
+    powers[:, 2::3] = 4.0
+    found = call.repeat("weight", powers.expand_as(weight), {0: token_ids[:1, :1]})
+    if found.shape != (1, 1, weight.shape[1]) or not bool((found == powers * found[0, 0, 0]).all()):
+        return 0.0
+    return float(found[0, 0, 0])
 
 
 def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -> Factors:

@@ -4,21 +4,9 @@ import logging
 
 import pytest
 import torch
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-)
 
+from tests.fixtures.learner.heads import HEADS
 from tests.fixtures.learner.models import (
-    FAMILIES,
     PAD,
     VOCABULARY,
     llama,
@@ -39,29 +27,6 @@ from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.per_sample_gradients.slots import Slots
-
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-HEADS = {
-    **FAMILIES,
-    "Gemma 2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=1.5)
-    ),
-    "Granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=3.0)),
-    "Cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.3)),
-    "Cohere 2": lambda: Cohere2ForCausalLM(Cohere2Config(**SIZES, logit_scale=0.3)),
-    "Phi, with a bias": lambda: PhiForCausalLM(PhiConfig(**SIZES)),
-}
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
@@ -160,6 +162,37 @@ def test_one_token_per_trajectory_needs_no_token_axis():
         embedding, torch.tensor([3, 1]), objectives=lambda output: 2.0 * (output @ ONE_TWO)
     )
     assert norms.tolist() == [20.0, 20.0]
+
+
+class ScaledEmbedding(nn.Embedding):
+    """As Gemma's."""
+
+    def forward(self, token_ids):
+        return super().forward(token_ids) * 3.0
+
+
+class WeighingEmbedding(nn.Embedding):
+    """Weighs features, so it is no scaled one."""
+
+    def forward(self, token_ids):
+        return super().forward(token_ids) * torch.tensor([1.0, 5.0])
+
+
+@pytest.mark.parametrize("make", [ScaledEmbedding, WeighingEmbedding])
+def test_an_embedding_with_a_forward_of_its_own_agrees(make):
+    torch.manual_seed(0)
+    assert_module_agrees(make(4, 2).double(), torch.tensor([[3, 1, 3], [0, 0, 2]]))
+
+
+def test_a_scaled_embedding_has_factors():
+    embedding, tokens = ScaledEmbedding(4, 2).double(), torch.tensor([[3, 1]])
+    call = ModuleCall(
+        name="embedding", module=embedding, arguments={0: tokens}, output_shape=(1, 2, 2)
+    )
+    found = layer_gradients(call, "weight", torch.ones(1, 2, 2).double()).factors
+    assert found is not None
+    assert found.rows.tolist() == tokens.tolist()
+    assert found.columns.tolist() == [[[3.0, 3.0], [3.0, 3.0]]]
 
 
 def test_the_padding_row_of_an_embedding_has_no_gradient():
