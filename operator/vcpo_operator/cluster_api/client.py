@@ -154,13 +154,17 @@ class Cluster:
         """Replace an object; fails with 409 when its `resourceVersion` is not the newest."""
         return await self._call("PUT", resource, body)
 
-    async def delete(self, resource: Resource, *, uid: str) -> None:
-        """Delete the object with this uid and what it owns; an object that is gone is no error."""
+    async def delete(self, resource: Resource, *, uid: str, grace_s: int | None = None) -> None:
+        """Delete the object with this uid and what it owns; an object that is gone is no error.
+
+        grace_s: Time that a pod has to end; None is the pod's own.
+        """
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
+            **({} if grace_s is None else {"gracePeriodSeconds": grace_s}),
         }
         try:
             await self._call("DELETE", resource, body)

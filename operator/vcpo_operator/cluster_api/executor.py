@@ -94,7 +94,10 @@ class Executor:
                 annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
                 body = {"metadata": {"annotations": annotations}}
                 await self._merge_if_exists(_pod(key, action.pod), body)
-            case DeleteChild() | DeletePod() | DeleteRun():
+            case DeletePod():
+                pod = _pod(key, action.name)
+                await self._cluster.delete(pod, uid=action.uid, grace_s=action.grace_s)
+            case DeleteChild() | DeleteRun():
                 await self._cluster.delete(_deletion_target(key, action), uid=action.uid)
             case Throttle() | Drain() | ReleaseLeases():
                 await self._command(key, action)
@@ -270,12 +273,10 @@ class Executor:
                 raise
 
 
-def _deletion_target(key: RunKey, action: DeleteChild | DeletePod | DeleteRun) -> Resource:
+def _deletion_target(key: RunKey, action: DeleteChild | DeleteRun) -> Resource:
     match action:
         case DeleteChild():
             return _child(action.kind, key, action.name)
-        case DeletePod():
-            return _pod(key, action.name)
         case DeleteRun():
             return _run(key)
 

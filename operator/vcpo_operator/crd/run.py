@@ -41,6 +41,13 @@ def run_crd() -> dict[str, Any]:
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
             column("Max lag", "integer", ".status.lag.max", "Largest token lag.", wide=True),
             column(
+                "Learner",
+                "string",
+                ".status.learner.pods",
+                "Pods of the learner, ready/desired.",
+                wide=True,
+            ),
+            column(
                 "Restarts",
                 "integer",
                 ".status.learner.restarts",

@@ -13,6 +13,7 @@ Schema = dict[str, Any]
 
 MAX_CONDITIONS: Final = 16
 MAX_MESSAGE_CHARACTERS: Final = 1024
+_MAX_PODS: Final = 1024
 _LARGEST_INTEGER = 2**53
 """Largest integer that every JSON parser represents exactly."""
 
@@ -54,6 +55,16 @@ def _fields(description: str, *, required: Sequence[str] = (), **properties: Sch
     return {**schema, "required": list(required)} if required else schema
 
 
+def _uids(description: str) -> Schema:
+    return {
+        "type": "array",
+        "description": description,
+        "maxItems": _MAX_PODS,
+        "x-kubernetes-list-type": "set",
+        "items": _text("Uid of a pod.", 64),
+    }
+
+
 def _map_list(description: str, key: str, longest: int, items: Schema) -> Schema:
     return {
         "type": "array",
@@ -88,6 +99,13 @@ _TERMINATION: Final = _fields(
     reason=_text("Reason that the kubelet gave, one word.", 64),
     message=_text("Last lines of the log, if the container failed.", MAX_LOG_TAIL_CHARACTERS),
     finishedTime=_time("Time at which it ended."),
+)
+
+_FOLLOWER: Final = _fields(
+    "A pod of the learner other than the first.",
+    required=("uid",),
+    uid=_text("Uid of the pod.", 64),
+    restarts=_count("Restarts of the pod that `restarts` of the learner includes."),
 )
 
 _DECISION: Final = _fields(
@@ -163,10 +181,14 @@ def status_schema() -> Schema:
             score=_ratio("Severity of the worst sign: 1/3 warns, 2/3 is critical, 1 is dead."),
         ),
         learner=_fields(
-            "The learner's pod.",
-            restarts=_count("Restarts of the learner's container."),
-            podUid=_text("Uid of the pod that `podRestarts` is about.", 64),
+            "The learner's pods.",
+            pods=_text("Pods of the learner, ready/desired.", 16),
+            restarts=_count("Restarts of the learner; of several pods at once they are one."),
+            podUid=_text("Uid of the first pod, which `podRestarts` is about.", 64),
             podRestarts=_count("Restarts of that pod that `restarts` includes."),
+            followers=_map_list("The other pods.", "uid", _MAX_PODS, _FOLLOWER),
+            group=_uids("Uids of the pods that train together; empty until all have met."),
+            replaced=_uids("Uids of pods to delete, because one of their group has ended."),
             restartsInARow=_count("Restarts in a row without progress."),
             furthestStep=_count("Furthest step at a restart; a later step is progress."),
             lastTermination=_TERMINATION,

@@ -77,6 +77,8 @@ class DeletePod:
     name: str
     uid: str
     """Only the pod with this uid is deleted."""
+    grace_s: int | None = None
+    """Time to end in order; None is the pod's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

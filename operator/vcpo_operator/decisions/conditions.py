@@ -36,6 +36,8 @@ from vcpo_operator.observed.report import LearnerReport
 
 _CONTACT_S: Final = 15.0
 """A process that was in contact within this time answers, whatever its pod's probes say."""
+_NAMED_PODS: Final = 4
+"""Pods that a message names; of more it says how many."""
 _OVERDUE_S: Final = 30.0
 """A pod that still exists this long after its grace period is on a node that does not answer."""
 _REASONS_FROM_LEARNER: Final = frozenset({"GenerationFailing", "NoUpdate"})
@@ -146,16 +148,38 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
     resting = _resting_condition("LearnerReady", inputs, pods)
     if resting is not None:
         return resting
-    report = inputs.report
-    # The pod's probes lag by seconds, so a report of the learner itself counts as well.
-    has_contact = pods and report is not None and report.has_contact(_CONTACT_S)
-    if has_contact or any(pod.ready for pod in pods):
+    others = [pod for pod in pods if pod.index > 0]
+    missing = inputs.spec.learner.replicas - len(pods)
+    is_whole = missing <= 0 and _first_cause(others) is None
+    if is_whole and _leader_answers(inputs, pods):
         return _true("LearnerReady", "PodReady", "The learner answers.")
     learner = inputs.observed.learner
     cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
-    return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
+    return _false("LearnerReady", "PodPending", _pending(inputs, pods))
+
+
+def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> bool:
+    """Whether the first pod answers, in which rank 0 is; the others then have met it."""
+    leader = next((pod for pod in pods if pod.index == 0), None)
+    if leader is None:
+        return False
+    # The pod's probes lag by seconds, so a report of the learner itself counts as well.
+    report = inputs.report
+    return leader.ready or (report is not None and report.has_contact(_CONTACT_S))
+
+
+def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
+    """Return which pods of the learner are not ready, in a sentence."""
+    wanted, learner = inputs.spec.learner.replicas, inputs.observed.learner
+    if wanted == 1 or learner is None:
+        return "The learner's pod is not ready yet."
+    ready = {pod.index for pod in pods if pod.ready}
+    waited_for = [index for index in range(wanted) if index not in ready]
+    named = ", ".join(f"{learner.child.name}-{index}" for index in waited_for[:_NAMED_PODS])
+    more = f" and {len(waited_for) - _NAMED_PODS} more" if len(waited_for) > _NAMED_PODS else ""
+    return f"{len(ready)} of the learner's {wanted} pods are ready; waiting for {named}{more}."
 
 
 def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:

@@ -13,7 +13,12 @@ from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Parent
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.decisions.draining import LearnerDrain
-from vcpo_operator.decisions.lifecycle import RunVerdict, cleanup, is_suspended
+from vcpo_operator.decisions.lifecycle import (
+    LifecyclePhase,
+    RunVerdict,
+    cleanup,
+    is_suspended,
+)
 from vcpo_operator.names import rollout_name
 
 
@@ -34,6 +39,8 @@ class DesiredState:
     """Replicas that the scaler of a group without workers starts with, by group."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Replicas of the groups that the operator scales now; others are not touched."""
+    replaced_pods: tuple[str, ...] = ()
+    """Uids of the learner's pods that go because another one of their group has ended."""
     restarts_learner: bool = False
     """Whether the learner's pods belong to an attempt that is over, whatever their template."""
     drain_removed: bool = True
@@ -54,6 +61,7 @@ def desired_state(
     decision: ControlDecision | None,
     requested: Mapping[str, int],
     draining: LearnerDrain | None = None,
+    replaced_pods: tuple[str, ...] = (),
     restarts_learner: bool = False,
 ) -> DesiredState:
     """Return what the run should have.
@@ -61,6 +69,7 @@ def desired_state(
     decision: None while the control loop does not run: the run is suspended or has ended.
     requested: Workers that autoscalers request, by name of the scaler.
     draining: How the learner ends; None when it does not.
+    replaced_pods: Uids of the learner's pods that go because one of their group has ended.
     restarts_learner: Whether the learner's pods belong to an attempt that is over.
     Raises: ValueError when a user's template cannot be merged.
     """
@@ -95,6 +104,7 @@ def desired_state(
             if group.scaling is Scaling.EXTERNAL
         },
         replicas=no_workers if suspended else _replicas(parent, decision, requested),
+        replaced_pods=replaced_pods if verdict.phase is LifecyclePhase.RUN else (),
         restarts_learner=restarts_learner,
         drain_removed=not verdict.has_ended,
         draining=draining,

@@ -14,11 +14,14 @@ from typing import Any, Final
 
 from vcpo.control import ChangeKind
 from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
+from vcpo.service.crash import crash_cause
 from vcpo.spec import API_VERSION, KIND
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
 from vcpo_operator.names import FIELD_MANAGER
+from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.records import ObservedChild, RunRecord
 
+_MAX_CAUSE_CHARACTERS: Final = 600
 _FOLLOWED: Final = (
     "Accepted",
     "LearnerReady",
@@ -82,6 +85,8 @@ def transition_events(
             # Alone, Fresh and Stale would not say of what.
             reason = f"Signals{new.reason}" if kind == "SignalsFresh" else new.reason
             yield _event(record, reason, message, now_s, is_bad=is_bad)
+    if after.restarts.replaced and not before.restarts.replaced:
+        yield _event(record, "RanksRestarted", _lost_ranks(before, after), now_s, is_bad=True)
     for reason, message in _scalings(before, after):
         yield _event(record, reason, message, now_s)
     yield from _lag_events(record, before, after, now_s)
@@ -91,6 +96,17 @@ def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> di
     """Return the event for a child that somebody deleted and the operator created again."""
     message = f"{child.kind.kind} {child.name} was deleted by somebody else and is created again."
     return _event(record, "Recreated", message, now_s, is_bad=True)
+
+
+def _lost_ranks(before: RunStatus, after: RunStatus) -> str:
+    """Return why all pods of the learner are replaced, in a sentence."""
+    end = after.last_end
+    why = "A pod of the learner is gone"
+    if end is not None and after.restarts.total > before.restarts.total:
+        cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
+        why = f"Pod {end.pod} ended with exit code {end.exit_code} ({end.reason})"
+        why += f": {cause}" if cause else ""
+    return f"{why}. All ranks start again together, from the last checkpoint."
 
 
 def _is_news(old: StatusCondition | None, new: StatusCondition, *, is_bad: bool) -> bool:

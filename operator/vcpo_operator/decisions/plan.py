@@ -54,6 +54,7 @@ from vcpo_operator.observed.report import LearnerReport
 
 _DEFAULT_REPLICAS = 1
 """Replicas that the API server gives a Deployment that names none."""
+_CRASHED_GRACE_S = 1
 _SILENT_S = 15.0
 """A worker without a pod counts as gone after this time without contact. Before, its pod may be new
 and not observed yet."""
@@ -78,6 +79,7 @@ def plan(
     stale_pods = observed.pods_of(Role.LEARNER) if desired.restarts_learner else []
     return (
         *(DeletePod(name=pod.name, uid=pod.uid) for pod in stale_pods),
+        *_group_replacements(desired, observed),
         *_throttle(desired, report),
         *_applies(desired, observed, applied),
         *_scales(desired, observed, report),
@@ -250,6 +252,21 @@ def _removals(desired: DesiredState, observed: ObservedState) -> Iterator[Action
             yield DeleteChild(kind=existing.kind, name=existing.name, uid=existing.uid)
 
 
+def _group_replacements(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
+    """Yield the learner's pods that go with another one of their group.
+
+    If that one is on its way out in order, such as by an eviction, the others end in order too:
+    together they still write a checkpoint. If it has crashed, they only wait for it.
+    """
+    if desired.restarts_learner:
+        return
+    is_orderly = any(pod.role is Role.LEARNER and pod.terminating for pod in observed.pods)
+    for pod in observed.pods_of(Role.LEARNER):
+        if pod.uid in desired.replaced_pods:
+            grace_s = None if is_orderly else _CRASHED_GRACE_S
+            yield DeletePod(name=pod.name, uid=pod.uid, grace_s=grace_s)
+
+
 def _pod_replacements(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
     """Yield the learner's pods of an older template, once its controller creates current ones."""
     child = next((each for each in desired.children if each.kind is Kind.STATEFUL_SET), None)
@@ -260,7 +277,8 @@ def _pod_replacements(desired: DesiredState, observed: ObservedState) -> Iterato
         return
     annotations = child.manifest["spec"]["template"]["metadata"]["annotations"]
     for pod in observed.pods_of(Role.LEARNER):
-        if pod.template_digest != annotations[TEMPLATE_HASH_ANNOTATION]:
+        is_old = pod.template_digest != annotations[TEMPLATE_HASH_ANNOTATION]
+        if is_old and pod.uid not in desired.replaced_pods:
             yield DeletePod(name=pod.name, uid=pod.uid)
 
 

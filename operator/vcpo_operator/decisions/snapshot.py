@@ -109,7 +109,8 @@ def judge_run(
     """
     report = report_of_this_run(report, before, observed, now_s)
     # A learner that ends because the run is suspended has not failed.
-    current = before if run.spec.suspend else before.with_restarts(observed)
+    num_pods = run.spec.learner.replicas
+    current = before if run.spec.suspend else before.with_restarts(observed, num_pods=num_pods)
     is_new_attempt = starts_new_attempt(run.spec, before, record.generation)
     if is_new_attempt:
         current, report = status.as_new_attempt(current), None

@@ -24,11 +24,11 @@ REREAD_S: Final = 30.0
 def stalled_uids(observed: ObservedState) -> tuple[str, ...]:
     """Return the uids of objects whose events may name a cause: the learner and at most one worker.
 
-    For the learner it is the StatefulSet while there is no pod, and the pod after that.
+    For the learner it is the StatefulSet while it lacks a pod, and the pod that starts after that.
     """
-    learner, pods = observed.learner, observed.pods
-    has_learner_pod = any(pod.role is Role.LEARNER for pod in pods)
-    if learner is not None and learner.replicas > 0 and not has_learner_pod:
+    learner = observed.learner
+    num_learner_pods = sum(pod.role is Role.LEARNER for pod in observed.pods)
+    if learner is not None and num_learner_pods < learner.replicas:
         return (learner.child.uid, *_starting_pod(observed, Role.ROLLOUT))
     return (*_starting_pod(observed, Role.LEARNER), *_starting_pod(observed, Role.ROLLOUT))
 

@@ -38,8 +38,8 @@ def with_clocks(
 ) -> RunStatus:
     """Return the status with the times from which deadlines count; a suspended run has none.
 
-    A run is admitted when the learner and, if any worker is wanted, a worker have a node. Before
-    the first step a queue may take the admission back.
+    A run is admitted when the learner's pods and, if any worker is wanted, a worker have a node.
+    Before the first step a queue may take the admission back.
     """
     if status.completion_s is not None:
         return status
@@ -50,10 +50,13 @@ def with_clocks(
     first_step_s, admission_s = status.first_step_s, status.admission_s
     if first_step_s is None and report is not None and report.signals.step > 0:
         first_step_s = second_s
-    roles = [Role.LEARNER]
+    wanted = {Role.LEARNER: spec.learner.replicas}
     if any(group.min_replicas > 0 for group in spec.rollouts):
-        roles.append(Role.ROLLOUT)
-    is_placed = all(any(pod.node for pod in observed.pods_of(role)) for role in roles)
+        wanted[Role.ROLLOUT] = 1
+    is_placed = all(
+        sum(pod.node is not None for pod in observed.pods_of(role)) >= number
+        for role, number in wanted.items()
+    )
     if first_step_s is None and any(pod.is_gated for pod in observed.pods_of(Role.LEARNER)):
         admission_s = None
     elif admission_s is None and (first_step_s is not None or is_placed):
@@ -136,6 +139,12 @@ def with_groups(
             )
         )
     return replace(status, groups=tuple(groups))
+
+
+def with_learner_pods(status: RunStatus, spec: VCPORunSpec, observed: ObservedState) -> RunStatus:
+    """Return the status with the pods of the learner, ready and desired."""
+    ready = sum(pod.ready for pod in observed.pods_of(Role.LEARNER))
+    return replace(status, learner_pods=f"{ready}/{spec.learner.replicas}")
 
 
 def with_decision(

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from vcpo.control import ChangeKind, LimitChange
-from vcpo.control.supervision import FailureStreak
+from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedState
+from vcpo_operator.observed.records import ContainerEnd, ObservedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,61 +50,6 @@ class StatusCondition:
             "lastTransitionTime": rfc3339(self.transition_s),
             "observedGeneration": self.observed_generation,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
-    """Restarts of the learner, over all its pods.
-
-    Each pod counts its own restarts. The record holds how many restarts of which pod are counted
-    already. Counting again then adds nothing, and a new pod counts from zero. A replaced pod is no
-    restart.
-    """
-
-    total: int = 0
-    pod_uid: str = ""
-    pod_restarts: int = 0
-    streak: FailureStreak = field(default_factory=FailureStreak)
-    """Restarts in a row without progress; `failurePolicy.maxLearnerRestarts` limits these."""
-
-    @classmethod
-    def from_dict(cls, learner: Mapping[str, Any]) -> Self:
-        """Read the restarts in `status.learner`."""
-        return cls(
-            total=int(learner.get("restarts", 0)),
-            pod_uid=learner.get("podUid", ""),
-            pod_restarts=int(learner.get("podRestarts", 0)),
-            streak=FailureStreak(
-                failures=int(learner.get("restartsInARow", 0)),
-                progress=int(learner.get("furthestStep", 0)),
-            ),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the restarts' fields of `status.learner`."""
-        return {
-            "restarts": self.total,
-            "podUid": self.pod_uid or None,
-            "podRestarts": self.pod_restarts,
-            "restartsInARow": self.streak.failures,
-            "furthestStep": self.streak.progress,
-        }
-
-    def with_pod(self, pod: ObservedPod, *, step: int) -> Restarts:
-        """Return the count with a pod's restarts up to now.
-
-        step: The last known optimizer step; progress is a step beyond the furthest one before.
-        """
-        known = self.pod_restarts if pod.uid == self.pod_uid else 0
-        new, streak = max(0, pod.restarts - known), self.streak
-        for _ in range(new):
-            streak = streak.after_failure(step)
-        return Restarts(
-            total=self.total + new,
-            pod_uid=pod.uid,
-            pod_restarts=max(known, pod.restarts),
-            streak=streak,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +167,9 @@ class RunStatus:
     updated_s: float | None = None
     admission_lag_steps: int | None = None
     last_decision: LastDecision | None = None
-    restarts: Restarts = Restarts()
+    restarts: Restarts = field(default_factory=Restarts)
+    learner_pods: str = ""
+    """Pods of the learner, ready/desired."""
     last_end: ContainerEnd | None = None
     """How the learner's container ended last; kept after its pod is gone."""
     progress: Progress = Progress()
@@ -239,14 +186,20 @@ class RunStatus:
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
 
-    def with_restarts(self, observed: ObservedState) -> RunStatus:
-        """Return the status with the learner's restarts counted, and how it ended last."""
+    def with_restarts(self, observed: ObservedState, *, num_pods: int) -> RunStatus:
+        """Return the status with the learner's restarts counted, and how it ended last.
+
+        num_pods: Pods of the learner that the spec asks for.
+        """
         pods = observed.pods_of(Role.LEARNER)
-        if not pods:
+        if not pods and num_pods == 1:
             return self
-        last_end = pods[0].last_end or self.last_end
-        restarts = self.restarts.with_pod(pods[0], step=self.progress.step or 0)
-        return replace(self, restarts=restarts, last_end=last_end)
+        ends = self.restarts.ends_now(pods)
+        if num_pods == 1:  # a message may come later than the restart
+            ends = [pod.last_end for pod in pods if pod.last_end is not None]
+        step = self.progress.step or 0
+        restarts = self.restarts.with_pods(pods, num_pods=num_pods, step=step)
+        return replace(self, restarts=restarts, last_end=ends[0] if ends else self.last_end)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
@@ -272,6 +225,7 @@ class RunStatus:
                 admission_lag_steps=entry.get("admissionLagSteps"),
                 last_decision=None if decision is None else LastDecision.from_dict(decision),
                 restarts=Restarts.from_dict(learner),
+                learner_pods=learner.get("pods", ""),
                 last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
                 progress=Progress(
                     step=entry.get("step"),
@@ -303,7 +257,11 @@ class RunStatus:
         last_end = None if self.last_end is None else self.last_end.to_dict()
         trajectories = {"buffered": progress.buffered, "inFlight": progress.in_flight}
         warning = {"level": progress.warning_level, "score": _round(progress.warning_score)}
-        learner = {**self.restarts.to_dict(), "lastTermination": last_end}
+        learner = {
+            "pods": self.learner_pods or None,
+            **self.restarts.to_dict(),
+            "lastTermination": last_end,
+        }
         document = {
             "observedGeneration": self.observed_generation,
             "conditions": [each.to_dict() for each in self.conditions],

@@ -156,6 +156,8 @@ class ObservedPod:
     """What keeps it from working; None when no cause is known."""
     last_end: ContainerEnd | None = None
     """How the container of its role, not a user's, ended last; None while it has not ended."""
+    index: int = 0
+    """Number in its StatefulSet; 0 for the pods of Deployments."""
     is_finished: bool = False
     """Whether its phase is Failed or Succeeded; its controller creates another."""
     node: str | None = None

@@ -72,6 +72,7 @@ class PlanRunner:
                 decision=autoscale.decision if autoscale else None,
                 requested={name: each.replicas for name, each in observed.scalers.items()},
                 draining=snapshot.draining,
+                replaced_pods=snapshot.current.restarts.replaced,
                 restarts_learner=snapshot.is_new_attempt,
             )
         except ValueError as error:

@@ -65,6 +65,7 @@ class StatusWriter:
             desired=decision.replicas if decision else {},
             now_s=snapshot.now_s,
         )
+        after = status.with_learner_pods(after, snapshot.run.spec, snapshot.observed)
         after = status.with_decision(after, decision, autoscale.state if autoscale else None)
         generation = snapshot.record.generation
         after = status.with_conditions(

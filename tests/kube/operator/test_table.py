@@ -51,7 +51,7 @@ async def test_the_columns_say_how_a_run_is(operator):
 async def test_wide_columns_say_why(operator):
     shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"] if column["priority"]]
-    assert names == ["Max lag", "Restarts", "Message"]
+    assert names == ["Max lag", "Learner", "Restarts", "Message"]
 
 
 async def test_cells_are_the_runs_numbers(operator):

@@ -24,7 +24,8 @@ from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import parse_run
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, judge
-from vcpo_operator.decisions.status_model import Restarts, RunStatus
+from vcpo_operator.decisions.restarts import Restarts
+from vcpo_operator.decisions.status_model import RunStatus
 
 START_S = 1_000.0
 RUN = parse_run("""

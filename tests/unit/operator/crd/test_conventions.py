@@ -42,7 +42,12 @@ NODES = [
 ]
 SECTIONS = {"spec.model", "spec.environment", "spec"}
 """Fields described by the type that they have."""
-BOOLEANS = {"spec.suspend", "spec.pods.disruptionBudgets", "spec.pods.podMonitor"}
+BOOLEANS = {
+    "spec.suspend",
+    "spec.checkpoint.keepBest",
+    "spec.pods.disruptionBudgets",
+    "spec.pods.podMonitor",
+}
 """Fields that can never want a third value."""
 
 

@@ -19,7 +19,8 @@ from vcpo_operator.decisions.lifecycle import (
     next_phase_change_s,
     starts_new_attempt,
 )
-from vcpo_operator.decisions.status_model import Restarts, RunStatus, StatusCondition
+from vcpo_operator.decisions.restarts import Restarts
+from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 
 START_S = 1_000.0
 

@@ -10,16 +10,16 @@ from tests.fixtures.operator.runs import make_run, pod, report
 from vcpo.control import ChangeKind
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
+from vcpo_operator.decisions.restarts import CountedPod, Restarts
 from vcpo_operator.decisions.status_model import (
     GroupStatus,
     LastDecision,
     Progress,
-    Restarts,
     RunStatus,
     StatusCondition,
 )
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ContainerEnd, ObservedState
+from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedState
 
 FULL = RunStatus(
     observed_generation=3,
@@ -46,8 +46,15 @@ FULL = RunStatus(
         reason="the ESS ratio is 5.0% of the on-policy ratio",
     ),
     restarts=Restarts(
-        total=2, pod_uid="u", pod_restarts=1, streak=FailureStreak(failures=1, progress=4)
+        total=2,
+        pod_uid="u",
+        pod_restarts=1,
+        followers=(CountedPod(uid="v", restarts=2),),
+        group=("u", "v"),
+        replaced=("w",),
+        streak=FailureStreak(failures=1, progress=4),
     ),
+    learner_pods="1/2",
     progress=Progress(
         step=5,
         policy_version=5,
@@ -106,28 +113,33 @@ def test_a_status_of_somebody_else_is_refused():
         RunStatus.from_dict({"conditions": [{"type": "Ready"}]})
 
 
+def count(restarts: Restarts, learner: ObservedPod, *, step: int) -> Restarts:
+    """The restarts of a learner of one pod."""
+    return restarts.with_pods([learner], num_pods=1, step=step)
+
+
 def test_restarts_are_counted_once():
     learner = pod("l", Role.LEARNER, uid="a", restarts=2)
-    counted = Restarts().with_pod(learner, step=0)
+    counted = count(Restarts(), learner, step=0)
     assert counted.total == 2
-    assert counted.with_pod(learner, step=0) == counted
+    assert count(counted, learner, step=0) == counted
 
 
 def test_a_new_pod_adds_its_restarts_to_those_of_the_old_one():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.with_pod(pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
+    assert count(counted, pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
 
 
 def test_a_pod_that_was_replaced_is_no_restart():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.with_pod(pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
+    assert count(counted, pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
 
 
 def test_only_steps_beyond_the_furthest_one_give_restarts_back():
     in_a_row = []
     counted = Restarts()
     for restarts, step in [(1, 0), (3, 0), (4, 60), (5, 55), (6, 60), (7, 61)]:
-        counted = counted.with_pod(pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
+        counted = count(counted, pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
         in_a_row.append(counted.streak.failures)
     assert in_a_row == [1, 3, 1, 2, 3, 1]
     assert counted.total == 7

@@ -1,0 +1,244 @@
+"""A learner of several pods: one that ends takes the others with it, once, and is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fixtures.operator.runs import KEY, make_run, pod, report
+from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
+from vcpo.service.lifecycle import RANK_LOST
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.decisions import status
+from vcpo_operator.decisions.actions import DeletePod
+from vcpo_operator.decisions.conditions import ConditionInputs, condition_states
+from vcpo_operator.decisions.events import transition_events
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.plan import plan
+from vcpo_operator.decisions.restarts import Restarts
+from vcpo_operator.decisions.stalled import stalled_uids
+from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import (
+    Cause,
+    ContainerEnd,
+    ObservedChild,
+    ObservedLearner,
+    ObservedPod,
+    ObservedState,
+    RunRecord,
+)
+
+RECORD = RunRecord(
+    key=KEY, uid="r", generation=1, resource_version=1, deleting=False, spec={}, status={}
+)
+
+
+def rank_pod(index: int, **changes: Any) -> ObservedPod:
+    return pod(f"demo-learner-{index}", Role.LEARNER, index=index, **changes)
+
+
+def ended(index: int, exit_code: int = 1, message: str = "ValueError: bad", second: int = 0):
+    return ContainerEnd(
+        pod=f"demo-learner-{index}",
+        exit_code=exit_code,
+        reason="Error",
+        message=message,
+        time=f"2026-01-01T00:00:{second:02d}Z",
+    )
+
+
+def count(restarts: Restarts, *pods: ObservedPod, num_pods: int = 2, step: int = 0) -> Restarts:
+    return restarts.with_pods(pods, num_pods=num_pods, step=step)
+
+
+TOGETHER = count(Restarts(), rank_pod(0), rank_pod(1))
+
+
+def test_pods_are_a_group_once_the_first_one_answers():
+    assert TOGETHER.group == ("uid-demo-learner-0", "uid-demo-learner-1")
+    assert count(Restarts(), rank_pod(0, ready=False), rank_pod(1)).group == ()
+    assert count(Restarts(), rank_pod(0)).group == ()
+
+
+def test_a_learner_of_one_pod_replaces_none():
+    alone = count(Restarts(), rank_pod(0), num_pods=1)
+    after = count(alone, rank_pod(0, restarts=1), num_pods=1)
+    assert (alone.group, after.replaced, after.total) == ((), (), 1)
+
+
+@pytest.mark.parametrize("crashed", [0, 1])
+def test_when_a_container_ends_all_pods_of_the_group_are_replaced_and_one_restart_is_counted(
+    crashed,
+):
+    pods = [rank_pod(index, restarts=int(index == crashed)) for index in range(2)]
+    after = count(TOGETHER, *pods)
+    assert set(after.replaced) == set(TOGETHER.group)
+    assert (after.total, after.streak.failures, after.group) == (1, 1, ())
+
+
+def test_ranks_that_end_with_the_first_one_are_not_counted_again():
+    broken = count(TOGETHER, rank_pod(0), rank_pod(1, restarts=1))
+    later = count(broken, rank_pod(0, restarts=1), rank_pod(1, restarts=2))
+    assert (later.total, later.replaced) == (1, broken.replaced)
+    both = count(TOGETHER, rank_pod(0, restarts=1), rank_pod(1, restarts=1))
+    assert both.total == 1
+
+
+def test_a_pod_that_goes_takes_the_others_with_it_and_is_no_restart():
+    after = count(TOGETHER, rank_pod(0))
+    assert (after.replaced, after.total) == (("uid-demo-learner-0",), 0)
+
+
+def test_new_pods_are_left_alone_until_they_have_met():
+    broken = count(TOGETHER, rank_pod(0), rank_pod(1, restarts=1))
+    halfway = count(broken, rank_pod(0, uid="new-0", ready=False), rank_pod(1, restarts=1))
+    assert halfway.replaced == ("uid-demo-learner-1",)
+    gone = count(halfway, rank_pod(0, uid="new-0", ready=False))
+    assert (gone.replaced, gone.group) == ((), ())
+    started = count(
+        gone, rank_pod(0, uid="new-0", ready=False), rank_pod(1, uid="new-1", restarts=1)
+    )
+    assert (started.replaced, started.total) == ((), 2)  # it failed to start: counted, and alone
+    met = count(started, rank_pod(0, uid="new-0"), rank_pod(1, uid="new-1", restarts=1))
+    assert met.group == ("new-0", "new-1")
+
+
+def test_counting_again_changes_nothing():
+    broken = count(TOGETHER, rank_pod(0), rank_pod(1, restarts=1))
+    assert count(broken, rank_pod(0), rank_pod(1, restarts=1)) == broken
+
+
+def test_the_end_that_caused_the_others_is_the_one_that_is_kept():
+    before = RunStatus(restarts=TOGETHER)
+    observed = ObservedState(
+        pods=(
+            rank_pod(0, restarts=1, last_end=ended(0, RANK_LOST, "rank 1 is gone")),
+            rank_pod(1, restarts=1, last_end=ended(1, second=1)),
+        )
+    )
+    after = before.with_restarts(observed, num_pods=2)
+    assert after.last_end.pod == "demo-learner-1"
+    # The pods are new, and the end is still known.
+    new = ObservedState(pods=(rank_pod(0, uid="a"), rank_pod(1, uid="b")))
+    assert after.with_restarts(new, num_pods=2).last_end == after.last_end
+
+
+def test_an_event_names_the_pod_that_ended_and_its_cause():
+    before = RunStatus(restarts=TOGETHER)
+    observed = ObservedState(pods=(rank_pod(0), rank_pod(1, restarts=1, last_end=ended(1))))
+    after = before.with_restarts(observed, num_pods=2)
+    (event,) = transition_events(RECORD, before, after, 0.0)
+    assert (event["type"], event["reason"]) == ("Warning", "RanksRestarted")
+    assert event["message"] == (
+        "Pod demo-learner-1 ended with exit code 1 (Error): ValueError: bad. All ranks start again"
+        " together, from the last checkpoint."
+    )
+    assert list(transition_events(RECORD, after, after, 0.0)) == []
+
+
+def deletions(*pods: ObservedPod, replaced: tuple[str, ...]) -> list[DeletePod]:
+    state = replace(desired_for(learner={"replicas": 2}), replaced_pods=replaced)
+    cluster = settled_cluster(state)
+    observed = replace(cluster.observed, pods=pods)
+    actions = plan(state, observed, applied=cluster.applied)
+    return [each for each in actions if isinstance(each, DeletePod) and each.uid in replaced]
+
+
+def test_ranks_of_a_crashed_group_are_ended_at_once():
+    pods = rank_pod(0), rank_pod(1, ready=False)
+    uids = tuple(each.uid for each in pods)
+    found = deletions(*pods, replaced=uids)
+    assert [(each.name, each.grace_s) for each in found] == [
+        ("demo-learner-0", 1),
+        ("demo-learner-1", 1),
+    ]
+
+
+def test_ranks_of_a_group_that_loses_a_pod_in_order_have_the_time_to_save():
+    pods = rank_pod(0), rank_pod(1, terminating=True)
+    (found,) = deletions(*pods, replaced=(pods[0].uid,))
+    assert (found.name, found.grace_s) == ("demo-learner-0", None)
+
+
+def test_pods_of_a_new_group_stay():
+    assert deletions(rank_pod(0, uid="new"), rank_pod(1, uid="new-1"), replaced=("old",)) == []
+
+
+def test_a_finished_run_replaces_nothing():
+    state = desired_for(LifecyclePhase.COMPLETE, learner={"replicas": 2})
+    assert state.replaced_pods == ()
+    assert plan_names(state, settled_cluster(state)) == []
+
+
+def stateful_set(**changes: Any) -> ObservedLearner:
+    child = ObservedChild(
+        kind=Kind.STATEFUL_SET,
+        name="demo-learner",
+        uid="set",
+        owner_uid=None,
+        digest=None,
+        version=1,
+    )
+    return ObservedLearner(**{"child": child, "replicas": 3, "is_up_to_date": True, **changes})
+
+
+def learner_ready(*pods: ObservedPod, **changes: Any) -> tuple[str, str, str]:
+    inputs = ConditionInputs(
+        spec=make_run(learner={"replicas": 3}).spec,
+        verdict=RunVerdict(phase=LifecyclePhase.RUN),
+        observed=ObservedState(learner=stateful_set(), pods=pods),
+        decision=None,
+        has_stepped=True,
+        **changes,
+    )
+    (found,) = (each for each in condition_states(inputs) if each.type == "LearnerReady")
+    return found.status, found.reason, found.message
+
+
+def test_the_learner_is_ready_when_its_first_pod_answers_and_no_other_is_missing():
+    others = rank_pod(1, ready=False), rank_pod(2, ready=False)
+    assert learner_ready(rank_pod(0), *others)[:2] == ("True", "PodReady")
+    assert learner_ready(rank_pod(0, ready=False), *others, report=report())[0] == "True"
+    assert learner_ready(rank_pod(0, ready=False), rank_pod(1), rank_pod(2)) == (
+        "False",
+        "PodPending",
+        "2 of the learner's 3 pods are ready; waiting for demo-learner-0.",
+    )
+    assert learner_ready(rank_pod(0), rank_pod(2)) == (
+        "False",
+        "PodPending",
+        "2 of the learner's 3 pods are ready; waiting for demo-learner-1.",
+    )
+
+
+def test_a_broken_pod_is_named_though_the_first_one_still_answers():
+    cause = Cause(reason="OOMKilled", message="pod demo-learner-2, container learner: ran out")
+    broken = rank_pod(2, ready=False, cause=cause)
+    found = learner_ready(rank_pod(0), rank_pod(1), broken, report=report())
+    assert found == ("False", "OOMKilled", cause.message)
+
+
+def test_events_of_the_stateful_set_are_read_while_it_lacks_a_pod():
+    two = ObservedState(learner=stateful_set(), pods=(rank_pod(0), rank_pod(1)))
+    assert stalled_uids(two) == ("set",)
+    three = replace(two, pods=(*two.pods, rank_pod(2, is_starting=True)))
+    assert stalled_uids(three) == ("uid-demo-learner-2",)
+
+
+def test_deadlines_count_from_the_moment_when_every_pod_has_a_node():
+    spec = make_run(learner={"replicas": 2}).spec
+    worker = pod("w", node="a")
+    one = ObservedState(pods=(rank_pod(0, node="a"), rank_pod(1), worker))
+    assert status.with_clocks(RunStatus(), spec, one, None, 100.0).admission_s is None
+    both = ObservedState(pods=(rank_pod(0, node="a"), rank_pod(1, node="b"), worker))
+    assert status.with_clocks(RunStatus(), spec, both, None, 100.0).admission_s == 100.0
+
+
+def test_the_table_counts_the_learners_pods():
+    spec = make_run(learner={"replicas": 2}).spec
+    observed = ObservedState(pods=(rank_pod(0), rank_pod(1, ready=False)))
+    after = status.with_learner_pods(RunStatus(), spec, observed)
+    assert after.to_dict()["learner"]["pods"] == "1/2"
