@@ -83,7 +83,7 @@ def test_the_step_size_stands_on_the_whole_scale(recorded):
 def test_the_course_of_the_base_rate_is_told(recorded):
     found = recorded({"step": 1})
     optimizer = {"learningRate": 0.001, "warmupSteps": 9, "schedule": "cosine"}
-    document = {**found.run.spec.model_dump(by_alias=True), "optimizer": optimizer}
+    document = {**found.run.spec.model_dump(by_alias=True), "steps": 10, "optimizer": optimizer}
     spec = VCPORunSpec.model_validate(document)
     run = found.run.model_copy(update={"spec": spec})
     chart = charts_of(replace(found, run=run))["step-size"]
