@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import policy_payload
-from vcpo_learner.optimizer.steps import make_optimizer
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 VOCABULARY = 32_000
 _ROWS, _TOKENS = 1, 24
@@ -57,17 +57,17 @@ def updates(
     steps: From 1 on. The masters are float32 and take every step; only what is published is
         rounded.
     """
-    optimizer = make_optimizer(model, Optimizer.model_validate({"learningRate": learning_rate}))
+    optimizer = PolicyOptimizer(model, Optimizer())
     for step in range(1, max(steps) + 1):
         tokens = torch.randint(1, VOCABULARY, (_ROWS, _TOKENS))
         optimizer.zero_grad()
         model(input_ids=tokens, labels=tokens).loss.backward()
         if step not in steps:
-            optimizer.step()
+            optimizer.step(learning_rate)
             continue
         masters = [parameter.detach().clone() for parameter in model.parameters()]
         before = policy_payload(model, Precision.BFLOAT16)
-        optimizer.step()
+        optimizer.step(learning_rate)
         yield Update(
             step=step,
             before=before,

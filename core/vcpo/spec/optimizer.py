@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -20,6 +20,11 @@ class OptimizerName(StrEnum):
     """Muon for matrices, AdamW for the rest."""
 
 
+ALGORITHMS_OF_RANKS: Final = (OptimizerName.ADAMW,)
+"""Those whose step is the same at any number of ranks. The blocks of `adamw8bit` depend on how a
+parameter is sharded, and `muon` multiplies sharded matrices in bfloat16."""
+
+
 class Schedule(StrEnum):
     """How the base learning rate changes after the warm-up."""
 
@@ -33,7 +38,8 @@ class Optimizer(Section):
 
     name: OptimizerName = OptimizerName.ADAMW
     """Optimizer: `adamw`, `adamw8bit` (moments of 8 bits, a quarter of the memory), or `muon` (for
-    the matrices of the decoder layers; AdamW for the rest)."""
+    the matrices of the decoder layers, with a momentum of 0.95; AdamW for the rest). Several ranks
+    need `adamw`."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
     """Base learning rate, reached after the warm-up. The learning-rate rule scales it at each
     step."""
@@ -48,7 +54,7 @@ class Optimizer(Section):
     """Base learning rate of the last step, as a share of `learningRate`, where `schedule` lowers
     it. With 0 the last step changes nothing."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Decoupled weight decay of AdamW."""
+    """Decoupled weight decay, of matrices only."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Decay of AdamW's first moment."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95

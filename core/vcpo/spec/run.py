@@ -14,7 +14,7 @@ from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
 from vcpo.spec.learner import Learner
-from vcpo.spec.optimizer import Optimizer, Schedule
+from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
 from vcpo.spec.tracking import Tracking
 from vcpo.spec.workloads import (
     Checkpoint,
@@ -194,6 +194,10 @@ class VCPORunSpec(Section):
         if size is not None and ranks % size:
             message = f"must divide the number of ranks ({ranks})"
             yield conflict("learner", "fsdpSize", value=size, message=message)
+        name = self.optimizer.name
+        if ranks > 1 and name not in ALGORITHMS_OF_RANKS:
+            message = f"must be '{ALGORITHMS_OF_RANKS[0]}' for several ranks ({ranks})"
+            yield conflict("optimizer", "name", value=name.value, message=message)
 
 
 class VCPORun(Section):

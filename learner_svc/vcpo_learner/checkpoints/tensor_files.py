@@ -33,12 +33,13 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 
 from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 PARAMETERS: Final = "parameters"
 MOMENTS: Final = "moments"
@@ -56,7 +57,7 @@ class TensorFiles:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: PolicyOptimizer,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """Remember model and optimizer.
@@ -106,8 +107,7 @@ class TensorFiles:
         reader = TensorReader(folder)
         saved = reader.read_metadata().state_dict_metadata
         if any(name.startswith(f"{MOMENTS}.") for name in saved):
-            # It makes the moments that are read into, as the optimizer itself makes them.
-            get_optimizer_state_dict(self._model, self._optimizer)
+            self._optimizer.allocate_moments()
         state = self._state()
         _check_fit(state, saved)
         read_tensors(reader, state, self._group)
@@ -123,16 +123,8 @@ class TensorFiles:
         """
         # By DCP's function, because it makes FSDP gather nothing and leave nothing gathered.
         by_name = get_model_state_dict(self._model)
-        trained = {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
-        }
-        moments = {
-            name: dict(self._optimizer.state[parameter])
-            for name, parameter in trained.items()
-            if parameter in self._optimizer.state
-        }
+        trained = [name for name, each in self._model.named_parameters() if each.requires_grad]
+        moments = self._optimizer.moments()
         return {
             PARAMETERS: {name: by_name[name] for name in trained},
             **({MOMENTS: moments} if moments else {}),

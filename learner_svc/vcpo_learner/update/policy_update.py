@@ -1,4 +1,4 @@
-r"""One update: from groups of trajectories with rewards to one AdamW step.
+r"""One update: from groups of trajectories with rewards to one optimizer step.
 
 The gradient of the step is linear in the gradients of the tokens' log-probabilities,
 
@@ -11,7 +11,7 @@ VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. The stages, and where 
     weigh       advantages and coefficients from the whole batch (`estimator`)
     accumulate  the gradient; already while scoring, if each group decides for itself (`gradient`)
     decide      ESS, scale of the learning rate, refusal (`batch_decision`)
-    step        AdamW at the scaled rate (`optimizer`)
+    step        AdamW, or what the run chose, at the scaled rate (`optimizer`)
 
 A step that cannot be taken is skipped: parameters, moments and warm-up do not change. The schedule
 of the learning rate counts it.
@@ -57,12 +57,8 @@ from vcpo_learner.device import (
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.optimizer.base_rate import base_learning_rate
-from vcpo_learner.optimizer.steps import (
-    clip_gradient,
-    make_optimizer,
-    set_learning_rate,
-    take_scaled_step,
-)
+from vcpo_learner.optimizer.clipping import clip_gradient
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -94,7 +90,8 @@ class PolicyUpdate:
     The model stays in evaluation mode: with dropout, learner and rollout workers would disagree
     about the policy. Owner: the tensor thread.
 
-    Raises: StartError if the norms that the method needs cannot be measured with the model.
+    Raises: StartError if the norms that the method needs cannot be measured with the model, or if
+        the optimizer's package is missing.
     """
 
     def __init__(
@@ -115,7 +112,7 @@ class PolicyUpdate:
             one_row = self._gradient.has_one_row
             norms = spec.algorithm.gradient_norms
             require_measurable_norms(model, norms, packs=packs, one_row=one_row)
-        self._optimizer = make_optimizer(model, spec.optimizer)
+        self._optimizer = PolicyOptimizer(model, spec.optimizer)
         self._files = TensorFiles(model, self._optimizer)
         self._calibration = MismatchCalibration()
         self.health = RunHealth(spec)
@@ -376,8 +373,7 @@ class PolicyUpdate:
         if skipped is None:
             base = self._base_learning_rate(steps_taken=pending.policy_version)
             learning_rate = base * verdict.scale
-            set_learning_rate(self._optimizer, base)
-            take_scaled_step(self._optimizer, verdict.scale)
+            self._optimizer.step(base, verdict.scale)
             self._updates_taken += 1
         self._optimizer.zero_grad()
         return gradient_norm, skipped, learning_rate

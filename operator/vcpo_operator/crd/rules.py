@@ -85,6 +85,12 @@ SPEC: Final = (
         message="`optimizer.warmupSteps` must be less than `steps` unless the schedule is"
         " 'constant'",
     ),
+    Rule(
+        rule="self.optimizer.name == 'adamw' || (self.learner.replicas == 1"
+        " && (!has(self.learner.processes) || self.learner.processes == 1)"
+        " && (!has(self.learner.gpusPerReplica) || self.learner.gpusPerReplica == 1))",
+        message="`optimizer.name` must be 'adamw' for several ranks",
+    ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _immutable_field_rule("model.name"),
     _immutable_optional_field_rule("model.revision"),

@@ -107,6 +107,13 @@ def test_a_schedule_must_have_steps_after_the_warmup():
     assert run_with("optimizer: {warmupSteps: 1000000}").spec.optimizer.warmup_steps == 10**6
 
 
+@pytest.mark.parametrize("name", ["adamw8bit", "muon"])
+def test_several_ranks_need_adamw(name):
+    (line,) = problem_lines(f"optimizer: {{name: {name}}}\nlearner: {{processes: 2}}")
+    assert line == f"spec.optimizer.name: must be 'adamw' for several ranks (2) (got '{name}')"
+    assert run_with(f"optimizer: {{name: {name}}}").spec.optimizer.name == name
+
+
 @pytest.mark.parametrize("low", ["0.3", "0.4"])
 def test_the_idle_band_must_be_open(low):
     assert problem_lines(f"control: {{idleLowRatio: {low}}}") == [

@@ -7,12 +7,14 @@ import torch
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import weight_of
+from vcpo.spec.optimizer import Optimizer
 from vcpo_learner.checkpoints.disk import (
     DiskFullError,
     atomic_folder,
     write_tensors,
 )
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 LIMIT_BYTES = 1 << 14
 LARGE = torch.zeros(LIMIT_BYTES)
@@ -20,7 +22,8 @@ LARGE = torch.zeros(LIMIT_BYTES)
 
 
 def write_sharded(path):
-    TensorFiles(weight_of(1.0, len(LARGE)), torch.optim.SGD([LARGE])).save(path).result()
+    model = weight_of(1.0, len(LARGE))
+    TensorFiles(model, PolicyOptimizer(model, Optimizer())).save(path).result()
 
 
 WRITERS = {

@@ -9,8 +9,10 @@ from tests.fixtures.disk_limits import limit_file_size
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
+from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
 from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes, read_parameters
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.sharding import place_model
 
 
@@ -19,7 +21,7 @@ def placed(ranks, seed):
     torch.manual_seed(seed)
     model = llama()
     place_model(model, ranks, Precision.FLOAT32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = PolicyOptimizer(model, Optimizer())
     return model, optimizer, TensorFiles(model, optimizer, ranks.checkpoint_group)
 
 
@@ -29,7 +31,7 @@ def take_step(model, optimizer):
     for parameter in model.parameters():
         whole = torch.randn(parameter.shape)
         parameter.grad = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-    optimizer.step()
+    optimizer.step(0.01)
     optimizer.zero_grad()
 
 

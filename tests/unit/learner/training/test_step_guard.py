@@ -11,6 +11,7 @@ from tests.fixtures.learner.updates import make_spec
 from tests.unit.learner.training.groups import make_group
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -121,7 +122,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
     def broken(*_):
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr("vcpo_learner.update.policy_update.take_scaled_step", broken)
+    monkeypatch.setattr(PolicyOptimizer, "step", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
         take_step(StepGuard(update, quarantine), [trainable_group(1)], policy_version=0)
     assert not update.is_whole

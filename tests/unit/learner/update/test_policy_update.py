@@ -27,10 +27,6 @@ def flat(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def base_rates(update):
-    return {group["lr"] for group in update._optimizer.param_groups}
-
-
 def with_log_weight(model, one, log_weight):
     """The trajectory with rollout log-probabilities forged to give it this log weight."""
     return resample(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
@@ -61,13 +57,6 @@ def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
     result = update.step([four_weights(model)], policy_version=9)
     assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
     assert result.learning_rate == pytest.approx(1e-3 * math.sqrt(56.25 / 21.25 / 4))
-
-
-def test_the_base_learning_rate_is_restored_after_the_step():
-    model = seeded_model(llama)
-    update = PolicyUpdate(model, make_spec(), PAD)
-    assert update.step([four_weights(model)], policy_version=9).learning_rate_scale < 1.0
-    assert base_rates(update) == {1e-3}
 
 
 def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():

@@ -86,6 +86,11 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"optimizer": {"schedule": "cosine", "warmupSteps": 400}, "steps": 400},
             "`optimizer.warmupSteps`",
         ),
+        (
+            {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 2}},
+            "`optimizer.name`",
+        ),
+        ({"optimizer": {"name": "adamw8bit"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
@@ -115,6 +120,7 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
     "spec",
     [
         {"optimizer": {"schedule": "linear", "warmupSteps": 399}, "steps": 400},
+        {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 1}},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
         {"learner": {"processes": 8, "gpusPerReplica": 8, "replicas": 2, "fsdpSize": 16}},
         {"learner": {"processes": 4, "fsdpSize": 2}},

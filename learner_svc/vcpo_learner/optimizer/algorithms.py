@@ -1,0 +1,108 @@
+"""The algorithms of `spec.optimizer.name`, from libraries: a function for each.
+
+Vectors and scalars (norms, biases) do not decay; weight decay is decoupled from the gradient.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Muon
+
+from vcpo.service.lifecycle import StartError
+from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, OptimizerName
+
+
+def make_optimizers(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Return optimizers that have each trainable parameter once.
+
+    Raises:
+        ValueError: if no parameter is trainable.
+        StartError: if a package is missing, or the algorithm does not work on sharded parameters.
+    """
+    parameters = _trainable(model)
+    if not parameters:
+        raise ValueError("model has no parameter that requires a gradient: unfreeze some")
+    if settings.name not in ALGORITHMS_OF_RANKS and isinstance(parameters[0], DTensor):
+        raise StartError(
+            f"spec.optimizer.name: '{settings.name}' works with one rank only; use"
+            f" {' or '.join(ALGORITHMS_OF_RANKS)}, or one rank (spec.learner.processes: 1)"
+        )
+    return _ALGORITHMS[settings.name](model, settings)
+
+
+def _adamw(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    return (AdamW(**_adam_arguments(_trainable(model), settings)),)
+
+
+def _adamw_8bit(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Return torchao's AdamW.
+
+    A moment has one byte for each value and a scale for each 256, if it has 4096 values or more and
+    they are whole blocks; else it is float32. The arithmetic is float32.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise StartError(
+            f"spec.optimizer.name: '{settings.name}' needs the package torchao ({error}); pip"
+            " install 'vcpo[learner]', or use 'adamw'"
+        ) from error
+    return (AdamW8bit(**_adam_arguments(_trainable(model), settings)),)
+
+
+def _muon(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Return Muon for the matrices of the decoder layers, and AdamW for the rest.
+
+    Muon's step is scaled to AdamW's size, so that one learning rate fits both.
+    Source: arXiv 2502.16982.
+    """
+    outside = {id(parameter) for parameter in _vocabulary_parameters(model)}
+    parameters = _trainable(model)
+    matrices = [each for each in parameters if each.ndim == 2 and id(each) not in outside]
+    others = [each for each in parameters if each.ndim != 2 or id(each) in outside]
+    made: list[torch.optim.Optimizer] = []
+    if matrices:
+        rate, decay = settings.learning_rate, settings.weight_decay
+        made.append(Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    if others:
+        made.append(AdamW(**_adam_arguments(others, settings)))
+    return tuple(made)
+
+
+def _adam_arguments(parameters: Sequence[nn.Parameter], settings: Optimizer) -> dict[str, Any]:
+    groups = [
+        {
+            "params": [each for each in parameters if each.ndim >= 2],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    return {
+        "params": [group for group in groups if group["params"]],
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.epsilon,
+    }
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _vocabulary_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters with a row for each token: of embeddings and of the head."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) or each is head]
+    return [parameter for each in tables for parameter in each.parameters()]
+
+
+_Algorithm = Callable[[nn.Module, Optimizer], tuple[torch.optim.Optimizer, ...]]
+
+_ALGORITHMS: Final[Mapping[OptimizerName, _Algorithm]] = {
+    OptimizerName.ADAMW: _adamw,
+    OptimizerName.ADAMW_8BIT: _adamw_8bit,
+    OptimizerName.MUON: _muon,
+}
