@@ -55,6 +55,7 @@ from vcpo_learner.device import (
     restore_random_states,
 )
 from vcpo_learner.estimator.loss import trajectory_advantages
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.clipping import clip_gradient
@@ -106,6 +107,7 @@ class PolicyUpdate:
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
         self._total_steps = spec.steps
+        set_checkpoints(model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(model, spec, pad_token_id)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED

@@ -1,0 +1,154 @@
+"""Layers that are computed twice give the numbers of layers that are computed once."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from tests.fixtures.learner.models import FAMILIES, PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.updates import make_spec
+from tests.unit.learner.per_sample_gradients.norms import recorded_norms
+from vcpo.spec.learner import ActivationCheckpointing
+from vcpo.spec.workloads import Lora
+from vcpo_learner.forward.activation_checkpointing import (
+    decoder_layers,
+    set_checkpoints,
+    wants_checkpoints,
+)
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.taps import record_calls
+from vcpo_learner.update.gradient import GradientAccumulation
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+AUTO, NONE, LAYERS = ActivationCheckpointing
+
+
+def adapted():
+    model = llama()
+    add_adapters(model, Lora(rank=2, alpha=4))
+    return model
+
+
+MODELS = {**FAMILIES, "adapters": adapted}
+INNER_WIDTH = 24
+"""Of the activations within a layer of `llama`; no other tensor of a forward pass has it."""
+
+
+def norms_and_gradient(model, setting, **algorithm):
+    set_checkpoints(model, setting)
+    spec = make_spec(**algorithm)
+    accumulation = GradientAccumulation(model, spec, PAD)
+    batch = accumulation.score(sampled_groups(model), policy_version=0)
+    assert (batch.graph is not None) is (not batch.is_accumulated)
+    if not batch.is_accumulated:
+        accumulation.accumulate(batch, [1.0, -1.0, 0.5, 0.0] * 3)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return batch.summary.squared_norms, torch.cat([each.grad.flatten() for each in trained])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{}, {"method": "grpo", "baseline": None, "importanceWeightCap": None}],
+    ids=["one pass", "two passes"],
+)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_norms_and_gradient_are_those_without_checkpoints(make, algorithm):
+    expected = norms_and_gradient(seeded_model(make), NONE, **algorithm)
+    found = norms_and_gradient(seeded_model(make), LAYERS, **algorithm)
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-9)
+
+
+def test_a_graph_that_is_gone_through_twice_is_computed_again_twice():
+    # OPOB over the batch measures the norms first; the second pass keeps the graph.
+    algorithm = {"baselineScope": "batch"}
+    expected = norms_and_gradient(seeded_model(llama), NONE, **algorithm)
+    found = norms_and_gradient(seeded_model(llama), LAYERS, **algorithm)
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-9)
+
+
+def test_each_layer_is_run_twice_with_gradients_and_once_without():
+    model = seeded_model(llama)
+    runs = Counter()
+    for number, layer in enumerate(decoder_layers(model)):
+        layer.input_layernorm.register_forward_hook(lambda *_, number=number: runs.update([number]))
+    set_checkpoints(model, LAYERS)
+    tokens = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        model(tokens)
+    assert runs == {0: 1, 1: 1}
+    model(tokens).logits.sum().backward()
+    assert runs == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize(("setting", "is_held"), [(NONE, True), (LAYERS, False)])
+def test_a_recorded_forward_pass_holds_no_activation_that_is_computed_again(setting, is_held):
+    model = seeded_model(llama)
+    set_checkpoints(model, setting)
+    widths = set()
+
+    def hold(tensor):
+        widths.add(tensor.shape[-1] if tensor.ndim == 3 else 0)
+        return tensor
+
+    slots = Slots(model)
+    with saved_tensors_hooks(hold, lambda tensor: tensor), record_calls(slots) as recording:
+        model(torch.tensor([[3, 4, 5]]))
+    assert len(recording.sites) == 2 * 9 + 3
+    assert (INNER_WIDTH in widths) is is_held
+
+
+def test_a_recording_holds_no_tensor_itself():
+    model = seeded_model(llama)
+    with record_calls(Slots(model)) as recording:
+        model(torch.tensor([[3, 4, 5]]))
+    held = [each for site in recording.sites for each in site.arguments.values()]
+    assert not any(isinstance(each, torch.Tensor) for each in held)
+
+
+def test_a_checkpoint_that_does_not_know_the_recording_is_an_error_and_no_wrong_number():
+    class Foreign(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+
+        def forward(self, inputs):
+            return checkpoint(self.inner, inputs, use_reentrant=False)
+
+    with pytest.raises(CheckpointError, match="different number of tensors"):
+        recorded_norms(Foreign(), torch.randn(4, 5, 3))
+
+
+def test_none_undoes_what_layers_did():
+    model = seeded_model(llama)
+    set_checkpoints(model, LAYERS)
+    set_checkpoints(model, NONE)
+    assert all("forward" not in vars(layer) for layer in decoder_layers(model))
+
+
+def test_no_parameter_gets_another_name():
+    model = seeded_model(llama)
+    names = [name for name, _ in model.named_parameters()]
+    set_checkpoints(model, LAYERS)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert list(model.state_dict())[: len(names)] == names
+
+
+def test_auto_saves_memory_from_one_billion_parameters_on():
+    assert not wants_checkpoints(AUTO, 999_999_999)
+    assert wants_checkpoints(AUTO, 1_000_000_000)
+    assert wants_checkpoints(LAYERS, 1)
+    assert not wants_checkpoints(NONE, 70_000_000_000)
+
+
+def test_the_spec_of_a_run_decides():
+    model = seeded_model(llama)
+    spec = make_spec()
+    learner = spec.learner.model_copy(update={"activation_checkpointing": LAYERS})
+    PolicyUpdate(model, spec.model_copy(update={"learner": learner}), PAD)
+    assert all("forward" in vars(layer) for layer in decoder_layers(model))
