@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
+from vcpo.service.model_files import local_model
 from vcpo.spec import load_run
 from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import folder_bytes, size_text
@@ -28,6 +28,7 @@ from vcpo_learner.checkpoints.folder import (
 )
 from vcpo_learner.checkpoints.manifest import MANIFEST_FILE
 from vcpo_learner.checkpoints.retention import best_evaluated_step
+from vcpo_learner.model.loading import load_tokenizer
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.skeleton import build_skeleton
 
@@ -90,8 +91,9 @@ def export(options: Options) -> Path:
         )
     folder = options.directory or _default_folder(chosen, adapters=options.adapters)
     settings = chosen.model
-    tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
-    skeleton = build_skeleton(settings.name, settings.revision)
+    name = local_model(settings.name, with_weights=settings.lora is not None)
+    tokenizer = load_tokenizer(name, settings.revision)
+    skeleton = build_skeleton(name, settings.revision)
     if settings.lora is not None:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vcpo.algo import GradientNormEstimator
+from vcpo.service.model_files import is_url, url_problem
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
@@ -23,7 +24,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 def model_folder(model: Model) -> Path | None:
     """Return the model's folder, given or in the Hugging Face cache; None if it is not here."""
-    given = Path(model.name)
+    given = Path(model.name.removeprefix("file://"))
     if given.is_dir():
         return given
     cached = _hub_cache() / f"models--{model.name.replace('/', '--')}"
@@ -80,7 +81,10 @@ def context_tokens(config: Mapping[str, Any]) -> int | None:
 
 
 def _absence(name: str, run_folder: Path) -> str | None:
-    """Return why a model that is not here cannot be downloaded; None if the hub may have it."""
+    """Return why a model that is not here cannot be fetched; None if hub or storage may have it."""
+    if is_url(name) and not name.startswith("file://"):
+        return url_problem(name)
+    name = name.removeprefix("file://")
     path = (run_folder / Path(name).expanduser()).resolve()
     first, _, rest = name.partition("/")
     is_below_a_folder = bool(rest) and (run_folder / first).is_dir()

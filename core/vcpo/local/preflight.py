@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import START_ERROR_MARK
+from vcpo.service.model_files import is_url
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
 from vcpo.spec.optimizer import OptimizerName
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
@@ -84,7 +85,9 @@ def check_machine(run: VCPORun, run_file: Path) -> None:
 
 def machine_warnings(run: VCPORun) -> Iterator[str]:
     """Yield what could not be checked on this machine, in sentences that name the field."""
-    if model_folder(run.spec.model) is None:
+    if is_url(run.spec.model.name):
+        yield f"spec.model.name: {run.spec.model.name!r} will be fetched when the run starts"
+    elif model_folder(run.spec.model) is None:
         yield (
             f"spec.model.name: {run.spec.model.name!r} is no directory beside the file and not in"
             " the Hugging Face cache; it will be downloaded from the hub"

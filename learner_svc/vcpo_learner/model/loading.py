@@ -50,15 +50,28 @@ def load_policy(
         model = AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=torch.float32, use_safetensors=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
+    tokenizer = load_tokenizer(name, revision)
     if lora is not None:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters
 
         add_adapters(model, lora)
     return model, tokenizer
+
+
+def load_tokenizer(name: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer from a directory or the hub.
+
+    Raises:
+        ModelLoadError: if it cannot be loaded.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error
+    return tokenizer
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.service.model_files import local_model
 from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_parameters
@@ -109,7 +110,7 @@ def _merged(settings: Model, tensors: Path) -> PreTrainedModel:
     # peft takes seconds to import, and few runs need it.
     from vcpo_learner.model.lora import merge_adapters
 
-    model, _ = load_policy(settings.name, settings.revision, settings.lora)
+    model, _ = load_policy(local_model(settings.name), settings.revision, settings.lora)
     trained = {name: each.data for name, each in model.named_parameters() if each.requires_grad}
     read_parameters(tensors, trained)
     merge_adapters(model)

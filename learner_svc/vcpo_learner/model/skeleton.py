@@ -19,14 +19,44 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from vcpo.service.model_files import local_model
+from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
-from vcpo_learner.model.loading import ModelLoadError
+from vcpo_learner.model.loading import ModelLoadError, load_policy, load_tokenizer
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import place_model
 
 
-class UnsuitedFilesError(ValueError):
-    """The files of a model do not hold its parameters under their names; load it whole."""
+def load_on_ranks(
+    settings: Model, ranks: Ranks, precision: Precision
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the policy of a run onto its ranks, and its tokenizer; all ranks call it.
+
+    With several ranks each reads its own shards. A rank reads the whole model if it is the only
+    one, if the run trains adapters, or if the files have other names for the parameters.
+
+    Raises:
+        StartError: if the user must correct something.
+    """
+    name, revision = local_model(settings.name), settings.revision
+    if ranks.communication is not None and settings.lora is None:
+        skeleton = build_skeleton(name, revision)
+        folder = _weights_folder(name, revision)
+        if holds_parameters(folder, skeleton):
+            place_model(skeleton, ranks, precision)
+            fill_skeleton(skeleton, folder, ranks.device, ranks.checkpoint_group)
+            return skeleton, load_tokenizer(name, revision)
+    model, tokenizer = load_policy(name, revision, settings.lora)
+    place_model(model, ranks, precision)
+    return model, tokenizer
 
 
 def build_skeleton(name: str, revision: str | None) -> PreTrainedModel:
@@ -52,9 +82,19 @@ def build_skeleton(name: str, revision: str | None) -> PreTrainedModel:
     return model
 
 
+def holds_parameters(folder: Path, model: nn.Module) -> bool:
+    """Return whether a model's files hold its tensors under their names and in their shapes."""
+    saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    for name, tensor in _tensors(model).items():
+        there = saved.get(name)
+        if not isinstance(there, TensorStorageMetadata) or there.size != tensor.shape:
+            return False
+    return True
+
+
 def fill_skeleton(
     model: PreTrainedModel,
-    source: tuple[str, str | None],
+    folder: Path,
     device: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> None:
@@ -62,27 +102,21 @@ def fill_skeleton(
 
     All ranks call it. Buffers move to the device.
 
-    source: directory or name on the hub, and revision.
+    folder: with files for which `holds_parameters` is true.
 
     Raises:
-        UnsuitedFilesError: before anything changes, if files and model differ in their names.
         ModelLoadError: if the files cannot be read.
     """
-    name, revision = source
+    # As `Module.to_empty`, but buffers keep their numbers; FSDP takes the new shards in.
+    model._apply(lambda each: _moved(each, device))  # type: ignore[no-untyped-call] # torch's
+    if not any(isinstance(each, DTensor) for each in model.parameters()):
+        model.tie_weights()  # FSDP keeps ties, `_apply` does not
+    tensors = {name: each.detach() for name, each in _tensors(model).items()}
     try:
-        folder = _files_folder(name, revision)
-        wanted = {**dict(model.named_parameters()), **persistent_buffers(model)}
-        reader = HuggingFaceStorageReader(str(folder))
-        _check_names(reader, wanted)
-        # As `Module.to_empty`, but buffers keep their numbers; FSDP takes the new shards in.
-        model._apply(lambda each: _moved(each, device))  # type: ignore[no-untyped-call] # torch's
-        if not any(isinstance(each, DTensor) for each in model.parameters()):
-            model.tie_weights()  # FSDP keeps ties, `_apply` does not
-        filled = {**dict(model.named_parameters()), **persistent_buffers(model)}
         with torch.no_grad():
-            read_tensors(reader, {key: each.detach() for key, each in filled.items()}, group)
+            read_tensors(HuggingFaceStorageReader(str(folder)), tensors, group)
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(name, error) from error
+        raise ModelLoadError(str(folder), error) from error
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -92,19 +126,24 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in own.items() if name not in parameters}
 
 
-def _files_folder(name: str, revision: str | None) -> Path:
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model's files hold, each tensor once."""
+    return {**dict(model.named_parameters()), **persistent_buffers(model)}
+
+
+def _weights_folder(name: str, revision: str | None) -> Path:
+    """Return a model's folder; download its weights from the hub if they are not here.
+
+    Raises:
+        ModelLoadError: if they cannot be downloaded.
+    """
     if Path(name).is_dir():
         return Path(name)
-    patterns = ["*.safetensors", "*.json"]
-    return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-
-
-def _check_names(reader: HuggingFaceStorageReader, wanted: dict[str, Tensor]) -> None:
-    saved = reader.read_metadata().state_dict_metadata
-    for name, tensor in wanted.items():
-        there = saved.get(name)
-        if not isinstance(there, TensorStorageMetadata) or there.size != tensor.shape:
-            raise UnsuitedFilesError(f"tensor {name}: is not in the files in this shape")
+    try:
+        patterns = ["*.safetensors", "*.json"]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vcpo.service.lifecycle import StartError, gpu_memory_ratio
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.learner import Learner
-from vcpo_learner.model.loading import load_policy, pad_token_id
+from vcpo_learner.model.loading import pad_token_id
+from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
-from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -47,8 +47,7 @@ class PolicyOnRanks:
         torch.manual_seed(spec.seed)
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
-        model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
-        place_model(model, ranks, spec.learner.precision)
+        model, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.precision)
         commands = Commands(ranks)
         update = PolicyUpdate(model, spec, pad_token_id(tokenizer))
         return cls(

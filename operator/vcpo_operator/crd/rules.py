@@ -135,10 +135,12 @@ BATCH: Final = (
 MODEL: Final = (
     # A run file on a laptop may name a directory beside it; a pod sees only mounted volumes.
     Rule(
-        rule="self.name.startsWith('/') || (!self.name.startsWith('.')"
+        rule="self.name.startsWith('/') || self.name.matches('^[a-z][a-z0-9+]*://.')"
+        " || (!self.name.startsWith('.')"
         " && self.name.matches('^[-A-Za-z0-9_.]+(/[-A-Za-z0-9_.]+)?$'))",
         message="`name` may not be a relative path: a pod has no folder of the run file; give"
-        " the absolute path of a mounted volume, or a model name on the Hugging Face hub",
+        " the absolute path of a mounted volume, a model name on the Hugging Face hub, or a URL"
+        " such as s3://bucket/folder",
     ),
 )
 

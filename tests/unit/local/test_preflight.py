@@ -100,6 +100,19 @@ class TestModels:
         looked_at = (tmp_path / name).resolve()
         assert problem.startswith(f"spec.model.name: is no directory (checked {looked_at})")
 
+    def test_a_url_whose_package_is_missing_is_named_with_the_command(self):
+        (problem,) = map(str, model_problems(run_of("s3://bucket/models/tiny")))
+        assert "spec.model.name: needs the package s3fs; pip install s3fs" in problem
+
+    def test_a_url_is_fetched_later_and_one_of_a_file_is_a_directory(self, tmp_path):
+        assert not list(model_problems(run_of("memory://bucket/tiny")))
+        (warning,) = machine_warnings(run_of("memory://bucket/tiny"))
+        assert warning.endswith("'memory://bucket/tiny' will be fetched when the run starts")
+        folder = make_model(tmp_path / "models" / "tiny")
+        assert not list(model_problems(run_of(f"file://{folder}")))
+        (problem,) = map(str, model_problems(run_of("file:///nowhere/tiny")))
+        assert "is no directory (checked /nowhere/tiny)" in problem
+
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
         make_model(tmp_path / "models" / "tiny")
         (problem,) = problems_of(run_of("models/tinny"), tmp_path)

@@ -132,6 +132,7 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
         {"model": {"name": "/models/tiny"}},
         {"model": {"name": "Qwen/Qwen2.5-1.5B"}},
         {"model": {"name": "gpt2"}},
+        {"model": {"name": "s3://bucket/models/qwen"}},
     ],
 )
 def test_what_a_cluster_can_have_breaks_no_rule(spec: dict[str, Any]):
