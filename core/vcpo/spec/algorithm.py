@@ -241,8 +241,9 @@ class RowLayout(StrEnum):
     PADDED = "padded"
     """One trajectory to a row, padded to the longest."""
     PACKED = "packed"
-    """Several short trajectories to a row as long as the longest, if that saves rows. The model
-    must keep the trajectories of a row apart; the learner tests this at the start."""
+    """All trajectories of a forward pass in one row; with `learner.attention` `sdpa` several short
+    ones to a row as long as the longest. The model must keep the trajectories of a row apart; the
+    learner tests this at the start."""
 
 
 class Batch(Section):

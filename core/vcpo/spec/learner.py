@@ -16,11 +16,11 @@ class Attention(StrEnum):
     """How the learner computes attention."""
 
     AUTO = "auto"
-    """`varlen` for packed rows, else `sdpa`."""
+    """`varlen` for packed rows, and for models whose scores have a soft cap, else `sdpa`."""
     SDPA = "sdpa"
-    """PyTorch's own, with a mask of tokens times tokens where rows differ in length."""
+    """PyTorch's own; packed rows get a mask of tokens times tokens."""
     VARLEN = "varlen"
-    """One trajectory at a time, without a mask and without padding."""
+    """Within each trajectory, never with a mask; packed rows become one row without padding."""
 
 
 class ActivationCheckpointing(StrEnum):
@@ -51,9 +51,9 @@ class Learner(Section):
     """Number format of the forward and backward pass; parameters and optimizer state are always
     float32."""
     attention: Attention = Attention.AUTO
-    """How attention is computed: `sdpa` (PyTorch's own; rows of several lengths need a mask of
-    tokens times tokens), `varlen` (one trajectory at a time, no mask, no padding), or `auto`
-    (`varlen` for packed rows, else `sdpa`)."""
+    """How attention is computed: `sdpa` (PyTorch's own; packed rows need a mask of tokens times
+    tokens), `varlen` (within each trajectory, no mask; packed rows become one row without padding),
+    or `auto` (`varlen` for packed rows and for models with a soft cap on scores, else `sdpa`)."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.AUTO
     """Whether the backward pass computes the activations of each decoder layer again (`layers`) or
     keeps them (`none`). `auto`: again for models of at least 1 B parameters. Computing them again

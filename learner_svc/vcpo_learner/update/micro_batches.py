@@ -19,14 +19,14 @@ from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.per_sample_gradients.slots import Slots
-from vcpo_learner.update.schedule import (
+from vcpo_learner.schedule.micro_steps import (
     MeshPlace,
     MicroBatchBudget,
     fit,
     group_micro_steps,
     micro_steps,
 )
-from vcpo_learner.update.token_budget import MemoryBudget
+from vcpo_learner.schedule.token_budget import MemoryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

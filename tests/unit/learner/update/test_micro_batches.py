@@ -8,9 +8,9 @@ import torch
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec, with_micro_batches
 from vcpo_learner.forward.token_batch import batch_tokens
+from vcpo_learner.schedule.micro_steps import MeshPlace
+from vcpo_learner.schedule.token_budget import MemoryBudget
 from vcpo_learner.update.micro_batches import MicroBatchRunner
-from vcpo_learner.update.schedule import MeshPlace
-from vcpo_learner.update.token_budget import MemoryBudget
 
 MODEL = seeded_model(llama)
 TRAJECTORIES = list(chain.from_iterable(sampled_groups(MODEL)))

@@ -19,7 +19,7 @@ from transformers import (
 
 from vcpo.spec.learner import Attention
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.update.token_budget import (
+from vcpo_learner.schedule.token_budget import (
     MemoryUse,
     ModelSize,
     layer_bytes,

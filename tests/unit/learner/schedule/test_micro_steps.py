@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_learner.update.schedule import (
+from vcpo_learner.schedule.micro_steps import (
     MeshPlace,
     MicroBatchBudget,
     fit,

@@ -1,0 +1,1 @@
+"""Which rank runs which trajectories, and how many tokens at a time."""
