@@ -18,6 +18,8 @@ from vcpo.spec.workloads import Model, PromptFormat
 _NAME = "spec.model.name"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NEIGHBORS = 8
+_FOLDED_HEADS = ("qwen3_next", "qwen3_5")
+"""Families whose linear attention normalizes its heads as rows of their own."""
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts per layer in the configurations of mixture-of-experts models."""
 
@@ -125,26 +127,36 @@ def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Yield a problem if exact norms are wanted of a mixture-of-experts model.
+    """Yield a problem if exact norms are wanted of a model that they cannot be measured in.
 
-    Exact norms need layers that see whole trajectories, and experts see single tokens. If the run
-    names the LoRA target modules, they may exclude the experts, and the learner checks them.
+    If the run names the LoRA target modules, they may exclude the layers in question, and the
+    learner checks them.
     """
     algorithm, lora = spec.algorithm, spec.model.lora
     wants_exact = (
         algorithm.loss_config.baseline in NORM_BASELINES
         and algorithm.gradient_norms is GradientNormEstimator.EXACT
     )
-    text = config.get("text_config") or config
-    counts = (text.get(key) for key in _EXPERT_COUNTS)
-    experts = next((each for each in counts if isinstance(each, int) and each > 1), None)
-    if wants_exact and experts is not None and not (lora and lora.target_modules):
+    obstacle = _obstacle_to_norms(config.get("text_config") or config)
+    if wants_exact and obstacle is not None and not (lora and lora.target_modules):
         message = (
-            f"cannot be measured in a mixture of experts (the model has {experts}); use"
-            " 'logitEnergy', or a method without norms such as 'grpo'"
+            f"cannot be measured in {obstacle}; use 'logitEnergy', or a method without norms such"
+            " as 'grpo'"
         )
         value = repr(str(algorithm.gradient_norms))
         yield FieldProblem(path="spec.algorithm.gradientNorms", value=value, message=message)
+
+
+def _obstacle_to_norms(config: Mapping[str, Any]) -> str | None:
+    """Return what in a model has no whole trajectories: experts see tokens, some layers heads."""
+    counts = (config.get(key) for key in _EXPERT_COUNTS)
+    experts = next((each for each in counts if isinstance(each, int) and each > 1), None)
+    if experts is not None:
+        return f"a mixture of experts (the model has {experts})"
+    family = str(config.get("model_type"))
+    if family.startswith(_FOLDED_HEADS):
+        return f"the linear attention of this family ({family})"
+    return None
 
 
 def _hub_cache() -> Path:

@@ -196,9 +196,11 @@ class TestExperts:
             {"model_type": "qwen3_moe", "num_experts": 128},
             {"model_type": "mixtral", "num_local_experts": 8},
             {"model_type": "deepseek_v3", "n_routed_experts": 256},
+            {"model_type": "gpt_oss", "num_local_experts": 32},
+            {"model_type": "qwen3_next", "num_experts": 512},
             {"text_config": {"num_experts": 128}},
         ],
-        ids=["qwen3", "mixtral", "deepseek", "text part"],
+        ids=["qwen3", "mixtral", "deepseek", "gpt-oss", "qwen3-next", "text part"],
     )
     def test_exact_norms_are_refused_with_the_cure(self, tmp_path, config):
         make_model(tmp_path / "m", config)
@@ -207,6 +209,14 @@ class TestExperts:
             "spec.algorithm.gradientNorms: cannot be measured in a mixture of experts (the model"
         )
         assert problem.endswith("a method without norms such as 'grpo' (got 'exact')")
+
+    def test_linear_attention_that_folds_heads_into_rows_is_refused_too(self, tmp_path):
+        make_model(tmp_path / "m", {"text_config": {"model_type": "qwen3_5_text"}})
+        (problem,) = problems_of(run_of("m"), tmp_path)
+        assert problem.startswith(
+            "spec.algorithm.gradientNorms: cannot be measured in the linear attention of this"
+            " family (qwen3_5_text); use 'logitEnergy'"
+        )
 
     @pytest.mark.parametrize(
         ("spec", "config"),

@@ -3,7 +3,18 @@
 import pytest
 import torch
 from torch import nn
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from tests.fixtures.learner.models import (
     FAMILIES,
@@ -43,6 +54,30 @@ def mixtral():
     return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4))
 
 
+def gpt_oss():
+    return GptOssForCausalLM(GptOssConfig(**SIZES, head_dim=8, num_local_experts=4))
+
+
+LINEAR_ATTENTION = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+
+def qwen3_next():
+    experts = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "num_experts": 4}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **LINEAR_ATTENTION, **experts))
+
+
+def qwen3_5():
+    sizes = {key: value for key, value in SIZES.items() if key != "num_experts_per_tok"}
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **LINEAR_ATTENTION))
+
+
 EXPERTS = pytest.mark.parametrize("make", [qwen3_moe, mixtral])
 EXACT, LM_HEAD = GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD
 
@@ -55,6 +90,19 @@ def test_a_mixture_of_experts_is_refused_with_the_cure(make):
     assert message.startswith("spec.algorithm.gradientNorms: 'exact' norms of ")
     assert f"{make().__class__.__name__} cannot be measured (module 'model.layers.0.mlp" in message
     assert message.endswith("use 'logitEnergy', or a method without norms such as 'grpo'")
+
+
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (gpt_oss, r"'model.layers.0.self_attn' \(GptOssAttention\)"),
+        (qwen3_next, r"'model.layers.0.linear_attn.norm' \(Qwen3NextRMSNormGated\)"),
+        (qwen3_5, r"'model.layers.0.linear_attn.norm' \(Qwen3_5RMSNormGated\)"),
+    ],
+)
+def test_layers_that_see_no_whole_trajectory_are_named_at_the_start(make, module):
+    with pytest.raises(StartError, match=rf"cannot be measured \(module {module} returned"):
+        require_measurable_norms(seeded_model(make), EXACT, packs=False)
 
 
 @EXPERTS
