@@ -34,6 +34,8 @@ class Packing:
     trajectories are filled up with their first token, so every module gets numbers it has seen."""
     is_own: Tensor
     """[num_trajectories, longest] bool; False where a shorter trajectory is filled up."""
+    has_padding: bool
+    """Whether some token of a row belongs to no trajectory."""
     _last: tuple[Tensor, Tensor] | None = None
 
     def require_per_token(self, call: CallSite) -> None:
@@ -69,7 +71,8 @@ class Packing:
         return replace(call, arguments=arguments, output_shape=tuple(gradient.shape)), gradient
 
     def _require_idle_padding(self, call: ModuleCall, output_gradient: Tensor) -> None:
-        if bool(output_gradient[self.segments == PADDING].any()):
+        # Asking a GPU for a truth value waits for it.
+        if self.has_padding and bool(output_gradient[self.segments == PADDING].any()):
             raise ValueError(
                 f"{call.place} has a gradient at tokens whose segment is {PADDING}: "
                 "a trajectory depends on padding; mask it in the attention"
@@ -103,6 +106,7 @@ def locate_tokens(segments: Tensor, num_trajectories: int) -> Packing:
         segments=segments,
         places=torch.stack([_filled_up(each, longest) for each in own]),
         is_own=torch.arange(longest, device=flat.device) < lengths[:, None],
+        has_padding=sum(len(each) for each in own) < len(flat),
     )
 
 
