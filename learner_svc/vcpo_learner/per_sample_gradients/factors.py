@@ -19,13 +19,20 @@ class Factors:
     columns: Tensor
     """[batch, tokens, num_columns]"""
 
+    @property
+    def is_one_hot(self) -> bool:
+        """Whether the rows are tokens of a vocabulary."""
+        return not self.rows.is_floating_point()
+
     def part(self, samples: slice) -> "Factors":
         """Return the factors of some trajectories."""
         return Factors(rows=self.rows[samples], columns=self.columns[samples])
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
         """Return inner products [batch] float64 with another factored gradient of the matrix."""
-        if not (self.rows.is_floating_point() and other.rows.is_floating_point()):
+        if self.is_one_hot and other.is_one_hot:
+            return _one_hot_products(self, other)
+        if self.is_one_hot or other.is_one_hot:
             columns = products.of(self.columns, other.columns)
             rows = _row_products(self.rows, other.rows).to(columns.dtype)
             return _sums_of_products(rows, columns)
@@ -108,13 +115,32 @@ def _is_short(values: Tensor) -> bool:
 
 def _row_products(first: Tensor, second: Tensor) -> Tensor:
     """Products [batch, tokens of first, tokens of second] of rows, of which one is one-hot."""
-    match first.is_floating_point(), second.is_floating_point():
-        case True, False:
-            return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
-        case False, True:
-            return _row_products(second, first).mT
-        case _:
-            return first[:, :, None] == second[:, None, :]
+    if first.is_floating_point():
+        return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
+    return _row_products(second, first).mT
+
+
+def _one_hot_products(first: Factors, second: Factors) -> Tensor:
+    """Products [batch] float64 of two gradients whose rows are one-hot.
+
+    Columns of equal tokens are added up first, so the work grows with the tokens and not with their
+    square.
+    """
+    batch = len(first.rows)
+    numbers = torch.arange(batch, device=first.rows.device)[:, None]
+    tokens = torch.cat([first.rows, second.rows], dim=1)
+    keys, places = torch.unique(tokens * batch + numbers, return_inverse=True)
+    width = first.rows.shape[1]
+    total = _added_up(first.columns, places[:, :width], len(keys))
+    other = total if second is first else _added_up(second.columns, places[:, width:], len(keys))
+    products: Tensor = torch.linalg.vecdot(total, other).double()
+    return products.new_zeros(batch).index_add_(0, keys % batch, products)
+
+
+def _added_up(columns: Tensor, places: Tensor, count: int) -> Tensor:
+    """Columns [batch, tokens, features] summed by their place, [count, features]."""
+    total = columns.new_zeros(count, columns.shape[2])
+    return total.index_add_(0, places.flatten(), columns.flatten(0, 1))
 
 
 def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:

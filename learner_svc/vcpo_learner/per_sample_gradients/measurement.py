@@ -128,7 +128,7 @@ class Measurement:
         if not uses.layers:
             return
         cross_terms = [each for each in uses.cross_terms if each is not None]
-        is_embedding = [not each.rows.is_floating_point() for each in factors]
+        is_embedding = [each.is_one_hot for each in factors]
         if (
             len(uses.cross_terms) > 1
             or not cross_terms
@@ -178,6 +178,8 @@ class Measurement:
 
 def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
     """Return whether products of tokens cost less than forming each trajectory's gradient."""
+    if all(each.is_one_hot for each in factors):
+        return True
     num_rows, num_columns = slot.shape
     tokens = sum(each.columns.shape[1] for each in factors)
     device = factors[0].columns.device.type

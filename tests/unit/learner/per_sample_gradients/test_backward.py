@@ -17,6 +17,7 @@ from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
@@ -193,6 +194,16 @@ def test_a_scaled_embedding_has_factors():
     assert found is not None
     assert found.rows.tolist() == tokens.tolist()
     assert found.columns.tolist() == [[[3.0, 3.0], [3.0, 3.0]]]
+
+
+def test_products_of_embeddings_worked_by_hand():
+    # Rows 3: (1,0)+(0,2)=(1,2) and (5,0); row 1: (4,4) and nothing. Own: 5+32, both: 5.
+    first = Factors(
+        rows=torch.tensor([[3, 1, 3]]), columns=torch.tensor([[[1.0, 0.0], [4.0, 4.0], [0.0, 2.0]]])
+    )
+    second = Factors(rows=torch.tensor([[3]]), columns=torch.tensor([[[5.0, 0.0]]]))
+    assert first.inner_products(first, TokenProducts()).tolist() == [37.0]
+    assert first.inner_products(second, TokenProducts()).tolist() == [5.0]
 
 
 def test_the_padding_row_of_an_embedding_has_no_gradient():
