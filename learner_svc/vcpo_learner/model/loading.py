@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from transformers import (
     AutoModelForCausalLM,
@@ -94,8 +95,18 @@ def published_precision(spec: VCPORunSpec) -> Precision:
 
 
 def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
-    """Return the trainable parameters as a safetensors file; a shared tensor is written once."""
+    """Return the trainable parameters as a safetensors file; a shared tensor is written once.
+
+    With several ranks, all of them must call it.
+    """
     return save(policy_tensors(model, _DTYPES[precision]))
+
+
+def gather_policy(model: PreTrainedModel, precision: Precision) -> None:
+    """Take part in another rank's `policy_payload`, and keep nothing."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            _whole(parameter.detach().to(_DTYPES[precision]))
 
 
 def policy_tensors(
@@ -103,14 +114,22 @@ def policy_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return copies of the trainable parameters on the CPU, rounded to `dtype`.
 
+    Parameters that are cut over ranks are gathered one after the other, after they are rounded; all
+    ranks must call it.
+
     A parameter with several names is returned once, under its first name. Buffers are not returned,
     and with LoRA only the adapters are trainable.
     """
     return {
-        name: parameter.detach().to(dtype).to("cpu", copy=True).contiguous()
+        name: _whole(parameter.detach().to(dtype)).to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor, gathered from all ranks if it is cut over them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -31,7 +31,7 @@ from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.checkpoints.folder import CheckpointError
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.model.loading import policy_payload, published_precision
+from vcpo_learner.model.loading import published_precision
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
@@ -330,10 +330,10 @@ class TrainingLoop:
     async def _publish(self) -> None:
         """Publish the parameters as the current version, and offer it to the archive."""
         version = self._dispatcher.policy_version
-        policies, model = self._parts.policies, self._parts.model
+        policies, update = self._parts.policies, self._parts.update
         with self._parts.stage(Stage.PUBLISH), self._parts.traces.publication(version):
             prepared = await self._in_thread(
-                lambda: policies.prepare(version, policy_payload(model, self._precision))
+                lambda: policies.prepare(version, update.policy_payload(self._precision))
             )
             policies.publish(prepared)
         if self._parts.archive_writer is not None:

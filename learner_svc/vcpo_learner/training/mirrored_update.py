@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.folder import state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.model.loading import gather_policy, policy_payload
 from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.update.pending_step import PendingStep
@@ -27,14 +30,17 @@ class MirroredUpdate:
     Every rank makes it, in the same way. Replay is with rank 0, which draws the batch.
     """
 
-    def __init__(self, update: PolicyUpdate, commands: Commands) -> None:
+    def __init__(self, update: PolicyUpdate, commands: Commands, model: PreTrainedModel) -> None:
+        """Mirror an update of a model that may be cut over the ranks."""
         self._update = update
+        self._model = model
         self._commands = commands
         self._pending: PendingStep | None = None
         """Of the ranks other than 0, between `begin` and `finish`."""
         commands.on("begin", self._begin)
         commands.on("finish", self._finish)
         commands.on("rehearse", self._rehearse)
+        commands.on("policy_payload", self._policy_payload)
         commands.on("save_tensors", self._save_tensors)
         commands.on("load_tensors", self._load_tensors)
         commands.on("load_state_dict", self._load_state_dict)
@@ -87,6 +93,14 @@ class MirroredUpdate:
         """Discard the responses to these leases from replay; as `PolicyUpdate.forget`."""
         return self._update.forget(lease_ids)
 
+    def policy_payload(self, precision: Precision) -> bytes:
+        """Return the trainable parameters, gathered from all ranks, as they are published."""
+        return self._commands.call(
+            "policy_payload",
+            lambda: policy_payload(self._model, precision),
+            fields={"precision": precision},
+        )
+
     @property
     def checkpoint_bytes(self) -> int:
         """Size of the tensors in a checkpoint, on all ranks together."""
@@ -131,6 +145,9 @@ class MirroredUpdate:
             return groups, b""
         sent = as_sent(groups)
         return sent, groups_to_bytes(sent)
+
+    def _policy_payload(self, fields: Mapping[str, Any], _: bytes) -> None:
+        gather_policy(self._model, Precision(fields["precision"]))
 
     def _save_tensors(self, fields: Mapping[str, Any], _: bytes) -> None:
         self._update.save_tensors(Path(fields["folder"]))

@@ -54,7 +54,7 @@ class PolicyOnRanks:
             ranks=ranks,
             model=model,
             tokenizer=tokenizer,
-            update=MirroredUpdate(update, commands),
+            update=MirroredUpdate(update, commands, model),
             commands=commands,
         )
 
