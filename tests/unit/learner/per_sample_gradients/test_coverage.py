@@ -15,6 +15,8 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import make_spec
 from tests.unit.learner.per_sample_gradients.norms import recorded_norms, summed
+from vcpo.spec.learner import ActivationCheckpointing
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
@@ -73,8 +75,9 @@ def test_the_sum_of_a_sharded_model_is_not_lost_without_a_word(one_rank):
         accumulation.score(groups, policy_version=0)
 
 
+@pytest.mark.parametrize("checkpoints", ["none", "layers"])
 @pytest.mark.parametrize("family", ["llama", "llama tied"])
-def test_every_slot_of_a_sharded_model_arrives_with_autograds_sums(one_rank, family):
+def test_every_slot_of_a_sharded_model_arrives_with_autograds_sums(one_rank, family, checkpoints):
     model = seeded_model(FAMILIES[family])
     batch = token_batch([trajectory(0), trajectory(1, response=(8, 9))], PAD, torch.device("cpu"))
     offsets = torch.tensor([0.5, -2.0])
@@ -85,6 +88,7 @@ def test_every_slot_of_a_sharded_model_arrives_with_autograds_sums(one_rank, fam
         for weights in (offsets, torch.ones(2))
     ]
     slots = Slots(model)
+    set_checkpoints(model, ActivationCheckpointing(checkpoints))
     sharded(model)
     sums = TakenSums()
     with record_calls(slots) as recording:
