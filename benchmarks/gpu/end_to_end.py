@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.gpu.random_models import QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
 
-_TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"
+_SPECIAL_TOKENS: Final = {"pad_token": "w0", "bos_token": "w1", "eos_token": "w2"}
 _RUN = "import sys; from vcpo.cli.main import app; sys.argv[0] = 'vcpo'; app()"
 
 
@@ -41,10 +44,12 @@ def whole_run(setting: Setting) -> Figures:
 
 
 def _save_model(setting: Setting, folder: Path) -> None:
-    model = make_model(setting.choose(QWEN_1_5B, TINY), torch.device("cpu"))
-    model.bfloat16().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(_TOKENIZER / name, folder / name)
+    """Write a random model, and a tokenizer with a word for each of its tokens."""
+    size = setting.choose(QWEN_1_5B, TINY)
+    make_model(size, torch.device("cpu")).bfloat16().save_pretrained(folder)
+    words = Tokenizer(WordLevel({f"w{at}": at for at in range(size.vocabulary)}))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, **_SPECIAL_TOKENS).save_pretrained(folder)
 
 
 def _document(setting: Setting, model_folder: Path, steps: int) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def _document(setting: Setting, model_folder: Path, steps: int) -> dict[str, Any
         "metadata": {"name": "gpu-check"},
         "spec": {
             "model": {"name": str(model_folder)},
-            "environment": {"name": "sort_digits", "parameters": {"digits": 5, "style": "plain"}},
+            "environment": {"name": "benchmarks.gpu.random_task:RandomTask"},
             "steps": steps,
             "batch": {"promptsPerStep": setting.choose(16, 2), "trajectoriesPerPrompt": 4},
             "sampling": {"maxNewTokens": setting.choose(512, 16)},

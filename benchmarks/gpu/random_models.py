@@ -48,11 +48,11 @@ QWEN_7B: Final = ModelSize(
     is_tied=False,
 )
 TINY: Final = ModelSize(
-    hidden=32,
+    hidden=64,
     layers=2,
     intermediate=64,
-    heads=4,
-    key_value_heads=2,
+    heads=2,
+    key_value_heads=1,
     vocabulary=256,
     is_tied=True,
 )

@@ -97,6 +97,8 @@ def _receive(receiver: Connection, line: dict[str, Any], *, deadline_s: float) -
 
 def _report(sender: Connection, check: Check, setting: Setting) -> None:
     os.setsid()
+    # Libraries log to the standard output, where the lines of the suite are.
+    os.dup2(2, 1)
     try:
         for part in check.load()(setting):
             sender.send(part)
