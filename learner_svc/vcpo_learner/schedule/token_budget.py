@@ -36,6 +36,7 @@ from vcpo.algo import KLPenalty
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Precision
 from vcpo_learner.device import free_bytes
+from vcpo_learner.forward.activation_checkpointing import wants_checkpoints
 from vcpo_learner.ranks.ranks import Ranks
 
 _LOGGER = logging.getLogger(__name__)
@@ -163,7 +164,9 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
     is_half = spec.learner.precision is Precision.BFLOAT16
     use = MemoryUse(
         activation_bytes=2 if is_half else 4,
-        checkpoints_layers=False,
+        checkpoints_layers=wants_checkpoints(
+            spec.learner.activation_checkpointing, size.num_parameters
+        ),
         num_shards=ranks.num_shards,
         has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
     )

@@ -17,7 +17,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from vcpo.spec.learner import Attention
+from vcpo.spec.learner import ActivationCheckpointing, Attention
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.schedule.token_budget import (
     MemoryUse,
@@ -90,6 +91,17 @@ def test_a_layer_keeps_at_most_what_is_counted_and_more_than_half_of_it(family, 
     of_layer = (measured[1] - measured[0]) / 2 / 128
     counted = layer_bytes(ModelSize.of(few), 2 if half else 4)
     assert of_layer <= counted < 2 * of_layer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_with_checkpoints_keeps_its_input_only(family):
+    models = [build(family, num_layers) for num_layers in (1, 3)]
+    for model in models:
+        set_checkpoints(model, ActivationCheckpointing.LAYERS)
+    few, many = (
+        saved_bytes(model, 256, half=True) - saved_bytes(model, 128, half=True) for model in models
+    )
+    assert (many - few) / 2 / 128 == 4 * SMALL["hidden_size"]
 
 
 def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
