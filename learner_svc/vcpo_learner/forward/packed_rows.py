@@ -15,12 +15,12 @@ all of them stand in one row, and there is no padding. `forward.kept_apart` chec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
 
@@ -78,9 +78,21 @@ def pack_one_row(lengths: Sequence[int], device: torch.device) -> PackedRows:
 
     lengths: [batch] tokens, at least 1 each.
     """
-    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    packed = lay_out(lengths, [range(len(lengths))], sum(lengths), device)
-    return replace(packed, ends=ends.to(device))
+    sizes, total = torch.tensor(lengths, device=device), sum(lengths)
+    ends = sizes.cumsum(0)
+    starts = ends - sizes
+    numbers = torch.arange(len(lengths), device=device)
+    columns = torch.arange(max(lengths), device=device)
+    is_own = columns < sizes[:, None]
+    # The size of the result is given, so that nothing waits for the device.
+    segments = torch.repeat_interleave(numbers, sizes, output_size=total)
+    return PackedRows(
+        segments=segments[None],
+        position_ids=(torch.arange(total, device=device) - starts[segments])[None],
+        places=(starts[:, None] + columns).masked_fill(~is_own, 0),
+        is_own=is_own,
+        ends=functional.pad(ends, (1, 0)).int(),
+    )
 
 
 def lay_out(

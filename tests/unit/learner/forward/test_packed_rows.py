@@ -32,7 +32,7 @@ from vcpo_learner.forward.logprobs import (
     token_entropies,
     token_logprobs,
 )
-from vcpo_learner.forward.packed_rows import pack_rows
+from vcpo_learner.forward.packed_rows import pack_one_row, pack_rows
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -77,6 +77,17 @@ def test_every_token_stands_in_one_place_with_its_own_position(lengths):
     expected = [[*own.tolist(), *[0] * (width - len(own))] for own in kept]
     assert rows.unpack(packed).tolist() == expected
     assert len(packed) < len(lengths)
+
+
+def test_one_row_holds_the_trajectories_in_their_order():
+    rows = pack_one_row([1, 3, 2], CPU)
+    assert rows.segments.tolist() == [[0, 1, 1, 1, 2, 2]]
+    assert rows.position_ids.tolist() == [[0, 0, 1, 2, 0, 1]]
+    assert rows.places.tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 0]]
+    assert rows.is_own.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
+    assert rows.arguments["cu_seq_lens_q"].tolist() == [0, 1, 4, 6]
+    assert rows.arguments["cu_seq_lens_q"].dtype is torch.int32
+    assert rows.arguments["max_length_q"] == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
