@@ -29,8 +29,9 @@ from vcpo_learner.per_sample_gradients.taps import active_recording
 
 _LOGGER = logging.getLogger(__name__)
 
-SMALL_LOGITS: Final = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Numbers of logits up to which all of them are computed at once."""
+SMALL_LOGITS: Final = {"cpu": 1 << 23, "cuda": 1 << 24}
+"""Numbers of logits up to which all of them are computed at once: 32 and 64 MiB in float32. On a
+CPU, tiles are no faster below."""
 
 
 class Wanted(NamedTuple):
