@@ -19,6 +19,7 @@ from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
 from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.ranks.sharding import whole
 
 _TOLERANCE = 1e-3
 """Relative, of a squared norm. Rounding in float32 is below 1e-6, so a small contribution that was
@@ -28,12 +29,18 @@ _MEASURED = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
 
 
 def require_measurable_norms(
-    model: nn.Module, estimator: GradientNormEstimator, *, packs: bool, one_row: bool = False
+    model: nn.Module,
+    estimator: GradientNormEstimator,
+    *,
+    packs: bool,
+    one_row: bool = False,
+    num_ranks: int = 1,
 ) -> None:
     """Check that the norms that a run needs can be measured with its model.
 
-    model: in evaluation mode; it does not change.
+    model: in evaluation mode; it does not change, but for its `.grad`, which is None afterwards.
     packs: whether several trajectories share a row; one_row: whether all of them do.
+    num_ranks: that call this at the same time, if the model is sharded.
 
     Raises:
         StartError: naming the field, the reason and the cure.
@@ -48,7 +55,7 @@ def require_measurable_norms(
     except Exception as error:  # a model's own code runs there
         raise _refusal(model, estimator, str(error)) from error
     if estimator is GradientNormEstimator.EXACT:
-        expected = _autograd_norms(model, batch)
+        expected = _autograd_norms(model, batch, num_ranks)
         difference = float(((found - expected).abs() / expected.clamp_min(1e-30)).max())
         if not difference <= _TOLERANCE:
             reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
@@ -56,8 +63,9 @@ def require_measurable_norms(
 
 
 def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) -> StartError:
+    name = type(PolicyNetwork.of(model).model).__name__
     return StartError(
-        f"spec.algorithm.gradientNorms: '{estimator}' norms of {type(model).__name__} cannot be"
+        f"spec.algorithm.gradientNorms: '{estimator}' norms of {name} cannot be"
         f" measured ({reason}); use 'logitEnergy', or a method without norms such as 'grpo'"
     )
 
@@ -90,13 +98,19 @@ def _measured_norms(
     return passed.measure(weights).squared_norms
 
 
-def _autograd_norms(model: nn.Module, batch: TokenBatch) -> Tensor:
-    """Squared norms [batch], one backward pass for each trajectory."""
-    weights = batch.response_mask.to(torch.float32)
-    objectives = weighted_logprobs(token_logprobs(model, batch, temperature=1.0), weights)
-    trained = [each for each in model.parameters() if each.requires_grad]
+def _autograd_norms(model: nn.Module, batch: TokenBatch, num_ranks: int) -> Tensor:
+    """Squared norms [batch], one forward and backward pass for each trajectory.
+
+    A sharded model adds up the gradients of all ranks, which are all the same here.
+    """
+    weights = batch.response_mask.to(torch.float32) / num_ranks
     norms = []
-    for objective in objectives:
-        gradients = torch.autograd.grad(objective, trained, retain_graph=True, allow_unused=True)
-        norms.append(sum(each.double().square().sum() for each in gradients if each is not None))
-    return torch.stack([torch.as_tensor(norm) for norm in norms])
+    model.zero_grad()
+    for index in range(len(weights)):
+        objectives = weighted_logprobs(token_logprobs(model, batch, temperature=1.0), weights)
+        torch.autograd.backward(objectives[index])
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        squares = [whole(each.double().square().sum()) for each in gradients]
+        norms.append(torch.stack(squares).sum())
+        model.zero_grad()
+    return torch.stack(norms)

@@ -174,7 +174,8 @@ def _full_scores(model: nn.Module, batch: TokenBatch, wanted: Wanted) -> TokenSc
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     distributions = functional.log_softmax(precise / wanted.temperature, dim=-1)
     targets = batch.input_ids[batch.response_mask]
-    logprobs = distributions.gather(1, targets[:, None]).squeeze(1)
+    # Not a view of it: FSDP hooks on to what a network returns.
+    logprobs = distributions.gather(1, targets[:, None]).sum(dim=1)
     entropies = energies = None
     if wanted.entropies:
         entropies = torch.special.entr(distributions.detach().exp()).sum(dim=-1)

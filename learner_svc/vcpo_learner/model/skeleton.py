@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from transformers import (
 from vcpo.service.model_files import local_model
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.loading import ModelLoadError, load_policy, load_tokenizer
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
@@ -37,7 +39,7 @@ from vcpo_learner.ranks.sharding import place_model
 
 def load_on_ranks(
     settings: Model, ranks: Ranks, precision: Precision
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PolicyNetwork, PreTrainedTokenizerBase]:
     """Load the policy of a run onto its ranks, and its tokenizer; all ranks call it.
 
     With several ranks each reads its own shards. A rank reads the whole model if it is the only
@@ -51,12 +53,14 @@ def load_on_ranks(
         skeleton = build_skeleton(name, revision)
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
-            place_model(skeleton, ranks, precision)
-            fill_skeleton(skeleton, folder, ranks.device, ranks.checkpoint_group)
-            return skeleton, load_tokenizer(name, revision)
+            network = PolicyNetwork(skeleton)
+            place_model(network, ranks, precision)
+            fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
+            return network, load_tokenizer(name, revision)
     model, tokenizer = load_policy(name, revision, settings.lora)
-    place_model(model, ranks, precision)
-    return model, tokenizer
+    network = PolicyNetwork(model)
+    place_model(network, ranks, precision)
+    return network, tokenizer
 
 
 def build_skeleton(name: str, revision: str | None) -> PreTrainedModel:
@@ -93,7 +97,7 @@ def holds_parameters(folder: Path, model: nn.Module) -> bool:
 
 
 def fill_skeleton(
-    model: PreTrainedModel,
+    network: PolicyNetwork,
     folder: Path,
     device: torch.device,
     group: dist.ProcessGroup | None = None,
@@ -108,10 +112,10 @@ def fill_skeleton(
         ModelLoadError: if the files cannot be read.
     """
     # As `Module.to_empty`, but buffers keep their numbers; FSDP takes the new shards in.
-    model._apply(lambda each: _moved(each, device))  # type: ignore[no-untyped-call] # torch's
-    if not any(isinstance(each, DTensor) for each in model.parameters()):
-        model.tie_weights()  # FSDP keeps ties, `_apply` does not
-    tensors = {name: each.detach() for name, each in _tensors(model).items()}
+    network._apply(lambda each: _moved(each, device))  # type: ignore[no-untyped-call] # torch's
+    if not any(isinstance(each, DTensor) for each in network.parameters()):
+        cast("PreTrainedModel", network.model).tie_weights()  # FSDP keeps ties, `_apply` does not
+    tensors = {name: each.detach() for name, each in _tensors(network.model).items()}
     try:
         with torch.no_grad():
             read_tensors(HuggingFaceStorageReader(str(folder)), tensors, group)

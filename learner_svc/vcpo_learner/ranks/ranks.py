@@ -95,6 +95,14 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def blank(self, values: Tensor) -> None:
+        """Set numbers to what they are before each rank writes its own and `share` adds them up.
+
+        With one rank they stay as they are.
+        """
+        if self.communication is not None:
+            values.zero_()
+
     def share_in_replica(self, values: Tensor) -> Tensor:
         """Complete numbers, in place, among the ranks of the replica; as `share`."""
         if self.communication is not None:

@@ -7,12 +7,10 @@ cut along their first axis, and so do their `.grad` and the optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Precision
@@ -22,8 +20,7 @@ from vcpo_learner.ranks.ranks import SHARD, Communication, Ranks
 def place_model(model: nn.Module, ranks: Ranks, precision: Precision) -> None:
     """Bring a model to its device, and cut it over the ranks if there are several; in place.
 
-    model: on the CPU, or on `meta`, with the same numbers on every rank; layers that compute their
-        activations again are wrapped already.
+    model: on the CPU, or on `meta`, with the same numbers on every rank.
     precision: in which the model computes. Parameters, sums of gradients and optimizer stay
         float32.
 
@@ -55,38 +52,48 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
+def release(model: nn.Module) -> None:
+    """Release what a pass without a backward pass has left gathered: the parameters of the root.
+
+    FSDP gathers them again only then, so without it the next pass would compute with their values
+    from before an optimizer step.
+    """
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether ranks hold a part of a tensor each."""
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as a rank alone would have it; all ranks have to call it for a shared one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank holds: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that are gathered one after the other, in the model's order.
 
-    model: of transformers, or a module around one. A layer that is wrapped to compute its
-        activations again is returned with its wrapper.
+    model: of transformers, or a module around one.
 
     Raises:
         StartError: if the model does not name them.
     """
-    names = {name for module in model.modules() for name in _layer_classes(module)}
-    wrapped = {id(each._checkpoint_wrapped_module) for each in _wrappers(model)}
-    layers = [
-        module
+    names = {
+        name
         for module in model.modules()
-        if type(module).__name__ in names and id(module) not in wrapped
-    ]
-    layers += [each for each in _wrappers(model) if _wrapped_class(each) in names]
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
+    layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
         raise StartError(
             f"spec.learner: several ranks, but {type(model).__name__} does not name its decoder"
             " layers (_no_split_modules); use one rank"
         )
     return layers
-
-
-def _layer_classes(module: nn.Module) -> Iterator[str]:
-    yield from getattr(module, "_no_split_modules", None) or ()
-
-
-def _wrappers(model: nn.Module) -> list[CheckpointWrapper]:
-    return [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
-
-
-def _wrapped_class(wrapper: CheckpointWrapper) -> str:
-    return type(wrapper._checkpoint_wrapped_module).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,9 +48,10 @@ class PolicyOnRanks:
         torch.manual_seed(spec.seed)
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
-        model, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.precision)
+        network, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.precision)
+        model = cast("PreTrainedModel", network.model)
         commands = Commands(ranks)
-        update = PolicyUpdate(model, spec, pad_token_id(tokenizer))
+        update = PolicyUpdate(network, spec, pad_token_id(tokenizer), ranks=ranks)
         return cls(
             ranks=ranks,
             model=model,

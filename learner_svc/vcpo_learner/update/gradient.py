@@ -32,6 +32,7 @@ from vcpo.algo import (
 )
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
+from vcpo.spec.learner import GradientMode
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.loss import (
     group_offsets,
@@ -42,16 +43,20 @@ from vcpo_learner.estimator.loss import (
 )
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import release
+from vcpo_learner.schedule.token_budget import budget_on_ranks
 from vcpo_learner.update.batch_decision import (
     BatchSummary,
     fits_one_pass,
     may_have_advantage,
     split_groups,
 )
-from vcpo_learner.update.micro_batches import MicroBatchRunner, backward
+from vcpo_learner.update.micro_batches import MicroBatchRunner, backward, mesh_place
 from vcpo_learner.update.token_inputs import TokenInputs
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -90,13 +95,25 @@ class GradientAccumulation:
     Owner: the update.
     """
 
-    def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: VCPORunSpec,
+        pad_token_id: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._config = spec.algorithm.loss_config
         self._scope = spec.algorithm.baseline_scope
         self._longest_response = spec.sampling.max_new_tokens
-        self._runner = MicroBatchRunner(model, spec, pad_token_id)
-        self._inputs = TokenInputs(model, self._config, self._runner)
-        self._fits_one_pass = fits_one_pass(self._config, self._scope)
+        self._ranks = ranks or Ranks(device=next(model.parameters()).device)
+        memory = budget_on_ranks(PolicyNetwork.of(model).model, spec, self._ranks)
+        self._runner = MicroBatchRunner(model, spec, pad_token_id, mesh_place(self._ranks), memory)
+        self._inputs = TokenInputs(self._config, self._runner, self._ranks)
+        self._fits_one_pass = (
+            fits_one_pass(self._config, self._scope)
+            and spec.learner.gradient_mode is not GradientMode.TWO_PASS
+            and self._ranks.size == 1
+        )
         has_norms = self._config.baseline in NORM_BASELINES
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
 
@@ -124,6 +141,7 @@ class GradientAccumulation:
             norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
         else:
             norms, graph = self._score(record, tokens, flags)
+            self._ranks.share(record.learner_logprobs)
             record = self._inputs.add_to(record, tokens, rewards)
             rewards = regularized_rewards(shaped, record, self._config).tolist()
         return ScoredBatch(
@@ -165,6 +183,8 @@ class GradientAccumulation:
         record = self._empty_record(trajectories, policy_version)
         tokens = batch_tokens(trajectories, self._runner.device)
         self._write_logprobs(record, tokens, range(len(trajectories)))
+        self._ranks.share(record.learner_logprobs)
+        release(self._runner.network)
         return record
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,6 +202,7 @@ class GradientAccumulation:
             device=self._runner.device,
             dtype=self._runner.logprob_dtype,
         )
+        self._ranks.blank(record.learner_logprobs)
         if self._config.clipping is not Clipping.PROXIMAL_CLIP:
             return record
         lags = token_lags(trajectories, policy_version).to(self._runner.device)
@@ -205,7 +226,9 @@ class GradientAccumulation:
         flags: [B] trajectories that the second pass may use.
         """
         chosen = [position for position, flag in enumerate(flags) if flag]
-        keep_graph = bool(chosen) and self._runner.fits_one(tokens, chosen)
+        # The graph of a sharded model serves one backward pass.
+        is_alone = self._ranks.size == 1
+        keep_graph = is_alone and bool(chosen) and self._runner.fits_one(tokens, chosen)
         if self._estimator is None and not keep_graph:
             chosen = []
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
@@ -221,10 +244,10 @@ class GradientAccumulation:
                 if self._estimator is not None:
                     weights = token_weights(record.part(positions), self._config)
                     measured = forward.measure(step.place_trained(weights), retain_graph=keep_graph)
-                    norms[positions] = measured.squared_norms
+                    norms[positions] = measured.squared_norms[: len(positions)]
             if keep_graph:
                 graph = Graph(positions=positions, logprobs=logprobs, batch=step.batch)
-        return norms.tolist(), graph
+        return self._ranks.share(norms).tolist(), graph
 
     def _accumulate_groups(
         self,

@@ -19,6 +19,8 @@ from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import is_sharded
 from vcpo_learner.schedule.micro_steps import (
     MeshPlace,
     MicroBatchBudget,
@@ -91,7 +93,7 @@ class MicroBatchRunner:
         """The model's trainable parameters."""
         self._pad_token_id = pad_token_id
         self._packs = spec.batch.row_layout is RowLayout.PACKED
-        is_varlen = select_attention(model, spec.learner.attention, packs=self._packs)
+        is_varlen = select_attention(self.network.model, spec.learner.attention, packs=self._packs)
         self.one_row = self._packs and is_varlen
         """Whether a micro-batch is one row without padding."""
         if self._packs:
@@ -103,7 +105,9 @@ class MicroBatchRunner:
             groups=held_groups,
             counts_padding=not self.one_row,
         )
-        self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16
+        # A sharded model gathers its parameters in the number type of the run.
+        is_own = not is_sharded(parameter)
+        self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16 and is_own
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
         """Return whether one micro-batch of one rank holds the trajectories at these positions."""
@@ -171,6 +175,16 @@ class MicroBatchRunner:
         if not self._use_bfloat16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def mesh_place(ranks: Ranks) -> MeshPlace:
+    """Return the place of a rank as the schedule needs it."""
+    return MeshPlace(
+        num_replicas=ranks.num_replicas,
+        num_shards=ranks.num_shards,
+        replica=ranks.replica,
+        shard=ranks.shard,
+    )
 
 
 def backward(logprobs: Tensor, weights: Tensor) -> None:

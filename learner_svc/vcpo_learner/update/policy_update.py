@@ -57,9 +57,12 @@ from vcpo_learner.device import (
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import release
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -101,21 +104,30 @@ class PolicyUpdate:
         spec: VCPORunSpec,
         pad_token_id: int,
         clock: Clock = time.monotonic,
+        ranks: Ranks | None = None,
     ) -> None:
+        """Take over a model; with several ranks, the `PolicyNetwork` that is cut over them."""
         self._clock = clock
-        self._model = model.eval()
+        self._network = PolicyNetwork.of(model.eval())
+        self._model = self._network.model
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
         self._total_steps = spec.steps
-        set_checkpoints(model, spec.learner.activation_checkpointing)
-        self._gradient = GradientAccumulation(model, spec, pad_token_id)
+        set_checkpoints(self._model, spec.learner.activation_checkpointing)
+        self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
-            one_row = self._gradient.has_one_row
-            norms = spec.algorithm.gradient_norms
-            require_measurable_norms(model, norms, packs=packs, one_row=one_row)
-        self._optimizer = PolicyOptimizer(model, spec.optimizer)
-        self._files = TensorFiles(model, self._optimizer)
+            require_measurable_norms(
+                self._network,
+                spec.algorithm.gradient_norms,
+                packs=packs,
+                one_row=self._gradient.has_one_row,
+                num_ranks=1 if ranks is None else ranks.size,
+            )
+        release(self._network)  # so that the optimizer sees the shards of all parameters
+        self._optimizer = PolicyOptimizer(self._model, spec.optimizer)
+        group = None if ranks is None else ranks.checkpoint_group
+        self._files = TensorFiles(self._model, self._optimizer, group)
         self._calibration = MismatchCalibration()
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
@@ -165,6 +177,8 @@ class PolicyUpdate:
         except Exception:  # the model's own code runs there; the batch may be tried again
             self._gradient.load_state_dict(before)
             raise
+        finally:
+            release(self._network)
         trajectories = tuple(chain.from_iterable(groups))
         num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, BatchGradient) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.spec.workloads import Model, Precision
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.loading import ModelLoadError, load_policy
 from vcpo_learner.model.skeleton import (
     build_skeleton,
@@ -44,7 +45,7 @@ def test_a_filled_skeleton_computes_what_the_loaded_model_computes(model_files):
     loaded = type(llama()).from_pretrained(model_files, dtype=torch.float32)
     skeleton = build_skeleton(str(model_files), None)
     assert holds_parameters(model_files, skeleton)
-    fill_skeleton(skeleton, model_files, CPU)
+    fill_skeleton(PolicyNetwork(skeleton), model_files, CPU)
     tokens = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         assert torch.equal(skeleton(tokens).logits, loaded(tokens).logits)
@@ -58,13 +59,14 @@ def test_each_rank_reads_its_own_slices(model_files):
 
     def filled(ranks):
         settings = Model(name=str(model_files))
-        skeleton, tokenizer = load_on_ranks(settings, ranks, Precision.FLOAT32)
+        network, tokenizer = load_on_ranks(settings, ranks, Precision.FLOAT32)
+        skeleton = network.model
         assert tokenizer.eos_token_id is not None
         assert all(isinstance(each, DTensor) for each in skeleton.parameters())
         held = sum(each.to_local().numel() for each in skeleton.parameters())
         assert not any(buffer.is_meta for buffer in skeleton.buffers())
         whole = {name: each.full_tensor() for name, each in skeleton.named_parameters()}
-        skeleton(torch.tensor([[1, 2, 3]]))  # FSDP took the shards in
+        network.compare_head()  # FSDP took the shards in
         return held, {name: each.detach() for name, each in whole.items()}
 
     found = run_ranks(2, filled)
@@ -84,7 +86,8 @@ def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
 
     def loaded(ranks):
         assert not holds_parameters(tmp_path, build_skeleton(str(tmp_path), None))
-        model, _ = load_on_ranks(Model(name=str(tmp_path)), ranks, Precision.FLOAT32)
+        network, _ = load_on_ranks(Model(name=str(tmp_path)), ranks, Precision.FLOAT32)
+        model = network.model
         return {name: each.full_tensor().detach() for name, each in model.named_parameters()}
 
     for whole in run_ranks(2, loaded):

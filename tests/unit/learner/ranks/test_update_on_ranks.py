@@ -1,0 +1,235 @@
+"""One update on several ranks against the same update on one rank, in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.fixtures.learner.models import (
+    PAD,
+    llama,
+    qwen2,
+    sampled_groups,
+    seeded_model,
+    with_rewards,
+)
+from tests.fixtures.learner.ranks import run_ranks
+from vcpo.algo import LOSS_CONFIGS
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import Lora
+from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import place_model
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+TOLERANCE = 1e-5
+MESHES = {"2 ranks": (2, 2), "4 ranks": (4, 4), "2 x 2": (4, 2), "2 copies": (2, 1)}
+"""Ranks, and how many of them hold the parameters once."""
+VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
+SPEC = {
+    "model": {"name": "tiny"},
+    "environment": {"name": "countdown"},
+    "steps": 9,
+    "algorithm": VCPO,
+    "optimizer": {"learningRate": 1e-3, "maxGradientNorm": 0.05, "epsilon": 1e-5},
+}
+
+
+def tiny_llama() -> nn.Module:
+    return seeded_model(llama)
+
+
+def with_adapters() -> nn.Module:
+    model = seeded_model(llama)
+    add_adapters(model, Lora(rank=2))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.3)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    make: Callable[[], nn.Module] = tiny_llama
+    change: Callable[[list[Any]], list[Any]] = lambda groups: groups
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> VCPORunSpec:
+        return VCPORunSpec.model_validate({**SPEC, **self.sections})
+
+
+def forged(logprob: float) -> Callable[[list[Any]], list[Any]]:
+    """Groups in which one log-probability of the third trajectory is another one."""
+
+    def change(groups: list[Any]) -> list[Any]:
+        one = groups[0][2]
+        wrong = (logprob, *one.rollout_logprobs[1:])
+        return [[*groups[0][:2], replace(one, rollout_logprobs=wrong), groups[0][3]], *groups[1:]]
+
+    return change
+
+
+def equal_rewards(groups: list[Any]) -> list[Any]:
+    return [with_rewards(groups[0], [1.0] * 4), *groups[1:]]
+
+
+TWO_PASSES = {"learner": {"gradientMode": "twoPass"}}
+CASES = {
+    "untied": Case(sections=TWO_PASSES),
+    "tied": Case(make=lambda: seeded_model(qwen2), sections=TWO_PASSES),
+    "packed": Case(sections={**TWO_PASSES, "batch": {"rowLayout": "packed"}}),
+    "many micro-steps, idle ranks": Case(
+        sections={**TWO_PASSES, "batch": {"microBatchTrajectories": 1}}
+    ),
+    "a group without a gradient": Case(change=equal_rewards, sections=TWO_PASSES),
+    "adapters": Case(make=with_adapters, sections=TWO_PASSES),
+    "a weight that is no number": Case(change=forged(math.nan), sections=TWO_PASSES),
+    "an infinite weight": Case(change=forged(-math.inf), sections=TWO_PASSES),
+    "lmHead": Case(sections={**TWO_PASSES, "algorithm": {**VCPO, "gradientNorms": "lmHead"}}),
+    "logitEnergy": Case(
+        sections={**TWO_PASSES, "algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}
+    ),
+}
+METHODS = {
+    f"method {method}": Case(sections={"algorithm": {"method": method, "onPolicyEssRatio": 1.0}})
+    for method in LOSS_CONFIGS
+    if method != "vcpo"
+}
+"""On two ranks only; among them are those with entropies, a reference policy and a critic."""
+
+
+def cases_of(mesh: str) -> dict[str, Case]:
+    return {**CASES, **METHODS} if mesh == "2 ranks" else CASES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    gradient: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+    norms: list[float]
+    results: list[dict[str, float]]
+    """Numbers of each step, by name."""
+    texts: list[tuple[str, str | None]]
+    """Whether and why each step was skipped."""
+
+
+def whole(tensor: Tensor) -> Tensor:
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def outcome(case: Case, model: nn.Module, groups: list[Any], ranks: Ranks) -> Outcome:
+    """Two steps; fresh trajectories are scored between the gradient and the step."""
+    model = deepcopy(model)
+    network = PolicyNetwork(model)
+    place_model(network, ranks, case.spec.learner.precision)
+    update = PolicyUpdate(network, case.spec, PAD, ranks=ranks)
+    pending = update.begin(groups, policy_version=0)
+    gradient = {
+        name: whole(torch.zeros_like(each) if each.grad is None else each.grad).clone()
+        for name, each in model.named_parameters()
+    }
+    results = [update.finish(pending, groups[1]), update.step(groups, policy_version=1)]
+    return Outcome(
+        gradient=gradient,
+        parameters={name: whole(each.detach()) for name, each in model.named_parameters()},
+        norms=list(getattr(getattr(pending.batch, "summary", None), "squared_norms", ())),
+        results=[
+            {
+                "ess_ratio": result.ess_ratio,
+                "gradient_norm": result.gradient_norm,
+                "learning_rate": result.learning_rate,
+                "masked_share": result.masked_share,
+            }
+            for result in results
+        ],
+        texts=[(str(result.skipped), result.skip_detail) for result in results],
+    )
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """Model and groups of every case, made once."""
+    found = {}
+    for name, case in {**CASES, **METHODS}.items():
+        model = case.make()
+        found[name] = (case, model, case.change(sampled_groups(model)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(inputs):
+    alone = Ranks(device=torch.device("cpu"))
+    return {name: outcome(*given, alone) for name, given in inputs.items()}
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def found(request, inputs):
+    """The outcomes of every case, by rank."""
+    size, fsdp_size = MESHES[request.param]
+    names = cases_of(request.param)
+    return run_ranks(
+        size,
+        lambda ranks: {name: outcome(*inputs[name], ranks) for name in names},
+        fsdp_size=fsdp_size,
+    )
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    names = list(expected)
+    one, other = (torch.cat([each[name].flatten() for name in names]) for each in (found, expected))
+    return float((one - other).norm() / other.norm().clamp_min(1e-30))
+
+
+def differences(found: Outcome, expected: Outcome) -> list[str]:
+    """What differs by more than rounding."""
+    errors = {
+        "gradient": relative_error(found.gradient, expected.gradient),
+        "parameters": relative_error(found.parameters, expected.parameters),
+    }
+    wrong = [f"{name} by {error:.1e}" for name, error in errors.items() if not error < TOLERANCE]
+    if found.norms != pytest.approx(expected.norms, rel=TOLERANCE):
+        wrong.append(f"norms: {found.norms}, not {expected.norms}")
+    for step, (one, other) in enumerate(zip(found.results, expected.results, strict=True)):
+        if one != pytest.approx(other, rel=TOLERANCE):
+            wrong.append(f"step {step}: {one}, not {other}")
+    if found.texts != expected.texts:
+        wrong.append(f"{found.texts}, not {expected.texts}")
+    return wrong
+
+
+def test_an_update_on_ranks_is_the_update_on_one_rank(found, expected):
+    wrong = {name: differences(one, expected[name]) for name, one in found[0].items()}
+    assert {name: each for name, each in wrong.items() if each} == {}
+
+
+def test_all_ranks_hold_equal_bits(found):
+    wrong = [
+        (rank, name)
+        for rank, outcomes in enumerate(found)
+        for name, one in outcomes.items()
+        if not is_equal(one, found[0][name])
+    ]
+    assert wrong == []
+
+
+def is_equal(one: Outcome, other: Outcome) -> bool:
+    tensors = [(one.gradient, other.gradient), (one.parameters, other.parameters)]
+    return (one.norms, one.results, one.texts) == (
+        other.norms,
+        other.results,
+        other.texts,
+    ) and all(
+        torch.equal(mine[name], each) for mine, theirs in tensors for name, each in theirs.items()
+    )
