@@ -34,6 +34,7 @@ from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.loading import published_precision
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
@@ -50,12 +51,12 @@ class TrainingLoop:
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
         self._spec = parts.run.spec
-        self._precision = published_precision(parts.run.spec)
         self._dispatcher = parts.dispatcher
         self._quarantine = Quarantine(parts.run_dir / "quarantine")
         self._guard = StepGuard(parts.update, self._quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
         self._saver = RunSaver(parts, self._thread)
+        self._publication = Publication(parts, published_precision(parts.run.spec), self._thread)
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
         self._step_log = StepLog(parts.run.spec.steps, clock=parts.clock)
@@ -126,7 +127,7 @@ class TrainingLoop:
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
             self.event("Warning", f"batch: {warning}")
-        await self._publish()
+        await self._publication.begin()
         try:
             await self._take_steps()
         except TooManyFailuresError as error:
@@ -182,7 +183,7 @@ class TrainingLoop:
             throttled = self._dispatcher.lag_limit.observe(result, step=version + 1)
             if throttled is not None:  # before more work is granted
                 self.event(ChangeKind.THROTTLED, throttled)
-            await self._publish()
+            await self._publication.begin()
         finished_s = self._parts.clock()
         record = self._record(
             result,
@@ -283,6 +284,7 @@ class TrainingLoop:
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
         await self._join_evaluation()
+        await self._publication.join()
         if self._dispatcher.phase is RunPhase.RUNNING:
             with self._parts.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
@@ -301,6 +303,7 @@ class TrainingLoop:
         if self._dispatcher.complete():
             kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
             self.event(kind, f"{self._dispatcher.policy_version} steps; {how}")
+        self._publication.close()
         self._thread.shutdown()
 
     async def _join_evaluation(self) -> None:
@@ -327,22 +330,10 @@ class TrainingLoop:
                 f" {expected}; remove it to resume from the checkpoint before"
             )
 
-    async def _publish(self) -> None:
-        """Publish the parameters as the current version, and offer it to the archive."""
-        version = self._dispatcher.policy_version
-        policies, update = self._parts.policies, self._parts.update
-        with self._parts.stage(Stage.PUBLISH), self._parts.traces.publication(version):
-            prepared = await self._in_thread(
-                lambda: policies.prepare(version, update.policy_payload(self._precision))
-            )
-            policies.publish(prepared)
-        if self._parts.archive_writer is not None:
-            self._parts.archive_writer.offer(prepared)
-        self._dispatcher.notify()
-
     async def _evaluate(self, *, exclusive: bool) -> None:
         """Run an evaluation round and record its result."""
         step = self._dispatcher.policy_version
+        await self._publication.join()
         result = await self._dispatcher.evaluate(step, exclusive=exclusive)
         if result is None:
             self.event("EvaluationWithoutResult", f"step {step}: no response to a held-out prompt")

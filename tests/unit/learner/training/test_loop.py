@@ -144,22 +144,6 @@ async def test_a_step_is_given_responses_of_its_own_version_that_arrived_beside_
     assert later == [[], []]
 
 
-async def test_while_a_version_is_published_the_signals_are_those_of_the_step_before(make_learner):
-    learner, seen = make_learner(), []
-    policies = learner.training._parts.policies
-    publish = policies.publish
-
-    def observed_publish(prepared):
-        message = learner.signals.message()
-        seen.append((message.step, message.policy_version))
-        publish(prepared)
-
-    policies.publish = observed_publish
-    await learner.run()
-    assert seen == [(0, 0), (0, 1), (1, 2), (2, 3)]
-    assert learner.signals.message().step == 3
-
-
 async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp_path):
     learner = make_learner()
     learner.update.calibration_ages = {2: 7}

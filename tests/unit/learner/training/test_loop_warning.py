@@ -9,13 +9,14 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
 ):
     learner = make_learner()
     learner.update.warnings = {0: WarningLevel.CRITICAL}
-    publish, limits = learner.training._publish, []
+    update, limits = learner.training._parts.update, []
+    policy_payload = update.policy_payload
 
-    async def watched():
+    def watched(precision):
         limits.append(learner.dispatcher.admission_lag_steps)
-        await publish()
+        return policy_payload(precision)
 
-    learner.training._publish = watched
+    update.policy_payload = watched
     await learner.run()
     assert limits == [1, 0, 0, 0]
     assert [step.admission_lag_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]

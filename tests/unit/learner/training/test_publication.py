@@ -1,0 +1,91 @@
+"""Versions are published beside the steps, in order and whole."""
+
+import threading
+
+import pytest
+
+from vcpo.wire.weights import verify
+
+DEADLINE_S = 30.0
+
+
+def published_versions(learner, look=lambda policies, prepared: None):
+    """The versions in the order of their announcement; `look` sees the store after each."""
+    policies = learner.training._parts.policies
+    publish, seen = policies.publish, []
+
+    def observed(prepared):
+        publish(prepared)
+        seen.append(prepared.manifest.policy_version)
+        look(policies, prepared)
+
+    policies.publish = observed
+    return seen
+
+
+async def test_the_next_step_begins_while_a_version_is_prepared(make_learner):
+    learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
+    policies = learner.training._parts.policies
+    prepare, begin = policies.prepare, learner.update.begin
+    stepping, in_time = threading.Event(), []
+
+    def prepare_late(version, payload):
+        if version == 1:  # what step 2 trains on was sampled before
+            in_time.append(stepping.wait(DEADLINE_S))
+        return prepare(version, payload)
+
+    def watched_begin(groups, *, policy_version):
+        if policy_version == 1:
+            stepping.set()
+        return begin(groups, policy_version=policy_version)
+
+    policies.prepare, learner.update.begin = prepare_late, watched_begin
+    seen = published_versions(learner)
+    await learner.run()
+    assert in_time == [True]
+    assert seen == [0, 1, 2, 3]
+
+
+async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums(make_learner):
+    learner = make_learner()
+
+    def fetch(policies, prepared):
+        version = prepared.manifest.policy_version
+        found = policies.get("now", version)
+        verify(found.payload, found.manifest)
+        if found.delta is not None:
+            assert found.delta.entry.base_policy_version == version - 1
+
+    assert published_versions(learner, fetch) == []
+    await learner.run()
+
+
+async def test_a_version_is_copied_only_after_the_one_before_was_announced(make_learner):
+    learner = make_learner()
+    seen = published_versions(learner)
+    update, before = learner.training._parts.update, []
+    policy_payload = update.policy_payload
+
+    def watched(precision):
+        before.append(list(seen))
+        return policy_payload(precision)
+
+    update.policy_payload = watched
+    await learner.run()
+    assert before == [[], [0], [0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+async def test_a_version_that_cannot_be_published_ends_the_run(make_learner, version):
+    learner = make_learner()
+    policies = learner.training._parts.policies
+    prepare = policies.prepare
+
+    def broken(policy_version, payload):
+        if policy_version == version:
+            raise MemoryError("no room for a delta")
+        return prepare(policy_version, payload)
+
+    policies.prepare = broken
+    with pytest.raises(MemoryError, match="no room for a delta"):
+        await learner.run()
