@@ -16,7 +16,6 @@ from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.service.model_files import is_url
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
-from vcpo.spec.optimizer import OptimizerName
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 from vcpo.tracking.services import package_problems
 
@@ -76,7 +75,6 @@ def check_machine(run: VCPORun, run_file: Path) -> None:
     problems = [
         *model_problems(run),
         *package_problems(run.spec.tracking),
-        *_optimizer_problems(run),
         *_environment_problems(run),
     ]
     if problems:
@@ -102,16 +100,6 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
         yield (
             f"spec.environment.name: {run.spec.environment.name!r} was not checked, because the"
             " rollout worker is not installed here; pip install 'vcpo[local]' installs it"
-        )
-
-
-def _optimizer_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    name = run.spec.optimizer.name
-    if name is OptimizerName.ADAMW_8BIT and importlib.util.find_spec("torchao") is None:
-        yield FieldProblem(
-            path="spec.optimizer.name",
-            value=repr(name.value),
-            message="needs the package torchao, which is not installed; pip install 'vcpo[local]'",
         )
 
 

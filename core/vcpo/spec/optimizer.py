@@ -14,15 +14,13 @@ class OptimizerName(StrEnum):
     """The optimizer."""
 
     ADAMW = "adamw"
-    ADAMW_8BIT = "adamw8bit"
-    """AdamW with moments of 8 bits: 2 bytes per parameter instead of 8."""
     MUON = "muon"
     """Muon for matrices, AdamW for the rest."""
 
 
 ALGORITHMS_OF_RANKS: Final = (OptimizerName.ADAMW,)
-"""Those whose step is the same at any number of ranks. The blocks of `adamw8bit` depend on how a
-parameter is sharded, and `muon` multiplies sharded matrices in bfloat16."""
+"""Those whose step is the same at any number of ranks: `muon` multiplies sharded matrices in
+bfloat16."""
 
 
 class Schedule(StrEnum):
@@ -37,9 +35,8 @@ class Optimizer(Section):
     """The optimizer, and the base learning rate that the learning-rate rule scales."""
 
     name: OptimizerName = OptimizerName.ADAMW
-    """Optimizer: `adamw`, `adamw8bit` (moments of 8 bits, a quarter of the memory), or `muon` (for
-    the matrices of the decoder layers, with a momentum of 0.95; AdamW for the rest). Several ranks
-    need `adamw`."""
+    """Optimizer: `adamw`, or `muon` (for the matrices of the decoder layers, with a momentum of
+    0.95 and half of AdamW's memory; AdamW for the rest). Several ranks need `adamw`."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
     """Base learning rate, reached after the warm-up. The learning-rate rule scales it at each
     step."""
@@ -67,4 +64,4 @@ class Optimizer(Section):
     @property
     def checkpoint_bytes_per_parameter(self) -> int:
         """Size of a parameter in a checkpoint: itself in float32, and its moments, at most two."""
-        return 4 + (2 if self.name is OptimizerName.ADAMW_8BIT else 8)
+        return 12

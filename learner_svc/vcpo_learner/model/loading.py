@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -168,7 +169,7 @@ def policy_tensors(
 def _rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a parameter; if it is cut over ranks, rounded and then gathered from all of them."""
     own = parameter.detach()
-    return own.to(dtype).full_tensor() if isinstance(own, DTensor) else own
+    return cast("DTensor", own.to(dtype)).full_tensor() if isinstance(own, DTensor) else own
 
 
 def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:

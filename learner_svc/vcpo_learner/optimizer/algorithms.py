@@ -20,7 +20,7 @@ def make_optimizers(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.
 
     Raises:
         ValueError: if no parameter is trainable.
-        StartError: if a package is missing, or the algorithm does not work on sharded parameters.
+        StartError: if the algorithm does not work on sharded parameters.
     """
     parameters = _trainable(model)
     if not parameters:
@@ -35,22 +35,6 @@ def make_optimizers(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.
 
 def _adamw(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     return (AdamW(**_adam_arguments(_trainable(model), settings)),)
-
-
-def _adamw_8bit(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """Return torchao's AdamW.
-
-    A moment has one byte for each value and a scale for each 256, if it has 4096 values or more and
-    they are whole blocks; else it is float32. The arithmetic is float32.
-    """
-    try:
-        from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise StartError(
-            f"spec.optimizer.name: '{settings.name}' needs the package torchao ({error}); pip"
-            " install 'vcpo[learner]', or use 'adamw'"
-        ) from error
-    return (AdamW8bit(**_adam_arguments(_trainable(model), settings)),)
 
 
 def _muon(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
@@ -103,6 +87,5 @@ _Algorithm = Callable[[nn.Module, Optimizer], tuple[torch.optim.Optimizer, ...]]
 
 _ALGORITHMS: Final[Mapping[OptimizerName, _Algorithm]] = {
     OptimizerName.ADAMW: _adamw,
-    OptimizerName.ADAMW_8BIT: _adamw_8bit,
     OptimizerName.MUON: _muon,
 }

@@ -1,13 +1,9 @@
 """The optimizer of a policy: steps at a scaled rate, and its moments by parameter."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vcpo.spec.optimizer import Optimizer
 from vcpo_learner.optimizer.algorithms import make_optimizers
@@ -30,7 +26,7 @@ class PolicyOptimizer:
     @property
     def learning_rates(self) -> list[float]:
         """The learning rate of each group of parameters."""
-        return [float(group["lr"]) for group in self._groups()]
+        return [group["lr"] for group in self._groups()]
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -43,23 +39,24 @@ class PolicyOptimizer:
         Afterwards the groups have the base rate, even if the step raises, so whoever reads them
         reads the base rate. Decoupled weight decay is scaled with the rate.
         """
-        _set_rates(self._groups(), base_rate)
-        # torchao's step compiles itself otherwise, for minutes and with a C compiler.
-        with self._scaled_rates(scale), torch.compiler.set_stance("force_eager"):
+        try:
+            self._set_learning_rate(base_rate * scale)
             for optimizer in self._optimizers:
                 optimizer.step()
+        finally:
+            self._set_learning_rate(base_rate)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors that hold each parameter's moments and step count, not copies.
 
         They have the parameter's placements where it is sharded, and are empty before the first
-        step. Moments of 8 bits come as their parts: codes, scales.
+        step.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self._parameters.items():
             for optimizer in self._optimizers:
                 if state := optimizer.state.get(parameter):
-                    held[name] = dict(chain.from_iterable(_parts(*item) for item in state.items()))
+                    held[name] = dict(state)
         return held
 
     def allocate_moments(self) -> None:
@@ -75,30 +72,6 @@ class PolicyOptimizer:
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    @contextmanager
-    def _scaled_rates(self, scale: float) -> Iterator[None]:
-        groups, rates = self._groups(), self.learning_rates
-        try:
-            for group, rate in zip(groups, rates, strict=True):
-                _set_rates([group], rate * scale)
-            yield
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                _set_rates([group], rate)
-
-
-def _set_rates(groups: Iterable[dict[str, Any]], rate: float) -> None:
-    for group in groups:
-        if isinstance(group["lr"], Tensor):  # torchao accepts no other
-            group["lr"].fill_(rate)
-        else:
+    def _set_learning_rate(self, rate: float) -> None:
+        for group in self._groups():
             group["lr"] = rate
-
-
-def _parts(name: str, moment: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a moment, or the plain tensors of which its type is made, by name."""
-    if isinstance(moment, DTensor) or not hasattr(moment, "__tensor_flatten__"):
-        yield name, moment
-        return
-    for part in moment.__tensor_flatten__()[0]:
-        yield f"{name}.{part}", getattr(moment, part)

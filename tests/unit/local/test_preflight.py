@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from vcpo.local.preflight import (
 from vcpo.local.processes.gpu_check import check_gpus
 from vcpo.local.processes.gpus import Gpu
 from vcpo.spec import SpecError, VCPORun, parse_run, run_to_yaml
-from vcpo.spec.optimizer import OptimizerName
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 LLAMA = {"max_position_embeddings": 512}
@@ -126,16 +124,6 @@ class TestModels:
         assert list(model_problems(run)) == []
         (warning,) = machine_warnings(run)
         assert "'Qwen/Qwen3-0.6B' is no directory beside the file" in warning
-
-    def test_a_missing_package_of_the_optimizer_is_named(self, tmp_path, monkeypatch):
-        make_model(tmp_path / "models" / "tiny")
-        run = run_of()
-        optimizer = run.spec.optimizer.model_copy(update={"name": OptimizerName.ADAMW_8BIT})
-        run = run.model_copy(update={"spec": run.spec.model_copy(update={"optimizer": optimizer})})
-        assert problems_of(run, tmp_path) == []
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        (problem,) = problems_of(run, tmp_path)
-        assert problem.startswith("spec.optimizer.name: needs the package torchao")
 
     def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
         self, tmp_path, monkeypatch, hub_cache

@@ -107,11 +107,10 @@ def test_a_schedule_must_have_steps_after_the_warmup():
     assert run_with("optimizer: {warmupSteps: 1000000}").spec.optimizer.warmup_steps == 10**6
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "muon"])
-def test_several_ranks_need_adamw(name):
-    (line,) = problem_lines(f"optimizer: {{name: {name}}}\nlearner: {{processes: 2}}")
-    assert line == f"spec.optimizer.name: must be 'adamw' for several ranks (2) (got '{name}')"
-    assert run_with(f"optimizer: {{name: {name}}}").spec.optimizer.name == name
+def test_several_ranks_need_adamw():
+    (line,) = problem_lines("optimizer: {name: muon}\nlearner: {processes: 2}")
+    assert line == "spec.optimizer.name: must be 'adamw' for several ranks (2) (got 'muon')"
+    assert run_with("optimizer: {name: muon}").spec.optimizer.name == "muon"
 
 
 @pytest.mark.parametrize("low", ["0.3", "0.4"])

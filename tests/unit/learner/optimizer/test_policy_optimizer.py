@@ -1,12 +1,10 @@
 import copy
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from tests.fixtures.learner.models import llama, seeded_model
-from vcpo.service.lifecycle import StartError
 from vcpo.spec.optimizer import Optimizer, OptimizerName
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
@@ -39,7 +37,7 @@ def flat(model):
 
 
 def wide():
-    """Two layers whose matrices are long enough for moments of 8 bits."""
+    """Two layers."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 96))
 
@@ -66,14 +64,13 @@ def test_a_trained_parameter_costs_sixteen_bytes():
     assert sum(each.numel() * each.element_size() for each in held) == 16 * num_parameters
 
 
-@pytest.mark.parametrize(("name", "expected"), [("adamw", 8.0), ("adamw8bit", 2.03), ("muon", 4.0)])
+@pytest.mark.parametrize(("name", "expected"), [("adamw", 8.0), ("muon", 4.0)])
 def test_moments_take_the_bytes_that_the_spec_says(name, expected):
-    # 8 bits: two bytes, and a float32 scale for each 256; a table of 1 KiB for each tensor.
     model = nn.Linear(2048, 1024, bias=False)
     optimizer = optimizer_of(model, name=name)
     fill_gradients(model, 1.0)
     optimizer.step(RATE)
-    assert bytes_per_parameter(model, optimizer) == pytest.approx(expected, abs=0.005)
+    assert bytes_per_parameter(model, optimizer) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,12 +83,11 @@ def test_matrices_decay_with_the_scaled_rate_and_vectors_do_not(name):
     assert torch.equal(model[0].bias, before[0].bias)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
-def test_the_first_step_of_adam_is_the_scaled_rate_times_the_sign(name):
+def test_the_first_step_of_adam_is_the_scaled_rate_times_the_sign():
     model = wide()
     fill_gradients(model, -3.0)
     before = copy.deepcopy(model)
-    optimizer_of(model, name=name, weightDecay=0.0).step(RATE, 0.25)
+    optimizer_of(model, weightDecay=0.0).step(RATE, 0.25)
     for parameter, old in zip(model.parameters(), before.parameters(), strict=True):
         torch.testing.assert_close(parameter, old + 0.025)
 
@@ -136,18 +132,6 @@ def test_tied_embeddings_are_left_to_adam_once():
         "exp_avg_sq",
         "step",
     }
-
-
-def test_moments_of_eight_bits_stay_near_those_of_float32():
-    exact, quantized = wide(), wide()
-    start = flat(exact)
-    optimizers = [optimizer_of(exact), optimizer_of(quantized, name="adamw8bit")]
-    for step in range(20):
-        for model, optimizer in zip((exact, quantized), optimizers, strict=True):
-            random_gradients(model, step)
-            optimizer.step(1e-3)
-    difference = (flat(exact) - flat(quantized)).norm() / (flat(exact) - start).norm()
-    assert 0.0 < float(difference) < 0.03
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -212,9 +196,3 @@ def test_frozen_parameters_have_no_moments():
 def test_a_frozen_model_is_refused():
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         optimizer_of(nn.Linear(2, 1).requires_grad_(False))
-
-
-def test_a_missing_package_is_named_with_its_cure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(StartError, match=r"optimizer\.name: 'adamw8bit' .*torchao.*pip install"):
-        optimizer_of(wide(), name="adamw8bit")

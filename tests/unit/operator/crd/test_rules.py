@@ -90,7 +90,7 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 2}},
             "`optimizer.name`",
         ),
-        ({"optimizer": {"name": "adamw8bit"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
+        ({"optimizer": {"name": "muon"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),

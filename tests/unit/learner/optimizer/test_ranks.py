@@ -1,0 +1,79 @@
+"""Optimizer and published bytes of a model that is cut over two ranks."""
+
+import pytest
+import torch
+from torch.distributed.tensor import distribute_tensor
+
+from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.ranks import run_ranks
+from vcpo.service.lifecycle import StartError
+from vcpo.spec.optimizer import Optimizer
+from vcpo.spec.workloads import Precision
+from vcpo_learner.model.loading import gather_policy, policy_payload
+from vcpo_learner.optimizer.clipping import clip_gradient
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.ranks.sharding import place_model
+
+
+def seeded_llama():
+    torch.manual_seed(0)
+    return llama()
+
+
+def gradients(model):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(each.shape, generator=generator) for each in model.parameters()]
+
+
+def cut(ranks):
+    """The model on this rank, with its part of the gradient."""
+    model = seeded_llama()
+    whole = gradients(model)
+    place_model(model, ranks, Precision.FLOAT32)
+    for parameter, gradient in zip(model.parameters(), whole, strict=True):
+        parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+    return model
+
+
+def train(ranks):
+    model = cut(ranks)
+    norm = clip_gradient(model.parameters(), 0.5)
+    optimizer = PolicyOptimizer(model, Optimizer(weightDecay=0.1))
+    optimizer.step(0.01, 0.5)
+    if ranks.is_leader:
+        payload = policy_payload(model, Precision.FLOAT32)
+    else:
+        payload = gather_policy(model, Precision.FLOAT32)
+    with pytest.raises(StartError, match="'muon' works with one rank only; use adamw"):
+        PolicyOptimizer(model, Optimizer(name="muon"))
+    model.get_parameter("lm_head.weight").grad.to_local().fill_(float("nan") if ranks.rank else 0.0)
+    broken = clip_gradient(model.parameters(), 0.5)
+    kept = model.get_parameter("model.norm.weight").grad.full_tensor()
+    return norm, payload, broken, kept
+
+
+def test_two_ranks_clip_step_and_publish_as_one():
+    (norm, payload, broken, kept), (other_norm, none, other_broken, other_kept) = run_ranks(
+        2, train
+    )
+    model = seeded_llama()
+    for parameter, gradient in zip(model.parameters(), gradients(model), strict=True):
+        parameter.grad = gradient
+    exact = torch.cat([each.flatten() for each in gradients(model)]).double().norm()
+    assert norm == other_norm == pytest.approx(float(exact), rel=1e-6)
+    clip_gradient(model.parameters(), 0.5)
+    PolicyOptimizer(model, Optimizer(weightDecay=0.1)).step(0.01, 0.5)
+    expected = torch.frombuffer(
+        bytearray(policy_payload(model, Precision.FLOAT32)), dtype=torch.uint8
+    )
+    found = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    header = len(expected) - 4 * sum(each.numel() for each in model.parameters())
+    assert torch.equal(found[:header], expected[:header])
+    numbers = [each[header:].view(torch.float32) for each in (found, expected)]
+    torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-7)
+    assert none is None
+    # One rank's NaN is every rank's, and nothing is clipped by it.
+    assert broken != broken
+    assert other_broken != other_broken
+    assert torch.equal(kept, other_kept)
+    assert torch.isfinite(kept).all()
