@@ -8,7 +8,7 @@ All have the same interface: log-probabilities; then squared norms, given weight
 then the weighted sum of gradients, given slopes that depend on the norms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.output_head.head_norms import HeadNorms
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
-from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import Recording, record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
@@ -39,6 +39,10 @@ class GradientSum(Protocol):
     @property
     def squared_norms(self) -> Tensor:
         """[batch] float64, at least 0."""
+
+    @property
+    def unused(self) -> Set[Slot]:
+        """Slots that are known to have no gradient in this pass."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
         """Complete the gradient; call once, after the last micro-step that shares its sums.
@@ -191,6 +195,8 @@ class _PlainSum:
     objectives: Tensor
     weighted_sum: WeightedSum | None
     retain_graph: bool
+    unused: Set[Slot] = frozenset()
+    """Not looked for: autograd itself finds every use."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
         if self.weighted_sum is None:

@@ -3,11 +3,12 @@
 The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_learner.estimator`.
 
     one pass    if k_it = c_i a_it, with a_it the trajectory's own weights and c_i a function of its
-                group: micro-batches hold whole groups, and each is run forward and backward once.
-                c_i = -(R_i - b): the backward pass measures the norms for the baseline b, and b
-                completes the gradient (`vcpo_learner.per_sample_gradients`).
-    two passes  if k_it depends on the whole batch, or a group is larger than a micro-batch: score
-                the batch, with norms if the baseline needs them; compute all k_it; run backward.
+                group: each micro-batch is run forward and backward once. c_i = -(R_i - b): the
+                backward pass measures the norms for the baseline b, and b completes the gradient
+                with the group's last micro-batch (`vcpo_learner.per_sample_gradients`).
+    two passes  if k_it depends on the whole batch, or a group is larger than a micro-batch and its
+                norms are not exact: score the batch, with norms if the baseline needs them; compute
+                all k_it; run backward.
                 If one micro-batch holds everything that is trained on, its graph is kept and the
                 second pass needs no forward pass.
 
@@ -35,8 +36,6 @@ from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.spec.learner import GradientMode
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.loss import (
-    group_offsets,
-    group_slopes,
     regularized_rewards,
     shaped_rewards,
     token_coefficients,
@@ -45,8 +44,8 @@ from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
+from vcpo_learner.per_sample_gradients.coverage import require_gradients
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
-from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import release
 from vcpo_learner.schedule.token_budget import budget_on_ranks
@@ -56,7 +55,13 @@ from vcpo_learner.update.batch_decision import (
     may_have_advantage,
     split_groups,
 )
-from vcpo_learner.update.micro_batches import MicroBatchRunner, backward, mesh_place
+from vcpo_learner.update.micro_batches import (
+    GroupMicroStep,
+    MicroBatchRunner,
+    backward,
+    mesh_place,
+)
+from vcpo_learner.update.open_groups import OpenGroups
 from vcpo_learner.update.token_inputs import TokenInputs
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -136,7 +141,11 @@ class GradientAccumulation:
         flags = may_have_advantage(split_groups(rewards, sizes), self._config, self._scope)
         graph = None
         members = split_groups(range(len(trajectories)), sizes)
-        is_one_pass = self._fits_one_pass and self._runner.holds_each(tokens, members)
+        # Sums of exact norms stay open over several micro-steps; a proxy's is one backward pass.
+        is_one_pass = self._fits_one_pass and (
+            self._estimator is GradientNormEstimator.EXACT
+            or self._runner.holds_each(tokens, members)
+        )
         if is_one_pass:
             norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
         else:
@@ -260,6 +269,7 @@ class GradientAccumulation:
         """Both passes in one; return norms [B], 0 where none were measured.
 
         Groups without a flag are scored only: equal rewards cost no backward pass.
+        Raises: LostGradientError if a parameter has no gradient, and the batch depends on it.
         """
         members = split_groups(range(len(flags)), sizes)
         is_trained = [any(group) for group in split_groups(flags, sizes)]
@@ -268,36 +278,43 @@ class GradientAccumulation:
         self._write_logprobs(record, tokens, idle)
         norms = torch.zeros_like(record.rewards)
         trained = [group for group, flag in rows if flag]
+        opened: OpenGroups | None = None
+        unused = set(self._runner.slots)
         for step in self._runner.split_groups(tokens, trained):
-            groups, positions = step.members, step.positions
             forward = self._runner.forward(step.batch, self._estimator)
             logprobs = step.select_trained(forward.logprobs.detach())
-            record.write(record.learner_logprobs, positions, logprobs)
-            part = record.part(positions)
-            log_weights = part.log_weights()
+            record.write(record.learner_logprobs, step.positions, logprobs)
+            part = record.part(step.positions)
             weights = token_weights(part, self._config)
-            known = group_offsets(
-                _by_group(rewards[positions], groups),
-                _by_group(part.sums(weights.square()), groups),
-                self._config,
-            )
-            weighted_sum = WeightedSum(
-                offsets=weights.new_tensor(list(chain.from_iterable(known))),
-                groups=[index for index, group in enumerate(groups) for _ in group],
-                sums=ParameterSums(self._runner.slots, len(groups)),
-            )
+            if opened is None:
+                opened = self._open_groups(step, trained, rewards, part.sums(weights.square()))
+            weighted_sum = opened.weighted_sum(step.members, weights)
             measured = forward.measure(step.place_trained(weights), weighted_sum)
-            norms[positions] = measured.squared_norms
-            slopes = group_slopes(
-                known,
-                _by_group(measured.squared_norms, groups),
-                _by_group(log_weights, groups),
-                self._config,
-            )
-            measured.add_to_parameters(slopes)
+            norms[step.positions] = measured.squared_norms
+            if step.is_last:
+                measured.add_to_parameters(opened.slopes(record, norms))
+                opened = None
+            unused &= measured.unused
+        if trained and self._estimator is GradientNormEstimator.EXACT:
+            require_gradients(self._runner.slots, unused)
         return norms.tolist()
 
+    def _open_groups(
+        self,
+        step: GroupMicroStep,
+        groups: Sequence[Sequence[int]],
+        rewards: Tensor,
+        squared_weights: Tensor,
+    ) -> OpenGroups:
+        """Open the groups of a micro-step, which is the first that runs any of them.
 
-def _by_group(values: Tensor, groups: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Values [trajectories] as plain numbers, [num_groups][n_g]."""
-    return split_groups(values.tolist(), [len(group) for group in groups])
+        groups: positions of all trajectories that are trained on. squared_weights: of the step's.
+        """
+        slots = self._runner.slots
+        return OpenGroups(
+            step.members if step.is_last else [groups[number] for number in step.numbers],
+            rewards,
+            squared_weights.tolist() if step.is_last else None,
+            ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last),
+            self._config,
+        )

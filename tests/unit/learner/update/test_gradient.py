@@ -26,7 +26,12 @@ from tests.fixtures.learner.updates import (
     make_spec,
     with_micro_batches,
 )
+from vcpo.spec.learner import ActivationCheckpointing
 from vcpo.spec.workloads import Precision
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+from vcpo_learner.per_sample_gradients.coverage import LostGradientError
+from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
+from vcpo_learner.update.gradient import GradientAccumulation
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 BASELINES = ["opob", "groupMean", "rloo", "grpo", "none"]
@@ -207,9 +212,45 @@ def test_rollout_logprobs_enter_through_the_weight_only():
     assert_same(gradient_of_step(model, spec, [[halved]]), whole / 2)
 
 
-def test_a_group_larger_than_a_micro_batch_is_gone_through_twice_with_the_same_result():
+def passes_with_gradient(model, spec, groups):
+    """Gradient of a step, and the trajectories of each of its passes that keep a graph."""
+    sizes = []
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(
+        lambda _, inputs, output: sizes.append(len(inputs[0])) if output.requires_grad else None
+    )
+    update = GradientAccumulation(model, spec, PAD)
+    batch = update.score(groups, policy_version=0)
+    assert batch.is_accumulated
+    return torch.cat([each.grad.flatten() for each in model.parameters()]), sizes
+
+
+@pytest.mark.parametrize("checkpoints", ["none", "layers"])
+@pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
+def test_a_group_larger_than_a_micro_batch_is_gone_through_once(family, checkpoints):
+    groups = sampled_groups(seeded_model(FAMILIES[family], dtype=torch.float64), group_size=4)
+    found = {}
+    for size in (4, 3):
+        model = seeded_model(FAMILIES[family], dtype=torch.float64)
+        set_checkpoints(model, ActivationCheckpointing(checkpoints))
+        spec = with_micro_batches(make_spec(baseline="opob"), size)
+        found[size], sizes = passes_with_gradient(model, spec, groups)
+        assert sum(sizes) == 12
+        assert max(sizes) <= size
+    assert_same(found[3], found[4])
+
+
+def test_a_group_that_spreads_has_the_gradient_written_out_by_hand():
+    model = seeded_model(llama, dtype=torch.float64)
+    groups = sampled_groups(model, num_groups=2, group_size=5)
+    expected = expected_gradient(model, groups, "opob")
+    spec = with_micro_batches(make_spec(baseline="opob"), 2)
+    assert_same(gradient_of_step(model, spec, groups), expected)
+
+
+def test_a_proxys_group_larger_than_a_micro_batch_is_gone_through_twice():
     groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
-    spec = make_spec(baseline="opob")
+    spec = make_spec(baseline="opob", gradientNorms="logitEnergy")
     whole, split = (
         gradient_of_step(
             seeded_model(llama, dtype=torch.float64), with_micro_batches(spec, size), groups
@@ -217,3 +258,11 @@ def test_a_group_larger_than_a_micro_batch_is_gone_through_twice_with_the_same_r
         for size in (4, 3)
     )
     assert_same(split, whole)
+
+
+def test_a_gradient_that_does_not_get_into_the_parameters_is_named(monkeypatch):
+    model = seeded_model(llama)
+    monkeypatch.setattr(ParameterSums, "weighted", lambda _, slot: torch.zeros(slot.shape))
+    monkeypatch.setattr(ParameterSums, "complete", lambda *_: None)
+    with pytest.raises(LostGradientError, match=r"'model.embed_tokens.weight', .* and 18 more"):
+        GradientAccumulation(model, make_spec(), PAD).score(sampled_groups(model), policy_version=0)

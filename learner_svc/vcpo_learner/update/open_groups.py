@@ -1,0 +1,77 @@
+"""Groups of trajectories that are measured together, in one micro-step or in several.
+
+A group's slope depends on the norms of all of its trajectories. So its sums stay open until its
+last trajectory is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from torch import Tensor
+
+from vcpo.algo import LossConfig
+from vcpo_learner.estimator.loss import group_offsets, group_slopes
+from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
+from vcpo_learner.update.batch_decision import split_groups
+
+
+class OpenGroups:
+    """The groups whose gradients are summed at the moment, from offsets to slopes."""
+
+    def __init__(
+        self,
+        members: Sequence[Sequence[int]],
+        rewards: Tensor,
+        squared_weights: Sequence[float] | None,
+        sums: SlotSums,
+        config: LossConfig,
+    ) -> None:
+        """Open groups.
+
+        members: [groups] positions of all trajectories of each group in the batch.
+        rewards: [B] of the whole batch, shaped.
+        squared_weights: sum_t a_it^2 of the members, one group after another; None if they are not
+            all known yet, and then they count as equal.
+        """
+        self._members = members
+        self._sizes = [len(group) for group in members]
+        self._positions = list(chain.from_iterable(members))
+        self._sums = sums
+        self._config = config
+        squares = squared_weights or [1.0] * len(self._positions)
+        self._offsets = group_offsets(
+            self._by_group(rewards[self._positions].tolist()), self._by_group(squares), config
+        )
+
+    def weighted_sum(self, parts: Sequence[Sequence[int]], like: Tensor) -> WeightedSum:
+        """Return the sum that a micro-step adds to.
+
+        parts: [groups] positions of the members that the micro-step runs, in their order there.
+        like: whose type and device the offsets have.
+        """
+        known = dict(zip(self._positions, chain.from_iterable(self._offsets), strict=True))
+        return WeightedSum(
+            offsets=like.new_tensor([known[at] for at in chain.from_iterable(parts)]),
+            groups=[number for number, part in enumerate(parts) for _ in part],
+            sums=self._sums,
+        )
+
+    def slopes(self, record: BatchRecord, squared_norms: Tensor) -> list[float]:
+        """Return what completes the coefficients of each group, [groups].
+
+        record, squared_norms: of the whole batch; with the log-probabilities of all members.
+        Raises: NonFiniteWeightError if a weight or a norm is not a number.
+        """
+        return group_slopes(
+            self._offsets,
+            self._by_group(squared_norms[self._positions].tolist()),
+            self._by_group(record.part(self._positions).log_weights().tolist()),
+            self._config,
+        )
+
+    def _by_group(self, values: Sequence[float]) -> list[list[float]]:
+        return split_groups(values, self._sizes)
