@@ -5,7 +5,7 @@ PROMETHEUS ?= http://127.0.0.1:9090
 RUN ?= sort-digits
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-vllm e2e observe test lint format protos bench board-picture clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test lint format protos bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -23,6 +23,9 @@ system-packages:
 
 demo: .venv/installed ## train a tiny model asynchronously on this machine and watch it (about 2 minutes)
 	@$(BIN)/vcpo run examples/sort_digits.yaml --json
+
+demo-ranks: .venv/installed ## the demo with a learner of two ranks, on the CPU or on two GPUs beside the workers' (about 3 minutes)
+	@$(BIN)/vcpo run examples/sort_digits_ranks.yaml --json
 
 demo-vllm: .venv/installed ## the demo with vLLM, weights updated while it generates (Linux; about 3 minutes)
 	@$(BIN)/vcpo run examples/sort_digits_vllm.yaml --json

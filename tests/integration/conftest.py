@@ -38,11 +38,13 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         digits: int | str = 5,
         adapters: str = "",
         control: str = "",
+        learner: str = "",
         sinks: str = "",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
         task = {"steps": steps, "digits": digits, "adapters": adapters}
-        spec.write_text(SPEC.format(model=model, control=control, sinks=sinks, **task))
+        sections = {"control": control, "learner": learner, "sinks": sinks}
+        spec.write_text(SPEC.format(model=model, **sections, **task))
         path = tmp_path / "run"
         command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
         process = subprocess.Popen(

@@ -37,7 +37,7 @@ spec:
   checkpoint: {{everySteps: 5}}
   control: {{pollSeconds: 0.2{control}}}
   tracking: {{sinks: [{sinks}]}}
-  learner: {{threads: 1}}
+  learner: {{threads: 1{learner}}}
   rollouts:
     - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 8, threads: 1}}
 """

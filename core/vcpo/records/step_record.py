@@ -333,6 +333,8 @@ class StepRecord(UpdateRecord):
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
+    ranks: int = 1
+    """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0
     """Policy versions that workers have swapped in so far while they generated sequences."""
 

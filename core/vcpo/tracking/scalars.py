@@ -32,6 +32,7 @@ _FIELDS: Final = {
     "step_s": "learner/learner_step_duration_seconds",
     "idle_s": "learner/learner_idle_seconds",
     "tokens_per_s": "rollout/accepted_tokens_per_second",
+    "ranks": "learner/learner_ranks",
     "workers": "rollout/workers",
     "weight_updates_in_flight": "rollout/rollout_weight_updates_in_flight_total",
     "leased": "rollout/trajectories_leased_total",

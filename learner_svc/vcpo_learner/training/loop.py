@@ -382,6 +382,7 @@ class TrainingLoop:
             tokens_per_s=self._parts.signals.tokens_per_s(),
             admission_lag_steps=lag_limit_steps,
             workers=len(dispatcher.workers()),
+            ranks=self._spec.learner.ranks,
             weight_updates_in_flight=dispatcher.weight_updates_in_flight(),
             leased=counts.leased,
             in_flight=counts.in_flight,

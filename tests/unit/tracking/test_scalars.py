@@ -41,7 +41,8 @@ def test_names_are_those_of_the_metrics_in_groups():
     sent = {name.partition("/")[2].split("/")[0] for name in step_scalars(WEIGHED)}
     assert gauges - sent == set()
     no_metrics = {"relative_ess_ratio", "token_lag_mean_steps", "learner_idle_seconds",
-                  "accepted_tokens_per_second", "response_tokens_mean", "step_skipped"}  # fmt: skip
+                  "accepted_tokens_per_second", "response_tokens_mean", "step_skipped",
+                  "learner_ranks"}  # fmt: skip
     assert sent - metrics == no_metrics
     groups = {name.partition("/")[0] for name in step_scalars(WEIGHED)}
     assert groups == {"task", "learner", "off_policy", "rollout"}

@@ -30,6 +30,7 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "accuracy_after": _accuracy(metrics, -1),
         "steps": last.step if last else 0,
         "skipped_steps": len(steps) - len(taken),
+        "ranks": last.ranks if last else 0,
         "workers": max((step.workers for step in steps), default=0),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),
         "policy_lag_mean": mean(step.lag_mean for step in steps),

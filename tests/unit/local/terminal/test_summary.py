@@ -19,7 +19,7 @@ def summary(tmp_path) -> dict[str, object]:
     skipped = {"ess_ratio": 0.0, "learning_rate_scale": 0.0, "skipped": "not finite"}
     journal.step(replace(STEP, step=1, ess_ratio=0.5, learning_rate_scale=0.75, lag_mean=0.0))
     journal.step(replace(STEP, step=2, workers=3, **skipped))
-    counts = {"consumed": 112, "buffered": 4, "weight_updates_in_flight": 5}
+    counts = {"consumed": 112, "buffered": 4, "weight_updates_in_flight": 5, "ranks": 2}
     journal.step(replace(STEP, step=3, ess_ratio=0.25, lag_mean=0.5, lag_max=2, **counts))
     journal.evaluation(replace(EVALUATION, step=3, accuracy=0.875))
     return run_summary(tmp_path, Ending.COMPLETE)
@@ -54,6 +54,10 @@ def test_trajectories_are_those_of_the_last_step(summary):
         "in_flight": 10,
         "buffered": 4,
     }
+
+
+def test_the_ranks_are_those_of_the_last_step(summary):
+    assert summary["ranks"] == 2
 
 
 def test_weight_updates_in_flight_are_those_up_to_the_last_step(summary):
