@@ -46,7 +46,8 @@ def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> 
     if policy is None:
         return False
     refusal = _refusal(policy)
-    is_capped = getattr(policy.config, "attn_logit_softcapping", None) is not None
+    config = policy.config.get_text_config()
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
     if attention is Attention.VARLEN and refusal is not None:
         raise StartError(f"spec.learner.attention: varlen, but {refusal}; use auto")
     if attention is Attention.SDPA and is_capped:

@@ -47,9 +47,13 @@ def load_model_skeleton(
     """
     with _explain_errors(name):
         config = AutoConfig.from_pretrained(name, revision=revision)
+        softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # it has no annotations
-                config, dtype=torch_dtype(precision)
+                config,
+                dtype=torch_dtype(precision),
+                # Transformers' sdpa leaves a soft cap of attention scores out.
+                attn_implementation=None if softcap is None else "eager",
             )
     # `no_init_weights` also skips the tying of weights.
     model.tie_weights()

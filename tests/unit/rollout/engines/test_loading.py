@@ -4,7 +4,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import Gemma2Config, GenerationConfig, PreTrainedTokenizerFast
 
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.loading import (
@@ -36,6 +36,20 @@ def test_a_skeletons_rotary_frequencies_are_those_of_a_loaded_model(folder, make
     skeleton, model = load_model_skeleton(str(folder)), make_model()
     frequencies = skeleton.model.rotary_emb.inv_freq
     assert torch.equal(frequencies, model.model.rotary_emb.inv_freq)
+
+
+def test_a_soft_cap_of_attention_scores_is_not_left_out(tmp_path):
+    # Transformers' sdpa leaves it out, and tokens would be sampled from another distribution.
+    Gemma2Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    ).save_pretrained(tmp_path)
+    assert load_model_skeleton(str(tmp_path)).config._attn_implementation == "eager"
 
 
 def test_a_skeleton_has_the_precision_asked_for(folder):
