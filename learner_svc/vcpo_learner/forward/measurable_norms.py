@@ -8,6 +8,8 @@ parameters that are used outside their modules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -73,15 +75,27 @@ def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) ->
 def _batch(model: nn.Module, *, packs: bool, one_row: bool) -> TokenBatch:
     """Three trajectories; two of them share a row if rows are packed."""
     device = next(model.parameters()).device
-    trajectories = [_short(3, 0), _short(1, 1), _short(1, 2)]
+    tokens = _three_tokens(model)
+    trajectories = [_short(tokens, 3, 0), _short(tokens, 1, 1), _short(tokens, 1, 2)]
     return token_batch(trajectories, 0, device, packs=packs, one_row=one_row)
 
 
-def _short(num_tokens: int, first: int) -> Trajectory:
+def _three_tokens(model: nn.Module) -> list[int]:
+    """Tokens that may stand in a trajectory.
+
+    The embedding of a padding token is 0 in an untrained model. Normalized layer by layer, it has
+    gradients beyond float32.
+    """
+    embeddings = (each for each in model.modules() if isinstance(each, nn.Embedding))
+    padding = {each.padding_idx for each in embeddings}
+    return [token for token in range(3 + len(padding)) if token not in padding][:3]
+
+
+def _short(tokens: Sequence[int], num_tokens: int, first: int) -> Trajectory:
     return Trajectory(
         trajectory_id=str(first),
-        prompt_token_ids=(first,),
-        response_token_ids=tuple((first + at) % 3 for at in range(1, num_tokens + 1)),
+        prompt_token_ids=(tokens[first],),
+        response_token_ids=tuple(tokens[(first + at) % 3] for at in range(1, num_tokens + 1)),
         rollout_logprobs=(0.0,) * num_tokens,
         version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
         reward=0.0,
