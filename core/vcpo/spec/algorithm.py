@@ -133,6 +133,17 @@ class Algorithm(Section):
         return replace(LOSS_CONFIGS[self.method], **given)
 
     @property
+    def fits_one_pass(self) -> bool:
+        """Whether a trajectory's coefficient depends on its group only, once it is scored."""
+        config = self.loss_config
+        return (
+            config.has_fixed_shape
+            and config.kl_penalty is KLPenalty.NONE
+            and not config.is_whitened
+            and self.baseline_scope is BaselineScope.GROUP
+        )
+
+    @property
     def step_limits(self) -> StepLimits:
         """The bounds within which a batch allows a step, and a step at the full rate."""
         return StepLimits(

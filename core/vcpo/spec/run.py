@@ -13,7 +13,7 @@ from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
-from vcpo.spec.learner import Learner
+from vcpo.spec.learner import GradientMode, Learner
 from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
 from vcpo.spec.tracking import Tracking
 from vcpo.spec.workloads import (
@@ -155,6 +155,7 @@ class VCPORunSpec(Section):
                 *self._schedule_conflicts(),
                 *self._group_conflicts(),
                 *self._rank_conflicts(),
+                *self._gradient_conflicts(),
             ]
         )
         return self
@@ -198,6 +199,12 @@ class VCPORunSpec(Section):
         if ranks > 1 and name not in ALGORITHMS_OF_RANKS:
             message = f"must be '{ALGORITHMS_OF_RANKS[0]}' for several ranks ({ranks})"
             yield conflict("optimizer", "name", value=name.value, message=message)
+
+    def _gradient_conflicts(self) -> Iterator[InitErrorDetails]:
+        mode = self.learner.gradient_mode
+        if mode is GradientMode.ONE_PASS and not self.algorithm.fits_one_pass:
+            message = "the method needs the whole batch before it weighs a token; use 'auto'"
+            yield conflict("learner", "gradientMode", value=mode.value, message=message)
 
 
 class VCPORun(Section):

@@ -55,16 +55,6 @@ class StepDecision:
     verdict: StepVerdict
 
 
-def fits_one_pass(config: LossConfig, scope: BaselineScope) -> bool:
-    """Return whether a trajectory's coefficient depends on its group only."""
-    return (
-        config.has_fixed_shape
-        and config.kl_penalty is KLPenalty.NONE
-        and not config.is_whitened
-        and scope is BaselineScope.GROUP
-    )
-
-
 def may_have_advantage(
     rewards: Sequence[Sequence[float]], config: LossConfig, scope: BaselineScope
 ) -> list[bool]:

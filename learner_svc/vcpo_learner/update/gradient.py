@@ -51,7 +51,6 @@ from vcpo_learner.ranks.sharding import release
 from vcpo_learner.schedule.token_budget import budget_on_ranks
 from vcpo_learner.update.batch_decision import (
     BatchSummary,
-    fits_one_pass,
     may_have_advantage,
     split_groups,
 )
@@ -115,7 +114,7 @@ class GradientAccumulation:
         self._runner = MicroBatchRunner(model, spec, pad_token_id, mesh_place(self._ranks), memory)
         self._inputs = TokenInputs(self._config, self._runner, self._ranks)
         self._fits_one_pass = (
-            fits_one_pass(self._config, self._scope)
+            spec.algorithm.fits_one_pass
             and spec.learner.gradient_mode is not GradientMode.TWO_PASS
             and self._ranks.size == 1
         )

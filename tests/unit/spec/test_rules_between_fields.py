@@ -244,3 +244,16 @@ def test_a_call_of_the_environment_has_half_of_a_lease_unless_the_run_says_more(
 ):
     text = f"{MINIMUM}  environment: {environment}\n  lease: {{timeoutSeconds: 90}}\n"
     assert parse_run(text).spec.environment_timeout_s == timeout_s
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_fine"),
+    [("{}", True), ("{method: grpo}", False), ("{baselineScope: batch}", False)],
+)
+def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, is_fine):
+    lines = f"learner: {{gradientMode: onePass}}\nalgorithm: {algorithm}"
+    if is_fine:
+        assert run_with(lines).spec.learner.gradient_mode == "onePass"
+    else:
+        rule = "the method needs the whole batch before it weighs a token; use 'auto'"
+        assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule} (got 'onePass')"]

@@ -11,7 +11,6 @@ from vcpo_learner.update.batch_decision import (
     BatchSummary,
     batch_ess_unit,
     decide_step,
-    fits_one_pass,
     may_have_advantage,
     on_policy_ess_ratio,
 )
@@ -199,9 +198,9 @@ def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
 )
 def test_one_pass_is_enough_where_each_group_decides_for_itself(method, expected):
     settings = Algorithm.model_validate({"method": method})
-    assert fits_one_pass(settings.loss_config, settings.baseline_scope) is expected
+    assert settings.fits_one_pass is expected
 
 
 def test_a_baseline_of_the_whole_batch_takes_two_passes():
     settings = Algorithm.model_validate({"baselineScope": "batch"})
-    assert not fits_one_pass(settings.loss_config, settings.baseline_scope)
+    assert not settings.fits_one_pass
