@@ -9,8 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from tests.fixtures.learner.models import FAMILIES, PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.norms import recorded_norms
 from tests.fixtures.learner.updates import make_spec
-from tests.unit.learner.per_sample_gradients.norms import recorded_norms
 from vcpo.spec.learner import ActivationCheckpointing
 from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.activation_checkpointing import (

@@ -12,7 +12,7 @@ from tests.fixtures.learner.models import (
     seeded_model,
     trajectory,
 )
-from tests.unit.learner.per_sample_gradients.norms import recorded_norms, summed
+from tests.fixtures.learner.norms import recorded_norms, summed
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients

@@ -13,8 +13,8 @@ from tests.fixtures.learner.models import (
     seeded_model,
     trajectory,
 )
+from tests.fixtures.learner.norms import recorded_norms, summed
 from tests.fixtures.learner.updates import make_spec
-from tests.unit.learner.per_sample_gradients.norms import recorded_norms, summed
 from vcpo.spec.learner import ActivationCheckpointing
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.logprobs import token_logprobs

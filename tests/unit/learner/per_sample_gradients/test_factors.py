@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.learner.per_sample_gradients.norms import summed
+from tests.fixtures.learner.norms import summed
 from vcpo_learner.per_sample_gradients import measurement
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, as_factor, product

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.unit.learner.per_sample_gradients.norms import recorded_norms
+from tests.fixtures.learner.norms import recorded_norms
 
 
 def linear_norms(weights):

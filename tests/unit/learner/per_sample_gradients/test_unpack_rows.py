@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fixtures.learner.models import FAMILIES, VOCABULARY, seeded_model
-from tests.unit.learner.per_sample_gradients.norms import summed
+from tests.fixtures.learner.norms import summed
 from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.slots import Slots
