@@ -80,13 +80,16 @@ def forward_pass(
     estimator: GradientNormEstimator | None,
     *,
     temperature: float,
+    tiles: bool | None = None,
 ) -> ForwardPass:
     """Run the model forward, and keep what the estimator needs; None reports norms of 0.
 
+    tiles: whether the head is tiled; None decides by the number of logits.
     slots: of the model, for exact norms.
     Raises: ValueError when the model has no output head that the estimator could look at.
     """
-    wanted = Wanted(temperature=temperature)
+    tiles = network.has_tiles(batch) if tiles is None else tiles
+    wanted = Wanted(temperature=temperature, tiles=tiles)
     match estimator:
         case GradientNormEstimator.EXACT:
             with record_calls(slots) as recording:
@@ -111,7 +114,7 @@ def forward_pass(
 
 def _head_pass(network: PolicyNetwork, batch: TokenBatch, wanted: Wanted) -> "_PlainPass":
     """A pass that measures norms of the head alone."""
-    if network.has_tiles(batch):
+    if wanted.tiles:
         norms = HeadNorms(batch.response_mask.sum(dim=1).tolist(), batch.input_ids.device)
         scores = network.score(batch, wanted._replace(observer=norms))
         head: HeadCall | HeadNorms = norms

@@ -75,6 +75,11 @@ class PolicyNetwork(nn.Module):
         """Return a network around a model; a network is returned as it is."""
         return model if isinstance(model, cls) else cls(model)
 
+    @property
+    def is_tiled(self) -> bool:
+        """Whether tiles give the numbers of the model's own logits."""
+        return self._head is not None
+
     def has_tiles(self, batch: TokenBatch) -> bool:
         """Return whether the logits of a batch are computed tile by tile."""
         if self._head is None:

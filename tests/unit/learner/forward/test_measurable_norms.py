@@ -29,7 +29,9 @@ from vcpo.algo import GradientNormEstimator
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.output_head.trajectory_gradients import TrajectoryGradients
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 SIZES = {
@@ -189,3 +191,18 @@ def test_no_trajectory_of_the_check_holds_the_padding_token():
     require_measurable_norms(model, EXACT, packs=False)
     assert model.model.embed_tokens.padding_idx == PAD
     assert seen == {PAD + 1, PAD + 2, PAD + 3}
+
+
+def test_norms_of_a_tiled_head_are_checked_too(monkeypatch):
+    network = PolicyNetwork(seeded_model(llama))
+    network.compare_head()
+    require_measurable_norms(network, EXACT, packs=False)
+    own = TrajectoryGradients.measure
+
+    def measure(gradients):
+        own(gradients)
+        gradients.matrix_norms *= 2.0
+
+    monkeypatch.setattr(TrajectoryGradients, "measure", measure)
+    with pytest.raises(StartError, match="differ from autograd's"):
+        require_measurable_norms(network, EXACT, packs=False)
