@@ -86,7 +86,7 @@ class BatchRecord:
     """[B] index of each trajectory's first token."""
 
     def __post_init__(self) -> None:
-        lengths = torch.tensor(self.num_tokens, device=self.rewards.device)
+        lengths = torch.tensor(self.num_tokens, dtype=torch.int64, device=self.rewards.device)
         starts = tuple(accumulate(self.num_tokens, initial=0))[:-1]
         object.__setattr__(self, "lengths", lengths)
         object.__setattr__(self, "starts", starts)
@@ -107,7 +107,8 @@ class BatchRecord:
 
     def select(self, values: Tensor, positions: Sequence[int]) -> Tensor:
         """Return the values of some trajectories' tokens, in this order; values: [N]."""
-        return torch.cat([values[start:end] for start, end in self._stretches(positions)])
+        # Also of none: a rank may have no trajectory.
+        return torch.cat([values[:0], *(values[at:end] for at, end in self._stretches(positions))])
 
     def write(self, target: Tensor, positions: Sequence[int], values: Tensor) -> None:
         """Write the values of some trajectories' tokens, in this order, into `target` [N]."""

@@ -84,6 +84,10 @@ def equal_rewards(groups: list[Any]) -> list[Any]:
     return [with_rewards(groups[0], [1.0] * 4), *groups[1:]]
 
 
+def two_trajectories_that_differ(groups: list[Any]) -> list[Any]:
+    return [groups[0][:2], *(with_rewards(group, [1.0] * 4) for group in groups[1:])]
+
+
 TWO_PASSES = {"learner": {"gradientMode": "twoPass"}}
 CASES = {
     "untied": Case(sections=TWO_PASSES),
@@ -93,6 +97,13 @@ CASES = {
         sections={**TWO_PASSES, "batch": {"microBatchTrajectories": 1}}
     ),
     "a group without a gradient": Case(change=equal_rewards, sections=TWO_PASSES),
+    "more ranks than trajectories with a gradient": Case(
+        change=two_trajectories_that_differ, sections=TWO_PASSES
+    ),
+    "more ranks than trajectories with a gradient, without norms": Case(
+        change=two_trajectories_that_differ,
+        sections={"algorithm": {"method": "grpo", "onPolicyEssRatio": 1.0}},
+    ),
     "adapters": Case(make=with_adapters, sections=TWO_PASSES),
     "a weight that is no number": Case(change=forged(math.nan), sections=TWO_PASSES),
     "an infinite weight": Case(change=forged(-math.inf), sections=TWO_PASSES),
