@@ -44,7 +44,8 @@ def swap_pauses(setting: Setting) -> Figures:
     from benchmarks.rollout.vllm_pause import measure
 
     size = setting.choose(QWEN_1_5B, TINY)
-    model = make_model(size, setting.device)
+    # On the CPU, as vLLM wants half of the card.
+    model = make_model(size, torch.device("cpu"))
     payload = policy_payload(model, _sampler_precision(setting))
     cases = {
         "full": None,
@@ -71,13 +72,13 @@ def sampler_against_learner(setting: Setting) -> Figures:
     size = setting.choose(QWEN_1_5B, TINY)
     lengths = setting.choose((512, 1024, 2048, 4096, 8192), (8, 16))
     count = setting.choose(16, 4)
-    model = make_model(size, setting.device)
+    model = make_model(size, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         make_config(size).save_pretrained(directory)
         payload = policy_payload(model, _sampler_precision(setting))
         settings = _settings(setting, directory, sequences=count)
         sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
-    setting.forget()
+    nn.Module.to(model, setting.device)
     yield {"responses": count, "tokens": lengths[-1]}
     log_ratios = _log_ratios(setting, model, sampled, lengths[-1])
     every = [value for row in log_ratios for value in row]
@@ -161,6 +162,7 @@ def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettin
         max_concurrent_sequences=sequences,
         seed=0,
         kv_cache_gibibytes=setting.choose(16.0, 1 / 16),
+        gpu_memory_ratio=0.5,
     )
 
 

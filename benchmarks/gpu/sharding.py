@@ -20,13 +20,16 @@ from benchmarks.gpu.random_models import (
     PAD_TOKEN_ID,
     QWEN_1_5B,
     TINY,
+    ModelSize,
     make_groups,
     make_model,
     make_spec,
 )
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.harness.group_tokens import Groups
+from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
+from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.ranks.ranks import REPLICATE, SHARD, Communication, Ranks
 from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -49,13 +52,21 @@ def sharded_step(setting: Setting) -> Figures:
                 tokens=tokens,
                 learner={"gradientMode": mode, "activationCheckpointing": "layers"},
             )
-            lines = {}
-            for name, ranks in (("plain", Ranks(device=setting.device)), ("fsdp2", sharded)):
-                setting.forget()
-                lines[name] = _step(
-                    setting, make_model(size, torch.device("cpu")), spec, ranks, groups
-                )
-            yield {mode: lines | _differences(lines["plain"], lines["fsdp2"])}
+            yield {mode: _compare(setting, size, spec, sharded, groups)}
+
+
+def _compare(
+    setting: Setting, size: ModelSize, spec: VCPORunSpec, sharded: Ranks, groups: Groups
+) -> dict[str, Any]:
+    """The numbers of both steps and their differences; `refused` where ranks lack the mode."""
+    lines: dict[str, Any] = {}
+    for name, ranks in (("plain", Ranks(device=setting.device)), ("fsdp2", sharded)):
+        setting.forget()
+        try:
+            lines[name] = _step(setting, make_model(size, torch.device("cpu")), spec, ranks, groups)
+        except (StartError, ValueError) as error:
+            return lines | {"refused": str(error)}
+    return lines | _differences(lines["plain"], lines["fsdp2"])
 
 
 @contextmanager
@@ -89,8 +100,9 @@ def _step(
     setting: Setting, model: torch.nn.Module, spec: VCPORunSpec, ranks: Ranks, groups: Groups
 ) -> dict[str, Any]:
     """Take two steps; the numbers of the first, the seconds of the second."""
-    place_model(model, ranks, spec.learner.precision)
-    update = PolicyUpdate(model, spec, PAD_TOKEN_ID, ranks=ranks)
+    network = PolicyNetwork(model)
+    place_model(network, ranks, spec.learner.precision)
+    update = PolicyUpdate(network, spec, PAD_TOKEN_ID, ranks=ranks)
     before = _checksum(model)
     result = update.step(groups, policy_version=0)
     line = {

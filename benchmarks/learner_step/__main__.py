@@ -106,7 +106,10 @@ def main() -> None:
     sides = [side for side in arguments.sides if side.is_installed]
     for side in set(arguments.sides) - set(sides):
         print(f"{side} is not installed: its figures are null", flush=True)
-    cells = {name: measure(name, size, sides, arguments.repeats) for name, size in sizes.items()}
+    cells = {}
+    for name, size in sizes.items():
+        cells[name] = measure(name, size, sides, arguments.repeats)
+        print(f"{name}: {cells[name]}", flush=True)
     print(json.dumps({"benchmark": "learner_step", **summary(cells)}))
 
 

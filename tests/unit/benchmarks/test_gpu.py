@@ -81,6 +81,13 @@ def test_both_forms_of_a_norm_are_timed():
     assert line["ns_per_touch"] > 0.0
 
 
+def test_a_sharded_step_is_the_unsharded_one():
+    line = line_of("sharded_step")["twoPass"]
+    assert line["plain"]["skipped"] is None
+    names = ("gradient_norm", "ess_ratio", "learning_rate", "moved")
+    assert all(line[f"{name}_relative_error"] < 1e-5 for name in names)
+
+
 def test_a_published_version_has_the_models_parameters_and_a_small_delta():
     line = line_of("publishing")
     assert line["parameters_match"]
