@@ -109,7 +109,7 @@ def main() -> None:
     cells = {}
     for name, size in sizes.items():
         cells[name] = measure(name, size, sides, arguments.repeats)
-        print(f"{name}: {cells[name]}", flush=True)
+        print(f"{name}: {json.dumps(cells[name])}", flush=True)
     print(json.dumps({"benchmark": "learner_step", **summary(cells)}))
 
 
