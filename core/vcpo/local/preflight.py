@@ -60,8 +60,13 @@ def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
 
 
 def with_one_replica(run: VCPORun) -> VCPORun:
-    """Return the run with the ranks of one machine: `learner.replicas` counts pods of a cluster."""
+    """Return the run with the ranks of one machine: `learner.replicas` counts pods of a cluster.
+
+    An `fsdpSize` that only the ranks of several pods can fill becomes all ranks of the machine.
+    """
     learner = run.spec.learner.model_copy(update={"replicas": 1})
+    if learner.fsdp_size is not None and learner.ranks % learner.fsdp_size:
+        learner = learner.model_copy(update={"fsdp_size": None})
     spec = run.spec.model_copy(update={"learner": learner})
     return run.model_copy(update={"spec": spec})
 

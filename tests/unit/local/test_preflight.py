@@ -341,3 +341,10 @@ class TestRanks:
             " has the ranks of one pod, 4 (`learner.processes`)"
         )
         assert with_one_replica(run).spec.learner.ranks == 4
+
+    @pytest.mark.parametrize(("in_cluster", "here"), [(8, None), (4, 4), (2, 2)])
+    def test_one_machine_reads_its_file_whatever_pods_share_in_a_cluster(self, in_cluster, here):
+        run = run_of(learner=f"replicas: 2, processes: 4, fsdpSize: {in_cluster}")
+        local = with_one_replica(run)
+        assert local.spec.learner.fsdp_size == here
+        assert parse_run(run_to_yaml(local)) == local
