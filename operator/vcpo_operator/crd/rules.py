@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
 from vcpo.algo import LOSS_CONFIGS, Baseline
-from vcpo.spec.algorithm import BASELINES_OF_BATCHES
+from vcpo.spec.algorithm import BASELINES_OF_BATCHES, Algorithm
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
 from vcpo.spec.tracking import SINKS_BY_FIELD
@@ -63,6 +63,9 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     return f"(has({section}.baseline) ? {given} : {own})"
 
 
+_ONE_PASS_METHODS: Final = [
+    method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
+]
 SPEC: Final = (
     Rule(
         rule="self.batch.trajectoriesPerPrompt >= 2"
@@ -90,6 +93,12 @@ SPEC: Final = (
         " && (!has(self.learner.processes) || self.learner.processes == 1)"
         " && (!has(self.learner.gpusPerReplica) || self.learner.gpusPerReplica == 1))",
         message="`optimizer.name` must be 'adamw' for several ranks",
+    ),
+    Rule(
+        rule="self.learner.gradientMode != 'onePass' || (self.algorithm.baselineScope == 'group'"
+        f" && self.algorithm.method in {_words(_ONE_PASS_METHODS)})",
+        message="`learner.gradientMode` may not be 'onePass' where the method needs the whole"
+        " batch before it weighs a token; use 'auto'",
     ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _immutable_field_rule("model.name"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
+from vcpo.algo import Method
 from vcpo.spec import VCPORun
 from vcpo_operator.crd import run_crd
 
@@ -103,6 +104,14 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
             "`systemPrompt`",
         ),
+        (
+            {"algorithm": {"method": "grpo"}, "learner": {"gradientMode": "onePass"}},
+            "`learner.gradientMode`",
+        ),
+        (
+            {"algorithm": {"baselineScope": "batch"}, "learner": {"gradientMode": "onePass"}},
+            "`learner.gradientMode`",
+        ),
         ({"learner": {"processes": 4, "gpusPerReplica": 8}}, "`gpusPerReplica`"),
         ({"learner": {"replicas": 2, "gpusPerReplica": 4, "fsdpSize": 3}}, "`fsdpSize`"),
         ({"learner": {"fsdpSize": 2}}, "`fsdpSize`"),
@@ -186,6 +195,14 @@ def test_what_steers_a_run_may_change(after: dict[str, Any]):
 def test_a_learner_of_several_pods_may_get_another_number_of_ranks():
     before = {"learner": {"replicas": 4, "gpusPerReplica": 8, "fsdpSize": 8}}
     assert changes(before, {"learner": {"replicas": 2, "gpusPerReplica": 4}}) == []
+
+
+@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("method", list(Method))
+def test_rules_and_model_agree_about_one_pass(method, scope):
+    algorithm = {"method": method.value, "baselineScope": scope}
+    spec = {"algorithm": algorithm, "learner": {"gradientMode": "onePass"}}
+    assert (problems(**spec) == []) == accepts(spec)
 
 
 @given(
