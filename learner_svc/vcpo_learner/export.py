@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,8 @@ class _Chosen:
 
     path: Path
     step: int
+    files: Collection[str]
+    """Paths of its files, below `path`."""
     run: str
     run_dir: Path | None
     """None if the checkpoint is not in a run directory."""
@@ -101,8 +103,16 @@ def export(options: Options) -> Path:
         add_adapters(skeleton, settings.lora)
     exporting = ModelExport(chosen.run, settings, skeleton, tokenizer)
     write = exporting.write_adapters if options.adapters else exporting.write_model
-    with _shown(f"writing step {chosen.step} to {folder}"):
-        write(folder, chosen.path / TENSORS, step=chosen.step)
+    try:
+        with _shown(f"writing step {chosen.step} to {folder}"):
+            write(folder, chosen.path / TENSORS, step=chosen.step)
+    except OSError as error:
+        if all((chosen.path / name).is_file() for name in chosen.files):
+            raise
+        raise StartError(
+            f"{chosen.path}: was removed while it was exported, as a run does with old checkpoints"
+            " (spec.checkpoint.keep); export again, or copy the checkpoint and export the copy"
+        ) from error
     return folder
 
 
@@ -158,6 +168,7 @@ def _checked(path: Path, run_dir: Path | None) -> _Chosen:
     return _Chosen(
         path=path,
         step=manifest.step,
+        files=manifest.files.keys(),
         run=name,
         run_dir=run_dir,
         model=Model.model_validate(manifest.spec["model"]),

@@ -201,6 +201,24 @@ def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir)
             export(source, **options)
 
 
+@pytest.mark.parametrize("removed", [".metadata", "*.distcp"])
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_named_with_the_cure(
+    run_dir, monkeypatch, removed
+):
+    trained_run(run_dir, 1, model={"name": TINY})
+    build_skeleton = learner_export.build_skeleton
+
+    def remove_then_build(name, revision):
+        for path in (checkpoint_of(run_dir, 1) / "tensors").glob(removed):
+            path.unlink()
+        return build_skeleton(name, revision)
+
+    monkeypatch.setattr(learner_export, "build_skeleton", remove_then_build)
+    with pytest.raises(StartError, match=r"step-00000001: was removed .* export again"):
+        export(run_dir)
+    assert not (run_dir / "exports" / "step-00000001").exists()
+
+
 def test_a_large_model_is_written_through_mapped_files_and_in_parts(run_dir, monkeypatch):
     expected = logits(trained_run(run_dir, 1, model={"name": TINY}))
     monkeypatch.setattr(model_folder, "_IN_MEMORY_BYTES", 0)
