@@ -104,8 +104,11 @@ class Ranks:
             values.zero_()
 
     def share_in_replica(self, values: Tensor) -> Tensor:
-        """Complete numbers, in place, among the ranks of the replica; as `share`."""
-        if self.communication is not None:
+        """Complete numbers, in place, among the ranks of the replica; as `share`.
+
+        values: as many on each of these ranks; there may be none.
+        """
+        if self.communication is not None and len(values):
             dist.all_reduce(values, group=self.communication.mesh[SHARD].get_group())
         return values
 

@@ -45,8 +45,9 @@ from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
 from vcpo_learner.per_sample_gradients.coverage import require_gradients
-from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
+from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums, SlotSums
 from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharded_sums import ShardedGradient
 from vcpo_learner.ranks.sharding import release
 from vcpo_learner.schedule.token_budget import budget_on_ranks
 from vcpo_learner.update.batch_decision import (
@@ -114,12 +115,16 @@ class GradientAccumulation:
         self._runner = MicroBatchRunner(model, spec, pad_token_id, mesh_place(self._ranks), memory)
         self._inputs = TokenInputs(self._config, self._runner, self._ranks)
         self._fits_one_pass = (
-            spec.algorithm.fits_one_pass
-            and spec.learner.gradient_mode is not GradientMode.TWO_PASS
-            and self._ranks.size == 1
+            spec.algorithm.fits_one_pass and spec.learner.gradient_mode is not GradientMode.TWO_PASS
         )
         has_norms = self._config.baseline in NORM_BASELINES
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
+        self._sharded: ShardedGradient | None = None
+        if self._ranks.communication is not None:
+            release(self._runner.network)
+            self._sharded = ShardedGradient(self._runner.slots, self._ranks.communication)
+            # Norms of the head take a backward pass of their own, and FSDP's graph serves one.
+            self._fits_one_pass &= self._estimator is not GradientNormEstimator.LM_HEAD
 
     @property
     def has_one_row(self) -> bool:
@@ -149,7 +154,8 @@ class GradientAccumulation:
             norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
         else:
             norms, graph = self._score(record, tokens, flags)
-            self._ranks.share(record.learner_logprobs)
+        self._ranks.share(record.learner_logprobs)
+        if not is_one_pass:
             record = self._inputs.add_to(record, tokens, rewards)
             rewards = regularized_rewards(shaped, record, self._config).tolist()
         return ScoredBatch(
@@ -279,41 +285,59 @@ class GradientAccumulation:
         trained = [group for group, flag in rows if flag]
         opened: OpenGroups | None = None
         unused = set(self._runner.slots)
+        squares, log_weights = torch.zeros_like(norms), torch.zeros_like(norms)
         for step in self._runner.split_groups(tokens, trained):
+            positions = list(step.positions)
             forward = self._runner.forward(step.batch, self._estimator)
             logprobs = step.select_trained(forward.logprobs.detach())
-            record.write(record.learner_logprobs, step.positions, logprobs)
-            part = record.part(step.positions)
+            record.write(record.learner_logprobs, positions, logprobs)
+            part = record.part(positions)
             weights = token_weights(part, self._config)
+            squares[positions] = part.sums(weights.square())
+            log_weights[positions] = part.sums(part.log_ratios)
             if opened is None:
-                opened = self._open_groups(step, trained, rewards, part.sums(weights.square()))
+                opened = self._open_groups(step, trained, rewards, squares)
             weighted_sum = opened.weighted_sum(step.members, weights)
             measured = forward.measure(step.place_trained(weights), weighted_sum)
-            norms[step.positions] = measured.squared_norms
+            norms[positions] = measured.squared_norms[: len(positions)]
             if step.is_last:
-                measured.add_to_parameters(opened.slopes(record, norms))
+                known = torch.stack([log_weights, norms])[:, list(opened.positions)]
+                measured.add_to_parameters(
+                    opened.slopes(*self._ranks.share_in_replica(known).tolist())
+                )
                 opened = None
             unused &= measured.unused
+        release(self._runner.network)
         if trained and self._estimator is GradientNormEstimator.EXACT:
+            if self._sharded is not None:
+                self._sharded.finish()
             require_gradients(self._runner.slots, unused)
-        return norms.tolist()
+        return self._ranks.share(norms).tolist()
 
     def _open_groups(
         self,
         step: GroupMicroStep,
         groups: Sequence[Sequence[int]],
         rewards: Tensor,
-        squared_weights: Tensor,
+        squares: Tensor,
     ) -> OpenGroups:
         """Open the groups of a micro-step, which is the first that runs any of them.
 
-        groups: positions of all trajectories that are trained on. squared_weights: of the step's.
+        groups: positions of all trajectories that are trained on. squares: [B] sum_t a_it^2 of the
+        trajectories that this rank ran.
         """
-        slots = self._runner.slots
+        members = [groups[number] for number in step.numbers]
+        known = self._ranks.share_in_replica(squares[list(chain.from_iterable(members))])
         return OpenGroups(
-            step.members if step.is_last else [groups[number] for number in step.numbers],
+            members,
             rewards,
-            squared_weights.tolist() if step.is_last else None,
-            ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last),
+            known.tolist() if step.is_last else None,
+            self._sums(step),
             self._config,
         )
+
+    def _sums(self, step: GroupMicroStep) -> SlotSums:
+        if self._sharded is not None:
+            return self._sharded.sums(max(1, len(step.numbers)))  # an idle replica has none
+        slots = self._runner.slots
+        return ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last)

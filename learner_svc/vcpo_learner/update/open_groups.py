@@ -11,9 +11,8 @@ from itertools import chain
 
 from torch import Tensor
 
-from vcpo.algo import LossConfig
+from vcpo.algo import LossConfig, NonFiniteWeightError
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
-from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 from vcpo_learner.update.batch_decision import split_groups
@@ -47,31 +46,42 @@ class OpenGroups:
             self._by_group(rewards[self._positions].tolist()), self._by_group(squares), config
         )
 
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of all members in the batch, one group after another."""
+        return self._positions
+
     def weighted_sum(self, parts: Sequence[Sequence[int]], like: Tensor) -> WeightedSum:
         """Return the sum that a micro-step adds to.
 
-        parts: [groups] positions of the members that the micro-step runs, in their order there.
+        parts: [groups] positions of the members that the micro-step runs, in their order there;
+            none if the rank is idle, and then the one trajectory that it runs counts nowhere.
         like: whose type and device the offsets have.
         """
         known = dict(zip(self._positions, chain.from_iterable(self._offsets), strict=True))
+        offsets = [known[at] for at in chain.from_iterable(parts)]
+        groups = [number for number, part in enumerate(parts) for _ in part]
         return WeightedSum(
-            offsets=like.new_tensor([known[at] for at in chain.from_iterable(parts)]),
-            groups=[number for number, part in enumerate(parts) for _ in part],
-            sums=self._sums,
+            offsets=like.new_tensor(offsets or [0.0]), groups=groups or [0], sums=self._sums
         )
 
-    def slopes(self, record: BatchRecord, squared_norms: Tensor) -> list[float]:
-        """Return what completes the coefficients of each group, [groups].
+    def slopes(self, log_weights: Sequence[float], squared_norms: Sequence[float]) -> list[float]:
+        """Return what completes the coefficients of each group, [groups]; 0 where nothing can.
 
-        record, squared_norms: of the whole batch; with the log-probabilities of all members.
-        Raises: NonFiniteWeightError if a weight or a norm is not a number.
+        A replica without a group has one slope, of what it adds to no gradient.
+        log_weights, squared_norms: of all members. A step with a norm that is not finite is
+        skipped; every rank finds that when it knows the whole batch, and none before the others.
         """
-        return group_slopes(
-            self._offsets,
-            self._by_group(squared_norms[self._positions].tolist()),
-            self._by_group(record.part(self._positions).log_weights().tolist()),
-            self._config,
-        )
+        try:
+            slopes = group_slopes(
+                self._offsets,
+                self._by_group(squared_norms),
+                self._by_group(log_weights),
+                self._config,
+            )
+        except NonFiniteWeightError:
+            slopes = [0.0] * len(self._members)
+        return slopes or [0.0]
 
     def _by_group(self, values: Sequence[float]) -> list[list[float]]:
         return split_groups(values, self._sizes)

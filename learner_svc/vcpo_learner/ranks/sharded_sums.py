@@ -1,0 +1,130 @@
+"""The gradient of a sharded model, slot by slot, from sums over the trajectories of all ranks.
+
+```
+rank 0   sums of offset_i G_i, and of G_i by group  -+-> reduce-scatter: each rank has its rows of
+rank 1   the same over other trajectories           -+                   the sums over all
+```
+
+A slot's sums leave a rank as soon as the backward pass has handed over the slot's last use, so one
+slot at a time is in memory whole, in float32. A group's sums stay open by shard until its slope is
+known. Replicas work on different groups, and their gradients are added at the end.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vcpo_learner.per_sample_gradients.slots import Slot, Slots
+from vcpo_learner.ranks.ranks import REPLICATE, SHARD, Communication
+from vcpo_learner.ranks.sharding import local_part
+
+# From PyTorch 2.13 on the first name warns.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class ShardedGradient:
+    """The shards of a model's gradient on this rank. Owner: the update.
+
+    Make it while every parameter is in shards: a gathered parameter is another object.
+    """
+
+    def __init__(self, slots: Slots, communication: Communication) -> None:
+        self._parameters: dict[Slot, nn.Parameter] = {slot: slots.parameter(slot) for slot in slots}
+        mesh = communication.mesh
+        self._shards: dist.ProcessGroup = mesh[SHARD].get_group()
+        self._replicas: dist.ProcessGroup = mesh[REPLICATE].get_group()
+        self._control = communication.control
+        self._order = 0
+        """Checksum of the names of all slots that were reduced, in their order."""
+
+    def sums(self, num_groups: int) -> ShardedSums:
+        """Return the sums of groups that are open together; on all shards of a replica."""
+        return ShardedSums(self, num_groups)
+
+    def local(self, slot: Slot) -> Tensor:
+        """Return the rows of the gradient that this rank holds, to add to in place."""
+        parameter = self._parameters[slot]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return local_part(parameter.grad)
+
+    def reduce(self, slot: Slot, sums: Tensor) -> Tensor:
+        """Return the rows of sums [n, *slot.shape] over all shards that this rank holds."""
+        self._order = zlib.crc32(slot.name.encode(), self._order)
+        num_shards = self._shards.size()
+        if num_shards == 1:
+            return sums
+        chunk = -(-slot.shape[0] // num_shards)  # as FSDP cuts: the last shards have fewer rows
+        by_shard = sums.new_zeros(num_shards, len(sums), chunk, *slot.shape[1:])
+        for shard, rows in enumerate(torch.split(sums, chunk, dim=1)):
+            by_shard[shard, :, : rows.shape[1]] = rows
+        own = torch.empty_like(by_shard[0])
+        _reduce_scatter(own.view(-1), by_shard.view(-1), group=self._shards)
+        return own[:, : len(self.local(slot))]
+
+    def finish(self) -> None:
+        """Add up the gradients of the replicas, after the last micro-step of a batch.
+
+        Raises: RuntimeError if the ranks reduced their slots in different orders.
+        """
+        orders = torch.tensor([self._order, -self._order])
+        dist.all_reduce(orders, dist.ReduceOp.MAX, group=self._control)
+        if int(orders[0]) != -int(orders[1]):
+            raise RuntimeError("ranks formed the sums of parameters in different orders")
+        if self._replicas.size() == 1:
+            return
+        for slot in self._parameters:
+            dist.all_reduce(self.local(slot), group=self._replicas)
+
+
+class ShardedSums:
+    """The sums of some groups by shard; a `SlotSums`."""
+
+    keeps_factors = False
+    """Sums leave the rank before the slopes are known."""
+
+    def __init__(self, gradient: ShardedGradient, num_groups: int) -> None:
+        self.num_groups = num_groups
+        """Groups whose slopes complete the sums."""
+        self._gradient = gradient
+        self._open: dict[Slot, Tensor] = {}
+        """[1 + num_groups, *slot.shape] of slots not closed yet, the weighted sum first."""
+        self._by_group: dict[Slot, Tensor] = {}
+        """[num_groups, rows of this rank, ...]"""
+
+    def weighted(self, slot: Slot) -> Tensor:
+        """Return the slot's sum weighted by offsets, to add to in place."""
+        return self._whole(slot)[0]
+
+    def by_group(self, slot: Slot) -> Tensor:
+        """Return the slot's sums by group, to add to in place."""
+        return self._whole(slot)[1:]
+
+    def close(self, slot: Slot) -> None:
+        """Exchange what the ranks have added in this micro-step for the rows that each holds."""
+        reduced = self._gradient.reduce(slot, self._whole(slot))
+        del self._open[slot]
+        self._gradient.local(slot).add_(reduced[0])
+        if slot in self._by_group:
+            self._by_group[slot] += reduced[1:]
+        else:
+            self._by_group[slot] = reduced[1:].clone()
+
+    def complete(self, slopes: Sequence[float]) -> None:
+        """Add the groups' sums, weighted by the slopes [num_groups], to the gradient."""
+        for slot, by_group in self._by_group.items():
+            gradient = self._gradient.local(slot)
+            for group_sum, slope in zip(by_group, slopes, strict=True):
+                gradient.add_(group_sum, alpha=slope)
+        self._by_group.clear()
+
+    def _whole(self, slot: Slot) -> Tensor:
+        if slot not in self._open:
+            like = self._gradient.local(slot)
+            self._open[slot] = like.new_zeros(1 + self.num_groups, *slot.shape)
+        return self._open[slot]
