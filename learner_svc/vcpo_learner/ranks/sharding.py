@@ -62,6 +62,19 @@ def release(model: nn.Module) -> None:
         model.reshard()
 
 
+def recover(model: nn.Module) -> None:
+    """Make a model usable again after an error in a pass; the gradients of the pass are lost.
+
+    Without it FSDP takes the next backward pass for a part of the one that failed, and gradients
+    are wrong.
+
+    Raises:
+        AttributeError: with a torch that cannot (before 2.13).
+    """
+    if isinstance(model, FSDPModule):
+        model.reset_iter_state()
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether ranks hold a part of a tensor each."""
     return isinstance(tensor, DTensor)

@@ -62,7 +62,7 @@ from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.ranks.sharding import release
+from vcpo_learner.ranks.sharding import recover, release
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -136,7 +136,8 @@ class PolicyUpdate:
         self._num_fresh_blocks = 0
         """Since this process started: enough of them check the engines against each other."""
         self._is_stepping = False
-        """Stays True if a step fails after it began to change parameters or optimizer."""
+        """Stays True if a step fails after it began to change parameters or optimizer, or if the
+        model cannot be used after an error."""
 
     @property
     def is_whole(self) -> bool:
@@ -176,6 +177,7 @@ class PolicyUpdate:
             batch = error
         except Exception:  # the model's own code runs there; the batch may be tried again
             self._gradient.load_state_dict(before)
+            self._recover()
             raise
         finally:
             release(self._network)
@@ -229,9 +231,18 @@ class PolicyUpdate:
             self._gradient.accumulate(scored, [1.0] * len(group))
         except NonFiniteWeightError:
             pass  # such a step is skipped; it does not fail
+        except Exception:  # as in `begin`
+            self._recover()
+            raise
         finally:
             self._gradient.load_state_dict(before)
             self._optimizer.zero_grad()
+
+    def _recover(self) -> None:
+        """Make the model usable after an error in a pass, or the update is not whole any more."""
+        self._is_stepping = True
+        recover(self._network)
+        self._is_stepping = False
 
     def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
         """Discard the responses to these leases from replay; return them by lease."""

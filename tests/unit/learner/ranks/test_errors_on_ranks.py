@@ -1,0 +1,46 @@
+"""A step after one that failed on all ranks alike, against the same step alone."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.ranks import run_ranks
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import place_model, whole
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+
+@pytest.mark.parametrize("fails_in", ["begin", "rehearse"])
+def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_in):
+    model = seeded_model(llama)
+    groups = sampled_groups(model)
+
+    def gradient(ranks, fails_in=None):
+        network = PolicyNetwork(deepcopy(model))
+        spec = VCPORunSpec.model_validate(
+            {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
+        )
+        place_model(network, ranks, spec.learner.precision)
+        update = PolicyUpdate(network, spec, PAD, ranks=ranks)
+        if fails_in is not None:
+
+            def fail(*_):
+                raise torch.OutOfMemoryError("the backward pass")
+
+            handle = network.model.model.layers[0].mlp.register_full_backward_hook(fail)
+            given = groups if fails_in == "begin" else groups[0]
+            with pytest.raises(torch.OutOfMemoryError, match="the backward pass"):
+                getattr(update, fails_in)(given, policy_version=0)
+            handle.remove()
+            assert update.is_whole
+        update.begin(groups, policy_version=0)
+        return {name: whole(each.grad) for name, each in network.model.named_parameters()}
+
+    expected = gradient(Ranks(device=torch.device("cpu")))
+    for found in run_ranks(2, lambda ranks: gradient(ranks, fails_in)):
+        for name, each in expected.items():
+            torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-7)
