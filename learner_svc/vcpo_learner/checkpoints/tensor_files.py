@@ -106,8 +106,9 @@ class TensorFiles:
         """
         reader = TensorReader(folder)
         saved = reader.read_metadata().state_dict_metadata
-        if any(name.startswith(f"{MOMENTS}.") for name in saved):
-            self._optimizer.allocate_moments()
+        keys = [key.removeprefix(f"{MOMENTS}.") for key in saved if key.startswith(f"{MOMENTS}.")]
+        if keys:
+            self._optimizer.allocate_moments({key.rpartition(".")[0] for key in keys})
         state = self._state()
         _check_fit(state, saved)
         read_tensors(reader, state, self._group)

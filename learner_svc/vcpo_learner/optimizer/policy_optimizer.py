@@ -1,5 +1,6 @@
 """The optimizer of a policy: steps at a scaled rate, and its moments by parameter."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -59,10 +60,14 @@ class PolicyOptimizer:
                     held[name] = dict(state)
         return held
 
-    def allocate_moments(self) -> None:
-        """Make the moments of a run that has taken no step, as zeros, to be read into."""
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
+    def allocate_moments(self, names: Collection[str] | None = None) -> None:
+        """Make the moments of a run that has taken no step, as zeros, to be read into.
+
+        names: parameters that have moments, those with a gradient so far; None for all.
+        """
+        for name, parameter in self._parameters.items():
+            if names is None or name in names:
+                parameter.grad = torch.zeros_like(parameter)
         self.step(0.0)
         self.zero_grad()
         for tensors in self.moments().values():

@@ -37,6 +37,20 @@ def test_a_run_that_has_taken_no_step_has_no_moments_and_gets_none(tmp_path):
     assert_equal(numbers(other, others), numbers(model, optimizer))
 
 
+def test_a_parameter_that_never_had_a_gradient_has_no_moments_and_gets_none(tmp_path):
+    model, other = llama(), llama()
+    for each in (model, other):
+        each.unused = torch.nn.Linear(3, 2)
+    optimizer, others = (PolicyOptimizer(each, Optimizer()) for each in (model, other))
+    for name, parameter in model.named_parameters():
+        parameter.grad = None if name.startswith("unused.") else torch.ones_like(parameter)
+    optimizer.step(0.01)
+    TensorFiles(model, optimizer).save(tmp_path).result()
+    TensorFiles(other, others).load(tmp_path)
+    assert "unused.weight" not in others.moments()
+    assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
 def test_what_is_written_is_of_the_moment_of_the_call(tmp_path):
     model, optimizer = trained_model()
     files = TensorFiles(model, optimizer)
