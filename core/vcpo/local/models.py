@@ -44,6 +44,9 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     run: a run with local paths (`with_local_paths`).
     """
     name = run.spec.model.name
+    if is_url(name) and (problem := url_problem(name)) is not None:
+        yield FieldProblem(path=_NAME, value=repr(name), message=problem)
+        return
     folder = model_folder(run.spec.model)
     if folder is None:
         message = _absence(name, Path(run.metadata.annotations.get(RUN_FOLDER_ANNOTATION, ".")))
@@ -85,7 +88,7 @@ def context_tokens(config: Mapping[str, Any]) -> int | None:
 def _absence(name: str, run_folder: Path) -> str | None:
     """Return why a model that is not here cannot be fetched; None if hub or storage may have it."""
     if is_url(name) and not name.startswith("file://"):
-        return url_problem(name)
+        return None
     name = name.removeprefix("file://")
     path = (run_folder / Path(name).expanduser()).resolve()
     first, _, rest = name.partition("/")

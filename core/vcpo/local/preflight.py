@@ -88,7 +88,7 @@ def check_machine(run: VCPORun, run_file: Path) -> None:
 
 def machine_warnings(run: VCPORun) -> Iterator[str]:
     """Yield what could not be checked on this machine, in sentences that name the field."""
-    if is_url(run.spec.model.name):
+    if is_url(run.spec.model.name) and model_folder(run.spec.model) is None:
         yield f"spec.model.name: {run.spec.model.name!r} will be fetched when the run starts"
     elif model_folder(run.spec.model) is None:
         yield (

@@ -81,7 +81,11 @@ def is_url(name: str) -> bool:
 
 def url_problem(url: str) -> str | None:
     """Return why this machine cannot read a URL of this kind; None if it may."""
-    protocol = url.partition("://")[0]
+    protocol, _, place = url.partition("://")
+    if not place.strip("/"):
+        return "names no folder; give one, such as s3://bucket/folder"
+    if protocol == "file" and not place.startswith("/"):
+        return "is not an absolute path; give file:///folder, or a directory without file://"
     if importlib.util.find_spec("fsspec") is None:
         return "needs the package fsspec; pip install fsspec"
     from fsspec.registry import get_filesystem_class, known_implementations
@@ -111,6 +115,8 @@ def local_model(name: str, *, with_weights: bool = True) -> str:
     if not is_url(name):
         return name
     if name.startswith("file://"):
+        if (problem := url_problem(name)) is not None:
+            raise ModelFetchError(name, problem)
         return name.removeprefix("file://")
     listing = _listing(name, _WEIGHTS + _OTHERS if with_weights else _OTHERS)
     cache = _cache_folder()

@@ -30,8 +30,9 @@ Handler = Callable[[Mapping[str, Any], bytes], object]
 """Does a command on a rank other than 0; takes its fields and its payload."""
 
 _STOP = "stop"
-_POLL: Final = timedelta(seconds=20)
-"""A rank that waits for a command asks again after this time, as rank 0 may wait for hours."""
+_POLL: Final = timedelta(minutes=10)
+"""A rank that waits for a command asks again after this time, as rank 0 may wait for hours. Each
+time PyTorch writes two lines of its own to the log. The end of rank 0 ends the waiting at once."""
 _GRACE: Final = timedelta(seconds=10)
 """After an error, how long to wait for the outcomes of the other ranks. A rank that raised the same
 error is only the work between two collectives behind."""

@@ -159,6 +159,7 @@ def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
 ):
     trained_run(run_dir, 3, model={"name": TINY})
     monkeypatch.setattr("sys.argv", ["export", str(run_dir)])
+    capsys.readouterr()  # what training printed
     with files_of_at_most(10_000):
         assert learner_export.main() == 2
     printed = capsys.readouterr().err

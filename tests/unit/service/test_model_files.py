@@ -133,6 +133,8 @@ def test_a_long_transfer_says_how_far_it_is(bucket, monkeypatch, caplog):
         ("memory://bucket", "has no config.json"),
         ("s3://bucket/model", "needs the package s3fs; pip install s3fs"),
         ("gs://bucket/model", "needs the package gcsfs; pip install gcsfs"),
+        ("s3://", "names no folder; give one, such as s3://bucket/folder"),
+        ("file://models/tiny", "is not an absolute path; give file:///folder"),
         ("ftq://bucket", "is of a kind that fsspec does not know ('ftq'"),
     ],
 )
