@@ -141,7 +141,7 @@ class PolicyNetwork(nn.Module):
         assert tiled.entropies is not None
         distance = torch.stack([tiled.logprobs - full.logprobs, tiled.entropies - full.entropies])
         largest = float(distance.abs().max())
-        dtype = next(self.model.parameters()).dtype
+        dtype = self.last_states(batch).dtype  # a sharded model computes in another than it has
         if largest <= (1e-3 if dtype in {torch.float32, torch.float64} else 0.1):
             return ""
         return f"with tiles, log-probabilities differ by {largest:.2g} nats"

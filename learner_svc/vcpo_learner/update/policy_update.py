@@ -44,6 +44,7 @@ from vcpo.algo import (
 from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
+from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
@@ -62,7 +63,7 @@ from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.ranks.sharding import recover, release
+from vcpo_learner.ranks.sharding import is_sharded, recover, release
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -123,6 +124,8 @@ class PolicyUpdate:
                 packs=packs,
                 one_row=self._gradient.has_one_row,
                 num_ranks=1 if ranks is None else ranks.size,
+                is_half=is_sharded(next(self._model.parameters()))
+                and spec.learner.precision is Precision.BFLOAT16,
             )
         release(self._network)  # so that the optimizer sees the shards of all parameters
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)

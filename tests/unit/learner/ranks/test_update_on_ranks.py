@@ -30,7 +30,6 @@ from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.update.policy_update import PolicyUpdate
 
-TOLERANCE = 1e-5
 MESHES = {"2 ranks": (2, 2), "4 ranks": (4, 4), "2 x 2": (4, 2), "2 copies": (2, 1)}
 """Ranks, and how many of them hold the parameters once. Two ranks run every case."""
 ON_FOUR = (
@@ -76,6 +75,8 @@ class Case:
     make: Callable[[], nn.Module] = tiny_llama
     change: Callable[[list[Any]], list[Any]] = lambda groups: groups
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tolerance: float = 1e-5
+    """Largest relative difference from one rank."""
 
     @property
     def spec(self) -> VCPORunSpec:
@@ -123,6 +124,9 @@ CASES = {
     "one pass, a weight that is no number": Case(change=forged(math.nan)),
     "one pass, logitEnergy": Case(sections={"algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}),
     "idle ranks": Case(change=one_small_group, sections=TWO_PASSES),
+    # One rank rounds products to bfloat16, several round all they compute; in so small a model
+    # either is off by some 20 % in a norm.
+    "one pass, bfloat16": Case(sections={"learner": {"precision": "bfloat16"}}, tolerance=0.3),
     "a group without a gradient": Case(change=equal_rewards, sections=TWO_PASSES),
     "more ranks than trajectories with a gradient": Case(
         change=two_trajectories_that_differ, sections=TWO_PASSES
@@ -240,17 +244,17 @@ def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> flo
     return float((one - other).norm() / other.norm().clamp_min(1e-30))
 
 
-def differences(found: Outcome, expected: Outcome) -> list[str]:
+def differences(found: Outcome, expected: Outcome, tolerance: float) -> list[str]:
     """What differs by more than rounding."""
     errors = {
         "gradient": relative_error(found.gradient, expected.gradient),
         "parameters": relative_error(found.parameters, expected.parameters),
     }
-    wrong = [f"{name} by {error:.1e}" for name, error in errors.items() if not error < TOLERANCE]
-    if found.norms != pytest.approx(expected.norms, rel=TOLERANCE):
+    wrong = [f"{name} by {error:.1e}" for name, error in errors.items() if not error < tolerance]
+    if found.norms != pytest.approx(expected.norms, rel=tolerance):
         wrong.append(f"norms: {found.norms}, not {expected.norms}")
     for step, (one, other) in enumerate(zip(found.results, expected.results, strict=True)):
-        if one != pytest.approx(other, rel=TOLERANCE):
+        if one != pytest.approx(other, rel=tolerance):
             wrong.append(f"step {step}: {one}, not {other}")
     if found.texts != expected.texts:
         wrong.append(f"{found.texts}, not {expected.texts}")
@@ -258,7 +262,10 @@ def differences(found: Outcome, expected: Outcome) -> list[str]:
 
 
 def test_an_update_on_ranks_is_the_update_on_one_rank(found, expected):
-    wrong = {name: differences(one, expected[name]) for name, one in found[0].items()}
+    wrong = {
+        name: differences(one, expected[name], {**CASES, **METHODS}[name].tolerance)
+        for name, one in found[0].items()
+    }
     assert {name: each for name, each in wrong.items() if each} == {}
 
 
