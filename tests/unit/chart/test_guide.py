@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ruamel.yaml import YAML
+
 from tests.fixtures.chart.rendering import ROOT, of_kind
 from vcpo.spec import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, build_children
@@ -43,8 +45,16 @@ def conditions() -> list[tuple[str, str]]:
 
 
 def guides_run() -> VCPORun:
-    (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
+    text, _ = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
     return parse_run(text, source="docs/kubernetes.md")
+
+
+def guides_large_run() -> VCPORun:
+    """The guide's run with the fields of a learner of several pods."""
+    texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
+    run, fields = (YAML(typ="safe").load(text) for text in texts)
+    run["spec"].update(fields["spec"])
+    return VCPORun.model_validate(run)
 
 
 def definition_of_runs():
@@ -63,6 +73,20 @@ def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
         memory = {"learner": "48Gi", "rollout": "32Gi"}[container["name"]]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": 1, "memory": memory}
         assert container["image"] in {"l", "r"}
+
+
+def test_the_guides_large_learner_has_its_pods_gpus_and_volume():
+    owner = Owner(key=RunKey("team-a", "countdown"), uid="u")
+    defaults = OperatorDefaults(learner_image="l", rollout_image="r")
+    made = build_children(make_parent(guides_large_run(), owner), defaults)
+    (learner,) = [each.manifest["spec"] for each in made if each.kind is Kind.STATEFUL_SET]
+    (container,) = learner["template"]["spec"]["containers"]
+    assert learner["replicas"] == 2
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    (claim,) = [each.manifest["spec"] for each in made if each.kind is Kind.CLAIM]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    # 7.6 B parameters: 12 bytes in four checkpoints (two, the best, the next one), 4 in the model.
+    assert claim["resources"]["requests"]["storage"] == "369Gi"
 
 
 def test_the_guide_explains_every_column_in_order():
