@@ -27,52 +27,57 @@ _OPTIONS: Final = {"mode": "--offline", "directory": "--output"}
 """Options that have another name than the field of the sink that they set."""
 
 
+_Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or one of its checkpoints."
+    ),
+]
+_Directory = Annotated[
+    Path | None,
+    typer.Argument(metavar="DIR", help="Folder to write. [default: step-N in RUN_DIR/exports]"),
+]
+_Step = Annotated[
+    int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
+]
+_Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the best evaluation.")]
+_Adapters = Annotated[
+    bool, typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft.")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="The same as DIR; with --to tensorboard, the folder of its files."
+        " [default: tensorboard in RUN_DIR/exports]"
+    ),
+]
+_To = Annotated[
+    SinkName | None,
+    typer.Option(help="Copy the records to this tracking service; write no model."),
+]
+_Project = Annotated[
+    str | None,
+    typer.Option(help="With --to: project of W&B or experiment of MLflow. [default: the spec's]"),
+]
+_Url = Annotated[
+    str | None, typer.Option(help="With --to: address of the service. [default: the spec's]")
+]
+_Offline = Annotated[
+    bool, typer.Option("--offline", help="With --to wandb: write to RUN_DIR/wandb, send nothing.")
+]
+
+
 def export(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or one of its checkpoints."
-        ),
-    ],
-    directory: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="Folder to write. [default: step-N in RUN_DIR/exports]"),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint with the best evaluation.")
-    ] = False,
-    adapters: Annotated[
-        bool,
-        typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="The same as DIR; with --to tensorboard, the folder of its files."
-            " [default: tensorboard in RUN_DIR/exports]"
-        ),
-    ] = None,
-    to: Annotated[
-        SinkName | None,
-        typer.Option(help="Copy the records to this tracking service; write no model."),
-    ] = None,
-    project: Annotated[
-        str | None,
-        typer.Option(
-            help="With --to: project of W&B or experiment of MLflow. [default: the spec's]"
-        ),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="With --to: address of the service. [default: the spec's]"),
-    ] = None,
-    offline: Annotated[
-        bool,
-        typer.Option("--offline", help="With --to wandb: write to RUN_DIR/wandb, send nothing."),
-    ] = False,
+    source: _Source,
+    directory: _Directory = None,
+    step: _Step = None,
+    best: _Best = False,
+    adapters: _Adapters = False,
+    output: _Output = None,
+    to: _To = None,
+    project: _Project = None,
+    url: _Url = None,
+    offline: _Offline = False,
 ) -> None:
     """Write the model of a checkpoint, or copy the run's records to a tracking service.
 
@@ -87,21 +92,11 @@ def export(
     if to is None:
         if project or url or offline:
             fail("--project, --url, --offline: need --to, the tracking service to copy to")
-        if step is not None and best:
-            fail("--step, --best: name one checkpoint; give one of them")
         if directory is not None and output is not None:
             fail("DIR, --output: mean the same; give one of them")
-        if not (source / _CHECKPOINT_FILE).is_file():
-            require_run(source)
-        require_modules(EXPORT_MODULES)
-        exec_export(
-            ExportOptions(
-                source=source,
-                directory=directory or output,
-                step=step,
-                best=best,
-                adapters=adapters,
-            )
+        folder = directory or output
+        _write_model(
+            ExportOptions(source=source, directory=folder, step=step, best=best, adapters=adapters)
         )
         return
     require_run(source)
@@ -120,6 +115,16 @@ def export(
         "directory": str(output) if output else None,
     }
     _copy_records(source, given)
+
+
+def _write_model(options: ExportOptions) -> None:
+    """Replace this process by the one that writes the model."""
+    if options.step is not None and options.best:
+        fail("--step, --best: name one checkpoint; give one of them")
+    if not (options.source / _CHECKPOINT_FILE).is_file():
+        require_run(options.source)
+    require_modules(EXPORT_MODULES)
+    exec_export(options)
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
