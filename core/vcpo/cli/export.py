@@ -94,8 +94,13 @@ def export(
             fail("--project, --url, --offline: need --to, the tracking service to copy to")
         if directory is not None and output is not None:
             fail("DIR, --output: mean the same; give one of them")
+        if step is not None and best:
+            fail("--step, --best: name one checkpoint; give one of them")
+        if not (source / _CHECKPOINT_FILE).is_file():
+            require_run(source)
+        require_modules(EXPORT_MODULES)
         folder = directory or output
-        _write_model(
+        exec_export(
             ExportOptions(source=source, directory=folder, step=step, best=best, adapters=adapters)
         )
         return
@@ -115,16 +120,6 @@ def export(
         "directory": str(output) if output else None,
     }
     _copy_records(source, given)
-
-
-def _write_model(options: ExportOptions) -> None:
-    """Replace this process by the one that writes the model."""
-    if options.step is not None and options.best:
-        fail("--step, --best: name one checkpoint; give one of them")
-    if not (options.source / _CHECKPOINT_FILE).is_file():
-        require_run(options.source)
-    require_modules(EXPORT_MODULES)
-    exec_export(options)
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
