@@ -255,12 +255,14 @@ class Host:
                 )
             self._stale_age_s = None
             return
+        failure = self._connection.failure
+        if not failure:  # the learner answered; another process kept the host waiting since
+            return
         if self._stale_age_s is None:
-            cause = f" ({self._connection.failure})" if self._connection.failure else ""
             self._event(
                 "SignalsStale",
-                f"the newest signals of the learner are {age_s:.0f} s old{cause}: lag limit and"
-                " workers stay as they are",
+                f"the newest signals of the learner are {age_s:.0f} s old ({failure}): lag limit"
+                " and workers stay as they are",
             )
         self._stale_age_s = age_s
 

@@ -162,6 +162,19 @@ async def test_a_worker_that_hangs_is_replaced(fixture):
     assert fixture.failures("learner", "hung") == 0.0
 
 
+async def test_an_answer_that_got_old_while_a_hung_worker_was_waited_for_is_no_silence(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
+    os.kill(await fixture.until_answered("main-0"), signal.SIGSTOP)
+    views = len(fixture.view.views)
+    await fixture.until(lambda: len(fixture.view.views) > views + 1)
+    # The learner has just answered; the host still waits for the worker.
+    await fixture.until(lambda: fixture.host._connection.age_s < 0.2)
+    fixture.clock.added_s = 61.0
+    await fixture.until(lambda: fixture.events("WorkerLost"))
+    assert fixture.events("SignalsStale") == []
+
+
 async def test_a_learner_is_told_why_it_is_throttled(fixture):
     fixture.tell("sick")  # its mean ESS ratio is 0.05, half of the floor
     fixture.start()
