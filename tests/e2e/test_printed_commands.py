@@ -74,7 +74,7 @@ async def reader(folder: Path) -> AsyncIterator[tuple[Typist, KubeClient]]:
     """Somebody in a checkout of the project, with the guide's run.yaml, before an empty cluster."""
     for name in ("charts", "deploy", "examples"):
         (folder / name).symlink_to(ROOT / name)
-    (run,) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    run, *_ = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     (folder / "run.yaml").write_text(run)
     kubeconfig = folder / "kubeconfig.json"
     async with FakeApiServer() as server, KubeClient(ApiAccess(url=server.url)) as admin:
