@@ -183,7 +183,9 @@ class Commands:
     ) -> dict[int, dict[str, Any] | None]:
         """Return every rank's outcome; None for one that did not answer."""
         keys = {rank: self._outcome_key(rank) for rank in range(self._ranks.size)}
-        timeout = communication.timeout if is_patient else min(_GRACE, communication.timeout)
+        # A rank whose neighbors live ends by its own timeout, a little after this one.
+        grace = min(_GRACE, 2 * communication.timeout)
+        timeout = communication.timeout if is_patient else grace
         missing = missing_keys(communication.store, list(keys.values()), timeout)
         return {
             rank: None if key in missing else json.loads(communication.store.get(key))
