@@ -63,7 +63,7 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
         "no alert may fire on a healthy run": not result["alerts_on_healthy"],
         "every panel must have data": not result["panels_without_data"],
         "the collapse must fire the warning": WARNING_ALERT in result["fired"],
-        "every alert must resolve": set(result["fired"]) == set(result["resolved"]),
+        "no alert may outlive the run": set(result["fired"]) == set(result["resolved"]),
         "the throttle must follow within 2 steps": to_throttle is not None and to_throttle <= 2,
         "at most 3 steps may use older data": result["steps_trained_after_throttle_on_older"] <= 3,
         "the reason must be visible": result["throttle_reason_visible"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tests.fixtures.observation.exposure import Exposure, compare, exposed_names, most_series
 from tests.fixtures.observation.panels import PanelAnswers, answer_panels
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
-from tests.observation.alerts import fired_alerts
+from tests.observation.alerts import FiredAlert, fired_alerts
 from tests.observation.local_runs import COLLAPSE, SCALE, Observation, ObservedRun
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics import catalogue
@@ -43,6 +44,8 @@ WARNING_ALERT = "VCPOCollapseWarning"
 CRITICAL_ALERT = "VCPOCollapseImminent"
 CRITICAL_ALERT_S = 60 * SCALE
 """Time for which a run must be critical before that alert fires, in the rules' faster time."""
+WARNING_WINDOW_S = 300 * SCALE
+"""Time for which a run must show no warning before the warning's alert ends, likewise."""
 
 
 def exposures(observation: Observation) -> dict[str, Exposure]:
@@ -87,7 +90,6 @@ def alarm(observation: Observation) -> dict[str, Any]:
     """What fired on each run, and what followed from the warning on the one that collapsed."""
     server, healthy, collapsed = observation.server, observation.healthy, observation.collapsed
     fired = fired_alerts(server, collapsed.started_s, collapsed.ended_s)
-    last_step_s = collapsed.metrics.steps[-1].time_unix_s
     steps, evaluations = collapsed.metrics.steps, collapsed.metrics.evaluations
     bound = load_run(COLLAPSE).spec.algorithm.max_policy_lag_steps
     return {
@@ -99,7 +101,8 @@ def alarm(observation: Observation) -> dict[str, Any]:
             each.name: round(each.first_s - collapsed.started_s, 1) for each in fired
         },
         "critical_s": round(collapse.longest_critical_s(steps), 2),
-        "resolved": [each.name for each in fired if each.last_s < last_step_s],
+        "resolved": [each.name for each in fired if each.last_s < collapsed.ended_s - 1.0],
+        "warning_outlasts_s": warning_outlasts_s(server, collapsed, fired),
         "throttle_reason_visible": throttle_reason_is_visible(server, collapsed),
         "critical_step": collapse.first_critical_step(steps),
         "throttled_step": collapse.first_tightened_step(steps, bound),
@@ -108,6 +111,22 @@ def alarm(observation: Observation) -> dict[str, Any]:
         "recovered": collapse.has_recovered(steps, evaluations),
         "accuracies": [round(each.accuracy, 3) for each in evaluations],
     }
+
+
+def warning_outlasts_s(
+    server: PrometheusServer, run: ObservedRun, fired: Sequence[FiredAlert]
+) -> float | None:
+    """Time from the last scraped warning of a run to the last firing of its alert, in seconds.
+
+    How long a run shows warnings is its own affair; when the alert ends afterwards is the rule's.
+    None if the alert never fired.
+    """
+    last_fired_s = next((each.last_s for each in fired if each.name == WARNING_ALERT), None)
+    if last_fired_s is None:
+        return None
+    expression = f'vcpo_collapse_warning_ratio{{run="{run.name}"}} >= 1 / 3'
+    found = server.query_range(expression, run.started_s, run.ended_s, step_s=0.25)
+    return round(last_fired_s - max(each.points[-1][0] for each in found), 2)
 
 
 def throttle_reason_is_visible(server: PrometheusServer, run: ObservedRun) -> bool:
