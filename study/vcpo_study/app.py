@@ -1,46 +1,94 @@
-"""Runs a study from its file to its report: tuning cells, grid cells, report; resumable."""
+"""Runs studies from their files to their report: tuning, plane, claims; resumable."""
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from vcpo.service.lifecycle import StartError, start_errors
-from vcpo_study.cells.cell import Cell, Selection, grid_cells, tuning_cells
+from vcpo_study.cells.cell import (
+    Cell,
+    Part,
+    Selection,
+    claims_cells,
+    plane_cells,
+    tuning_cells,
+)
 from vcpo_study.cells.pool import run_cells
-from vcpo_study.cells.records import CellRecord, CellStore
-from vcpo_study.progress import StudyProgress
+from vcpo_study.cells.records import CellRecord, CellStore, model_identity
+from vcpo_study.progress import Clock, StudyProgress
 from vcpo_study.results.report import ReportData, write_study_report
-from vcpo_study.results.tuning import learning_rates, tuned_rates
+from vcpo_study.results.tuning import synchronous_rates, tuned_rates
 from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
 
+RESULTS_FOLDER = "results"
+"""Folder beside the report; each study has a folder of its name in it, with its records."""
+
 Say = Callable[[str], None]
-_EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The command line; see `python -m vcpo_study --help`."""
 
-    file: Path
-    directory: Path
-    """Directory of the cells' records."""
+    files: Sequence[Path]
     output: Path
-    """Directory of the report."""
+    """Directory of the report and, below it, of the cells' records."""
     jobs: int
+    hours: float | None
+    """Time after which no cell is started; None sets no limit."""
     selection: Selection
     report_only: bool
     command: str
     """The command that the report names; options that concern this machine only are left out."""
 
 
-def run_study(options: Options, say: Say) -> bool:
-    """Run the missing cells of a study, write its report, and return whether no cell failed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Study:
+    """A study that was read, and where its model and its records are."""
+
+    document: VCPOStudy
+    model_name: str
+    store: CellStore
+
+    @property
+    def spec(self) -> StudySpec:
+        return self.document.spec
+
+    def records(self, cells: Iterable[Cell]) -> list[CellRecord]:
+        """Return the records of those cells that have been run."""
+        return [record for record in map(self.store.load, cells) if record is not None]
+
+    def cells(self) -> list[Cell]:
+        """Return all cells, each once; those of the claims as far as the tuning is."""
+        spec = self.spec
+        claims = claims_cells(spec, self.synchronous_rates())
+        cells = [*tuning_cells(spec), *plane_cells(spec), *claims]
+        return list({cell.name: cell for cell in cells}.values())
+
+    def failures(self) -> dict[str, str]:
+        """Return the errors of cells that failed when they were last run, by the cell's name."""
+        errors = {cell.name: self.store.error(cell) for cell in self.missing(self.cells())}
+        return {name: error for name, error in errors.items() if error is not None}
+
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Return the cells that have not been run."""
+        return [cell for cell in cells if not self.store.holds(cell)]
+
+    def synchronous_rates(self) -> Mapping[str, float]:
+        """Return the rate of each method that the finished tuning cells decide."""
+        return synchronous_rates(tuned_rates(self.records(tuning_cells(self.spec))))
+
+
+def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bool:
+    """Run the missing cells of studies, write their report, and return whether no cell failed.
 
     After a KeyboardInterrupt it writes the report of the finished cells and raises again.
 
@@ -48,28 +96,24 @@ def run_study(options: Options, say: Say) -> bool:
         StartError: when the user must correct something.
     """
     with start_errors():
-        study = load_study(options.file)
-        model_name = model_directory(study, options.file)
-    _check_selection(study.spec, options.selection)
-    # Processes of cells inherit the path; model code beside the file is imported from there.
-    sys.path.insert(0, str(options.file.parent.resolve()))
-    store = CellStore(options.directory)
+        studies = [_load(file, options) for file in options.files]
+    _check_names(options, studies)
+    _check_selection(studies, options.selection)
+    deadline_s = math.inf if options.hours is None else clock() + 3600.0 * options.hours
     try:
         if not options.report_only:
-            task = functools.partial(run_and_save, model_name, store)
-            tuning = tuning_cells(study.spec, options.selection)
-            if tuning:
-                _run("tuning", tuning, store, options.jobs, task, say)
-            rates = learning_rates(study.spec, tuned_rates(_records(store, tuning)))
-            grid = grid_cells(study.spec, options.selection, rates)
-            _run("grid", grid, store, options.jobs, task, say)
+            for study in studies:
+                _Runner(
+                    study=study, options=options, deadline_s=deadline_s, clock=clock, say=say
+                ).run()
     finally:
-        data = _load_data(study, store, options.command)
-        if data.records:
+        begun = [study for study in studies if study.records(study.cells())]
+        for study in begun:
+            data = _report_data(study, options.command)
             say(f"report: {write_study_report(data, options.output)}")
-    if not data.records:
-        raise StartError(f"--dir: {options.directory} holds no cell of this study's grid yet")
-    return not data.failures
+    if not begun:
+        raise StartError(f"--output: {options.output} holds no cell of these studies yet")
+    return not any(study.failures() for study in studies)
 
 
 def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
@@ -83,49 +127,97 @@ def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
     store.save(cell, run_cell(cell, model_name))
 
 
-def _run(
-    phase: str,
-    cells: Sequence[Cell],
-    store: CellStore,
-    jobs: int,
-    task: Callable[[Cell], None],
-    say: Say,
-) -> None:
-    missing = [cell for cell in cells if not store.holds(cell)]
-    kept = len(cells) - len(missing)
-    progress = StudyProgress(phase, total=len(cells), kept=kept, jobs=jobs, clock=time.monotonic)
-    say(progress.opening_line())
-    with closing(run_cells(missing, task, jobs=jobs)) as outcomes:
-        for outcome in outcomes:
-            if outcome.error is not None:
-                store.save_error(outcome.cell, outcome.error)
-            say(progress.outcome_line(outcome))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runner:
+    """Runs the missing cells of one study."""
+
+    study: _Study
+    options: Options
+    deadline_s: float
+    clock: Clock
+    say: Say
+
+    def run(self) -> None:
+        """Run the parts of the study in the order in which they decide each other."""
+        spec, selection = self.study.spec, self.options.selection
+        self._run(Part.TUNING, tuning_cells(spec, selection))
+        self._run(Part.PLANE, plane_cells(spec, selection))
+        if untuned := len(self.study.missing(tuning_cells(spec))):
+            self.say(f"{self._title(Part.CLAIMS)}: wait for {untuned} cells of the tuning")
+        else:
+            rates = self.study.synchronous_rates()
+            self._run(Part.CLAIMS, claims_cells(spec, rates, selection))
+
+    def _run(self, part: Part, cells: Sequence[Cell]) -> None:
+        store, jobs = self.study.store, self.options.jobs
+        missing = self.study.missing(cells)
+        progress = StudyProgress(
+            self._title(part),
+            total=len(cells),
+            kept=len(cells) - len(missing),
+            jobs=jobs,
+            clock=self.clock,
+        )
+        self.say(progress.opening_line())
+        in_time = takewhile(lambda _: self.clock() < self.deadline_s, missing)
+        task = functools.partial(run_and_save, self.study.model_name, store)
+        with closing(run_cells(in_time, task, jobs=jobs)) as outcomes:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    store.save_error(outcome.cell, outcome.error)
+                self.say(progress.outcome_line(outcome))
+        if progress.num_left > 0:
+            self.say(progress.closing_line())
+
+    def _title(self, part: Part) -> str:
+        return f"{self.study.document.metadata.name} {part}"
 
 
-def _load_data(study: VCPOStudy, store: CellStore, command: str) -> ReportData:
-    """Load all records of the study, also those of cells outside the selection."""
-    tuning = tuning_cells(study.spec, _EVERYTHING)
-    tuning_records = _records(store, tuning)
+def _load(file: Path, options: Options) -> _Study:
+    document = load_study(file)
+    model_name = model_directory(document, file)
+    # Processes of cells inherit the path; model code beside the file is imported from there.
+    sys.path.insert(0, str(file.parent.resolve()))
+    folder = options.output / RESULTS_FOLDER / document.metadata.name / "cells"
+    identity = model_identity(model_name, document.spec.run.model.revision)
+    return _Study(document=document, model_name=model_name, store=CellStore(folder, model=identity))
+
+
+def _report_data(study: _Study, command: str) -> ReportData:
+    """Load all records of a study, also those of cells outside the selection."""
+    tuning_records = study.records(tuning_cells(study.spec))
     tuned = tuned_rates(tuning_records)
-    grid = grid_cells(study.spec, _EVERYTHING, learning_rates(study.spec, tuned))
-    errors = {cell.name: store.error(cell) for cell in [*tuning, *grid] if not store.holds(cell)}
+    rates = synchronous_rates(tuned)
+    tuning_seeds = study.spec.tuning.seeds
     return ReportData(
-        study=study,
+        study=study.document,
         command=command,
-        records=_records(store, grid),
+        records=[
+            record
+            for record in study.records(study.cells())
+            if record.seed not in tuning_seeds and rates.get(record.method) == record.learning_rate
+        ],
         tuning_records=tuning_records,
         tuned=tuned,
-        failures={name: error for name, error in errors.items() if error is not None},
+        failures=study.failures(),
     )
 
 
-def _records(store: CellStore, cells: Iterable[Cell]) -> list[CellRecord]:
-    return [record for record in map(store.load, cells) if record is not None]
+def _check_names(options: Options, studies: Sequence[_Study]) -> None:
+    files: dict[str, Path] = {}
+    for file, study in zip(options.files, studies, strict=True):
+        name = study.document.metadata.name
+        if name in files:
+            raise StartError(
+                f"{file}: metadata.name {name!r} is that of {files[name]} too; give it its own"
+            )
+        files[name] = file
 
 
-def _check_selection(study: StudySpec, selection: Selection) -> None:
-    names = {method.name for method in study.methods}
+def _check_selection(studies: Sequence[_Study], selection: Selection) -> None:
+    names = {method.name for study in studies for method in study.spec.methods}
     for name in sorted((selection.methods or set()) - names):
         raise StartError(f"--only: {name!r} is no method of the study; it has {sorted(names)}")
-    for lag in sorted((selection.lags or set()) - set(study.lags)):
-        raise StartError(f"--lags: {lag} is no lag of the study; it has {list(study.lags)}")
+    lags = {lag for study in studies for lag in study.spec.lags}
+    for lag in sorted((selection.lags or set()) - lags):
+        raise StartError(f"--lags: {lag} is no lag of the study; it has {sorted(lags)}")

@@ -1,7 +1,12 @@
 """The study file: what all cells have in common, and how they differ.
 
-A study is a base run (the `spec` of a run) and the three axes of a grid. The run of a cell is the
-base run with a method's `algorithm` fields, one lag, one learning rate and one seed.
+A study asks what becomes of a synchronous recipe as its data grows old. It has three parts, whose
+cells are of one kind, a base run with one method, lag, learning rate and seed:
+
+    plane    every method, learning rate and lag, on few seeds
+    tuning   every method and learning rate at lag 0, on seeds of its own; decides the synchronous
+             rate of each method
+    claims   methods at their synchronous rates over some lags, on many seeds
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -31,21 +36,29 @@ from vcpo.spec.workloads import CriticalResponse
 
 KIND: Final = "VCPOStudy"
 LAG_FIELD: Final = "maxPolicyLagSteps"
+RATE_FIELD: Final = "learningRate"
 
 _Lag = Annotated[int, Field(ge=0, le=1024)]
 _Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 _SET_BY_STUDY: Final = "is set by the study; remove it and use `lags`"
+_RATE_SET_BY_STUDY: Final = "is set by the study; remove it and use `learningRates`"
+_Number = TypeVar("_Number", int, float)
 
 
-def _distinct(numbers: tuple[int, ...]) -> tuple[int, ...]:
+def _distinct(numbers: tuple[_Number, ...]) -> tuple[_Number, ...]:
     if len(set(numbers)) < len(numbers):
         raise PydanticCustomError("conflict", "holds a number twice")
     return numbers
 
 
+_Lags = Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
+_Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64), AfterValidator(_distinct)]
+_Rates = Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
+
+
 class StudyMethod(Section):
-    """One method of the grid: a name, and the fields of `algorithm` that it sets."""
+    """One method: a name, and the fields of a run that it sets."""
 
     name: DnsLabel
     """Name of the method, unique in the study; part of the names of the cells' files."""
@@ -53,13 +66,21 @@ class StudyMethod(Section):
     """Name in tables and figures; None uses `name`."""
     algorithm: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Fields of a run's `algorithm`; they override those of `run`."""
+    optimizer: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
+    """Fields of a run's `optimizer`, without the learning rate; they override those of `run`."""
 
-    @field_validator("algorithm")
-    @classmethod
-    def _has_no_lag(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
-        if LAG_FIELD in algorithm:
-            refuse([conflict(LAG_FIELD, value=algorithm[LAG_FIELD], message=_SET_BY_STUDY)])
-        return algorithm
+    @model_validator(mode="after")
+    def _leaves_the_axes_alone(self) -> Self:
+        axes = (
+            ("algorithm", self.algorithm, LAG_FIELD, _SET_BY_STUDY),
+            ("optimizer", self.optimizer, RATE_FIELD, _RATE_SET_BY_STUDY),
+        )
+        refuse(
+            conflict(section, field, value=fields[field], message=message)
+            for section, fields, field, message in axes
+            if field in fields
+        )
+        return self
 
     @property
     def label(self) -> str:
@@ -68,38 +89,41 @@ class StudyMethod(Section):
 
 
 class Tuning(Section):
-    """How each method gets its learning rate: the best of candidates that are equal for all.
+    """How each method gets its synchronous rate: the best of `learningRates` at lag 0."""
 
-    The best rate has the highest mean final accuracy over `seeds` at `lag`; of equals, it is the
-    lower rate.
-    """
+    seeds: _Seeds
+    """Seeds that no other part uses."""
 
-    learning_rates: Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=32)]
-    """Candidates, the same for every method."""
-    lag: _Lag
-    """The lag at which they are compared, in policy versions."""
-    seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
-    """Seeds that the grid does not use."""
+
+class Claims(Section):
+    """Cells at each method's synchronous rate, on more seeds than the plane."""
+
+    lags: _Lags
+    """Some of the study's lags; 0 must be among them."""
+    seeds: _Seeds
+    """Seeds of training prompts and sampling; they may include those of the plane."""
+    methods: Annotated[tuple[DnsLabel, ...], Field(min_length=1, max_length=32)] | None = None
+    """Names of methods; None takes all."""
 
 
 class StudySpec(Section):
-    """The grid, and what its cells have in common."""
+    """The parts of a study, and what its cells have in common."""
 
     run: VCPORunSpec
     """The base run. Its `seed` draws the held-out prompts, which are equal for all cells."""
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1, max_length=32)]
-    lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
-    """Age of every batch of a cell, in policy versions; the first batches are younger."""
-    seeds: Annotated[
-        tuple[_Seed, ...], Field(min_length=1, max_length=64), AfterValidator(_distinct)
-    ]
-    """Seeds of training prompts and sampling."""
-    tuning: Tuning | None = None
-    """None trains every cell at the base run's learning rate."""
+    learning_rates: _Rates
+    """Candidates, the same for every method; half-decades from too low to one above the best."""
+    lags: _Lags
+    """Age of every batch of a cell, in policy versions; the first batches are younger. 0 must be
+    among them."""
+    seeds: _Seeds
+    """Seeds of the plane: of its training prompts and its sampling."""
+    tuning: Tuning
+    claims: Claims | None = None
+    """None makes no cells beside plane and tuning."""
     subject: DnsLabel
     """Name of the method that the headline numbers describe."""
-    uncontrolled: DnsLabel | None = None
-    """Name of the method with which `subject` is compared."""
 
     @field_validator("run")
     @classmethod
@@ -108,6 +132,11 @@ class StudySpec(Section):
         if "max_policy_lag_steps" in run.algorithm.model_fields_set:
             lag = run.algorithm.max_policy_lag_steps
             conflicts.append(conflict("algorithm", LAG_FIELD, value=lag, message=_SET_BY_STUDY))
+        if "learning_rate" in run.optimizer.model_fields_set:
+            rate = run.optimizer.learning_rate
+            conflicts.append(
+                conflict("optimizer", RATE_FIELD, value=rate, message=_RATE_SET_BY_STUDY)
+            )
         if run.model.lora is not None:
             message = "a study trains all parameters; remove it"
             conflicts.append(conflict("model", "lora", value="given", message=message))
@@ -132,23 +161,44 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        conflicts = []
-        names = [method.name for method in self.methods]
-        for role, named in (("subject", self.subject), ("uncontrolled", self.uncontrolled)):
-            if named is not None and named not in names:
-                message = f"must name one of the methods: {', '.join(names)}"
-                conflicts.append(conflict(role, value=named, message=message))
-        shared = set(self.seeds) & set(self.tuning.seeds if self.tuning else ())
-        if shared:
-            message = f"must not be seeds of `tuning` too; replace {sorted(shared)} in one of them"
-            conflicts.append(conflict("seeds", value=list(self.seeds), message=message))
+        conflicts = [*self._unknown_methods(), *self._wrong_lags(), *self._shared_seeds()]
         for index, method in enumerate(self.methods):
             try:
-                cell_spec(self, method, lag=self.lags[0], learning_rate=1e-6, seed=self.seeds[0])
+                cell_spec(self, method, lag=0, learning_rate=1e-6, seed=self.seeds[0])
             except ValidationError as error:
                 conflicts += _problems_of_method(index, error)
         refuse(conflicts)
         return self
+
+    def _unknown_methods(self) -> Iterator[InitErrorDetails]:
+        names = [method.name for method in self.methods]
+        message = f"must name one of the methods: {', '.join(names)}"
+        if self.subject not in names:
+            yield conflict("subject", value=self.subject, message=message)
+        claimed = self.claims.methods if self.claims else None
+        for index, name in enumerate(claimed or ()):
+            if name not in names:
+                yield conflict("claims", "methods", index, value=name, message=message)
+        if claimed is not None and self.subject not in claimed:
+            message = f"must hold the subject, {self.subject!r}; add it"
+            yield conflict("claims", "methods", value=list(claimed), message=message)
+
+    def _wrong_lags(self) -> Iterator[InitErrorDetails]:
+        claimed = self.claims.lags if self.claims else (0,)
+        for location, lags in ((("lags",), self.lags), (("claims", "lags"), claimed)):
+            if 0 not in lags:
+                message = "must hold 0, the synchronous run with which others are compared; add it"
+                yield conflict(*location, value=list(lags), message=message)
+        if unknown := sorted(set(claimed) - set(self.lags) - {0}):
+            message = f"must be lags of the study too; add {unknown} to `lags`"
+            yield conflict("claims", "lags", value=list(claimed), message=message)
+
+    def _shared_seeds(self) -> Iterator[InitErrorDetails]:
+        claimed = self.claims.seeds if self.claims else ()
+        for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
+            if shared := sorted(set(seeds) & set(self.tuning.seeds)):
+                message = f"must not be seeds of `tuning` too; replace {shared} in one of them"
+                yield conflict(*location, value=list(seeds), message=message)
 
     def method(self, name: str) -> StudyMethod:
         """Return the method with a name.
@@ -190,7 +240,7 @@ def cell_spec(
     """
     document = study.run.model_dump(mode="json", by_alias=True, exclude_unset=True)
     algorithm = {**document.get("algorithm", {}), **method.algorithm, LAG_FIELD: lag}
-    optimizer = {**document.get("optimizer", {}), "learningRate": learning_rate}
+    optimizer = {**document.get("optimizer", {}), **method.optimizer, RATE_FIELD: learning_rate}
     # A cell shows what a method does at a rate and a lag, so nothing but the method changes them.
     control = {**document.get("control", {}), "onCritical": CriticalResponse.IGNORE}
     document |= {"algorithm": algorithm, "optimizer": optimizer, "control": control, "seed": seed}

@@ -21,20 +21,22 @@ spec:
     steps: 4
     batch: {{promptsPerStep: 2, trajectoriesPerPrompt: 4}}
     sampling: {{maxNewTokens: 5}}
-    optimizer: {{learningRate: 1e-4}}
     evaluation: {{everySteps: 2, prompts: 8}}
   methods:
     - {{name: vcpo}}
     - {{name: plain, algorithm: {{baseline: groupMean, learningRateRule: none}}}}
+  learningRates: [1.0e-4]
   lags: [0, 2]
   seeds: [1]
+  tuning: {{seeds: [9]}}
+  claims: {{lags: [0, 2], seeds: [1, 2]}}
   subject: vcpo
 """
 
 
 def vcpo_study(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "vcpo.cli.main", "study", "study.yaml", "--dir=out", *arguments],
+        [sys.executable, "-m", "vcpo.cli.main", "study", "study.yaml", "--output=out", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -51,15 +53,24 @@ def folder(tmp_path_factory):
 
 
 def test_a_study_is_run_in_part_finished_later_and_reported(folder):
-    part = vcpo_study(folder, "--lags=0", "--jobs=2")
+    part = vcpo_study(folder, "--part=plane", "--jobs=2")
     assert (part.returncode, part.stderr) == (0, "")
-    assert part.stdout.startswith("grid: 2 cells, 2 at a time\n")
+    assert "\nsmall plane: 4 cells, 2 at a time\n" in part.stdout
+    assert "\nsmall claims: wait for 2 cells of the tuning\n" in part.stdout
     rest = vcpo_study(folder, "--jobs=2")
-    assert rest.stdout.startswith("grid: 4 cells, 2 of them finished before, 2 at a time\n")
+    assert rest.stdout.startswith("small tuning: 2 cells, 2 at a time\n")
+    assert "\nsmall plane: 4 cells, 4 of them finished before, 2 at a time\n" in rest.stdout
+    assert "\nsmall claims: 8 cells, 4 of them finished before, 2 at a time\n" in rest.stdout
     summary = json.loads((folder / "out" / "results.json").read_text())
-    places = [(row["method"], row["lag"], row["num_seeds"]) for row in summary["grid"]]
-    assert places == [("vcpo", 0, 1), ("plain", 0, 1), ("vcpo", 2, 1), ("plain", 2, 1)]
-    assert summary["command"] == "vcpo study study.yaml"
+    assert summary["command"] == "vcpo study study.yaml --output out"
+    records = (folder / "out" / "results" / "small" / "cells").iterdir()
+    assert len(list(records)) == 2 + 8
+
+
+def test_a_study_without_time_starts_no_cell(folder, tmp_path):
+    late = vcpo_study(folder, f"--output={tmp_path}", "--hours=1e-9")
+    assert "small plane: time is up, 4 cells left; the same command continues\n" in late.stdout
+    assert (late.returncode, late.stderr.count("holds no cell of these studies yet")) == (2, 1)
 
 
 def test_a_method_that_the_study_lacks_is_a_users_error(folder):

@@ -46,19 +46,21 @@ class ExportOptions:
 class StudyOptions:
     """Options of `vcpo study`; None or empty takes the default of `python -m vcpo_study`."""
 
-    file: Path
-    directory: Path | None
+    files: tuple[Path, ...]
     output: Path | None
     jobs: int | None
+    hours: float | None
+    parts: tuple[str, ...]
     methods: tuple[str, ...]
     lags: tuple[int, ...]
     report_only: bool
 
     def arguments(self) -> list[str]:
         """Return the arguments of `python -m vcpo_study`."""
-        named = {"--dir": self.directory, "--output": self.output, "--jobs": self.jobs}
-        arguments = [str(self.file)]
+        named = {"--output": self.output, "--jobs": self.jobs, "--hours": self.hours}
+        arguments = [str(file) for file in self.files]
         arguments += [f"{name}={value}" for name, value in named.items() if value is not None]
+        arguments += [f"--part={part}" for part in self.parts]
         arguments += [f"--only={method}" for method in self.methods]
         arguments += [f"--lags={lag}" for lag in self.lags]
         return [*arguments, *(["--report-only"] if self.report_only else [])]

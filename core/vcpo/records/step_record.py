@@ -7,7 +7,7 @@ A number of a step is declared here once, as a field. Its annotations say where 
     StepSignal    the learner's signals carry the last step's value
 
 The journal (`metrics.jsonl`) holds every field under its own name, and the records of a study hold
-every field of `UpdateRecord`. Metrics, signals, report and study read the tables at the end of this
+those by which stale data is judged. Metrics, signals and report read the tables at the end of this
 module. So a new number is written in two places: here, and in the update that computes it.
 """
 

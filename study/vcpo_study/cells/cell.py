@@ -1,21 +1,23 @@
-"""Cells: a cell is one training run and its place in the grid."""
+"""Cells: a cell is one training run, a method at a lag with a learning rate and a seed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
 
+from vcpo.algo import LossConfig
 from vcpo.spec import VCPORunSpec
 from vcpo_study.study import StudySpec, cell_spec
 
-_FORMAT: Final = 3
-"""Increases with every change of what a cell does or records, also of a run's defaults. Cells of
-another format are run again."""
+Settings = Mapping[str, Any]
+"""Settings by dotted name, as JSON values."""
+
+_FORMAT: Final = 4
+"""Increases with a change of what a cell does; cells of another format are run again."""
 _PARTS: Final = {
-    "model",
     "environment",
     "steps",
     "seed",
@@ -26,7 +28,16 @@ _PARTS: Final = {
     "evaluation",
     "learner",
 }
-"""Sections of a run's spec on which a cell depends; the others are about processes."""
+"""Sections of a run's spec on which a cell depends. The others are about processes, but for the
+model, which counts by its content; see `records.CellStore`."""
+
+
+class Part(StrEnum):
+    """A part of a study."""
+
+    TUNING = "tuning"
+    PLANE = "plane"
+    CLAIMS = "claims"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,60 +60,122 @@ class Cell:
         return f"{self.method}-k{self.lag}-lr{self.learning_rate:g}-s{self.seed}"
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of all settings on which the cell's numbers depend; a model counts by its name.
+    def settings(self) -> Settings:
+        """Every setting on which the cell's numbers depend, also those at their defaults.
 
-        Settings at their defaults are left out, so that a new field leaves finished cells valid.
+        The stages of the loss are among them: they may change while the method's name stays.
         """
-        spec = self.spec.model_dump(
-            mode="json", by_alias=True, include=_PARTS, exclude_defaults=True
+        loss = asdict(self.spec.algorithm.loss_config)
+        return self._document(_section(self.spec, with_defaults=True), loss)
+
+    def has_settings(self, recorded: Settings) -> bool:
+        """Return whether a record with these settings is one of this cell.
+
+        A setting that the record does not name is newer than the record. It must be at its default
+        then, so that a new field of runs leaves finished cells valid.
+        """
+        own = self.settings
+        loss = asdict(self.spec.algorithm.loss_config).items() - asdict(LossConfig()).items()
+        given = self._document(_section(self.spec, with_defaults=False), dict(loss))
+        return given.keys() <= recorded.keys() and all(
+            name in own and own[name] == value for name, value in recorded.items()
         )
-        document = {"format": _FORMAT, "evaluation_seed": self.evaluation_seed, "spec": spec}
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+    def _document(self, spec: Mapping[str, Any], loss: Mapping[str, Any]) -> Settings:
+        document = {
+            "format": _FORMAT,
+            "evaluation_seed": self.evaluation_seed,
+            **dict(_flattened(spec, "")),
+            **{f"loss.{name}": value for name, value in loss.items()},
+        }
+        settings: Settings = json.loads(json.dumps(document))
+        return settings
+
+
+def _section(spec: VCPORunSpec, *, with_defaults: bool) -> Mapping[str, Any]:
+    return spec.model_dump(
+        mode="json", by_alias=True, include=_PARTS, exclude_defaults=not with_defaults
+    )
+
+
+def _flattened(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no mapping, by its dotted name."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The part of a grid to run; None selects all."""
+    """The cells of a study to run; None selects all."""
 
+    parts: frozenset[Part] | None = None
     methods: frozenset[str] | None = None
     lags: frozenset[int] | None = None
+    """Of plane and claims; the tuning is at lag 0."""
 
 
-def tuning_cells(study: StudySpec, selection: Selection) -> list[Cell]:
-    """Return the cells that decide learning rates; none when the study does not tune."""
-    tuning = study.tuning
-    if tuning is None:
-        return []
+EVERYTHING: Final = Selection()
+
+
+def tuning_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+    """Return the cells that decide the synchronous rates, seed by seed."""
     return [
-        _cell(study, method, tuning.lag, rate, seed)
-        for seed in tuning.seeds
-        for rate in tuning.learning_rates
+        _cell(study, method, 0, rate, seed)
+        for seed in study.tuning.seeds
+        for rate in study.learning_rates
         for method in _methods(study, selection)
+        if _takes(selection, Part.TUNING)
     ]
 
 
-def grid_cells(
-    study: StudySpec, selection: Selection, learning_rates: Mapping[str, float]
-) -> list[Cell]:
-    """Return the cells of the grid, seed by seed, so that the first ones already cover it.
-
-    learning_rates: by method; a method without one is left out.
-    """
+def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+    """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
     return [
-        _cell(study, method, lag, learning_rates[method], seed)
+        _cell(study, method, lag, rate, seed)
         for seed in study.seeds
         for lag in study.lags
-        if selection.lags is None or lag in selection.lags
+        for rate in study.learning_rates
         for method in _methods(study, selection)
-        if method in learning_rates
+        if _takes(selection, Part.PLANE, lag)
     ]
 
 
-def _methods(study: StudySpec, selection: Selection) -> Iterable[str]:
+def claims_cells(
+    study: StudySpec, synchronous_rates: Mapping[str, float], selection: Selection = EVERYTHING
+) -> list[Cell]:
+    """Return the cells of the claims, seed by seed.
+
+    synchronous_rates: by method; a method without one is left out.
+    """
+    claims = study.claims
+    if claims is None:
+        return []
+    return [
+        _cell(study, method, lag, synchronous_rates[method], seed)
+        for seed in claims.seeds
+        for lag in claims.lags
+        for method in _methods(study, selection, claims.methods)
+        if method in synchronous_rates and _takes(selection, Part.CLAIMS, lag)
+    ]
+
+
+def _takes(selection: Selection, part: Part, lag: int | None = None) -> bool:
+    is_of_part = selection.parts is None or part in selection.parts
+    return is_of_part and (lag is None or selection.lags is None or lag in selection.lags)
+
+
+def _methods(
+    study: StudySpec, selection: Selection, among: Sequence[str] | None = None
+) -> Iterable[str]:
     wanted = selection.methods
-    names = (method.name for method in study.methods)
-    return [name for name in names if wanted is None or name in wanted]
+    return [
+        method.name
+        for method in study.methods
+        if (wanted is None or method.name in wanted) and (among is None or method.name in among)
+    ]
 
 
 def _cell(study: StudySpec, name: str, lag: int, learning_rate: float, seed: int) -> Cell:

@@ -9,18 +9,20 @@ the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.records.step_record import update_fields
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
 from vcpo_study.cells.lag_control import LagControl
-from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
+from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
 from vcpo_study.cells.sampling import Sampler
 from vcpo_study.cells.versions import Versions
 
@@ -35,17 +37,55 @@ def run_cell(cell: Cell, model_name: str) -> CellRecord:
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     started_s = time.process_time()
     experiment = Experiment(cell, model_name)
-    steps, evaluations = experiment.run()
+    updates, evaluations = experiment.run()
     return CellRecord(
         method=cell.method,
         lag=cell.lag,
         learning_rate=cell.learning_rate,
         seed=cell.seed,
-        digest=cell.digest,
         cpu_s=round(time.process_time() - started_s, 2),
-        steps=tuple(steps),
+        steps=step_columns(updates),
         evaluations=tuple(evaluations),
     )
+
+
+def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
+    """Return what a record keeps of a cell's updates, the first of which is step 1."""
+    ess_ratios = [each.diagnostics.get("ess_ratio") for each in updates]
+    return StepColumns(
+        reward_mean=tuple(each.reward_mean for each in updates),
+        response_tokens_mean=tuple(each.response_tokens_mean for each in updates),
+        ess_ratio=tuple(each.ess_ratio for each in updates),
+        on_policy_ess_ratio=tuple(each.on_policy_ess_ratio for each in updates),
+        ess=tuple(
+            None if ratio is None else ratio * len(each.log_weights)
+            for ratio, each in zip(ess_ratios, updates, strict=True)
+        ),
+        kl_per_token=tuple(each.diagnostics.get("kl_per_token") for each in updates),
+        gradient_norm=tuple(each.gradient_norm for each in updates),
+        learning_rate_scale=tuple(each.learning_rate_scale for each in updates),
+        masked_share=tuple(each.masked_share for each in updates),
+        log_weights=tuple(
+            quantiles(each.log_weights, LOG_WEIGHT_QUANTILES) if each.log_weights else None
+            for each in updates
+        ),
+        skipped={step: each.skipped for step, each in enumerate(updates, 1) if each.skipped},
+    )
+
+
+def quantiles(values: Sequence[float], shares: Sequence[float]) -> tuple[float, ...]:
+    """Return quantiles by linear interpolation between the sorted values, as numpy's default.
+
+    values: at least one, finite or -inf; shares: in [0, 1].
+    """
+    ordered = sorted(values)
+    found = []
+    for share in shares:
+        below = math.floor(share * (len(ordered) - 1))
+        part = share * (len(ordered) - 1) - below
+        upper = part * ordered[below + 1] if part > 0.0 else 0.0
+        found.append((1.0 - part) * ordered[below] + upper)
+    return tuple(found)
 
 
 class Experiment:
@@ -69,20 +109,20 @@ class Experiment:
         self._held_out_task = make_environment(task.name, task.parameters, cell.evaluation_seed)
         self._versions = Versions(cell.lag)
 
-    def run(self) -> tuple[list[StepRow], list[EvaluationRow]]:
+    def run(self) -> tuple[list[UpdateResult], list[EvaluationRow]]:
         """Take every step; evaluate at the start, at regular steps, and at the end."""
         every, last = self._spec.evaluation.every_steps, self._spec.steps
-        steps: list[StepRow] = []
+        updates: list[UpdateResult] = []
         evaluations: list[EvaluationRow] = []
         for version in range(last + 1):
             self._versions.add(policy_tensors(self._model))
             if version % every == 0 or version == last:
                 evaluations.append(self._evaluate(version))
             if version < last:
-                steps.append(self._step(version))
-        return steps, evaluations
+                updates.append(self._step(version))
+        return updates, evaluations
 
-    def _step(self, version: int) -> StepRow:
+    def _step(self, version: int) -> UpdateResult:
         control = self._lag_control
         lag = self._lag if control is None else control.lag_steps
         self._sampler.use(self._versions.sampling(lag))
@@ -96,11 +136,9 @@ class Experiment:
             temperature=self._spec.sampling.temperature,
         )
         result = self.update.step(groups, policy_version=version)
-        ratio = result.diagnostics.get("ess_ratio")
-        ess = None if ratio is None else ratio * len(result.log_weights)
         if control is not None:
             control.observe(version + 1, result)
-        return StepRow(step=version + 1, ess=ess, **update_fields(result))
+        return result
 
     def _evaluate(self, version: int) -> EvaluationRow:
         self._sampler.use(self._versions.newest)

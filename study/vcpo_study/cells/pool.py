@@ -10,9 +10,9 @@ import contextlib
 import multiprocessing
 import signal
 import traceback
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
@@ -49,24 +49,28 @@ class _Running:
         return Outcome(cell=self.cell, error=error)
 
 
-def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outcome, None, None]:
+def run_cells(cells: Iterable[Cell], task: Task, *, jobs: int) -> Generator[Outcome, None, None]:
     """Run cells, at most `jobs` at a time, and yield the outcome of each when it ends.
+
+    cells: the next one is taken when there is a free process for it, so that a caller may stop
+        giving cells while others run.
 
     Closing the generator terminates the running cells.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vcpo_study.cells.experiment"])
-    waiting = deque(cells)
+    waiting = iter(cells)
     running: dict[int, _Running] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                cell = waiting.popleft()
+        while True:
+            for cell in islice(waiting, jobs - len(running)):
                 errors, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(cell, task, sender), name=cell.name)
                 process.start()
                 sender.close()
                 running[process.sentinel] = _Running(cell=cell, process=process, errors=errors)
+            if not running:
+                return
             for sentinel in wait(list(running)):
                 assert isinstance(sentinel, int)
                 yield running.pop(sentinel).outcome()

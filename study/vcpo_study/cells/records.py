@@ -1,42 +1,64 @@
-"""The record of a cell: one file of JSON lines, written atomically at the cell's end.
+"""The record of a cell: one compressed file of two JSON lines, written atomically at its end.
 
 ```
-{"kind": "cell", "method": ..., "digest": ...}     first
-{"kind": "step", ...}  {"kind": "evaluation", ...}  in any order
+{"settings": {...}, "method": ..., "evaluations": [[0, 0.25], [16, 0.375], ...]}
+{"reward_mean": [...], "ess_ratio": [...], ...}       a list for each number of a step
 ```
+
+A number of a step has five significant digits, and a log weight three decimals. So a record of 384
+steps takes at most about 12 kB, and a thousand of them fit into a repository.
 
 A failed cell leaves a file with its error instead, which is removed once the cell succeeds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from dataclasses import asdict, dataclass, fields
+import lzma
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from vcpo.records.step_record import UpdateRecord
 from vcpo_study.cells.cell import Cell
 
-_FLAT_DIAGNOSTICS: Final = ("token_ess_ratio", "kl_per_token", "top_gradient_share")
-"""Diagnostics that older files hold beside the other numbers of a step."""
+LOG_WEIGHT_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+"""Quantiles of a batch's log weights that a record keeps; the last one is the largest."""
+
+_LOG_WEIGHT_DECIMALS: Final = 3
+_SIGNIFICANT_DIGITS: Final = 5
+_MODEL_FILES: Final = ("*.json", "*.py", "*.safetensors")
+
+_Numbers = tuple[float, ...]
+_Optionals = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow(UpdateRecord):
-    """One optimizer step."""
+class StepColumns:
+    """The numbers of a cell's steps: entry s - 1 of each tuple is of step s."""
 
-    step: int
-    """Number of the step, from 1."""
-    ess: float | None
-    """Effective sample size in trajectories; None when a weight has no value."""
-
-    @property
-    def kl_per_token(self) -> float | None:
-        """KL divergence from behavior to target policy, nats; None when a weight has no value."""
-        kl: float | None = self.diagnostics.get("kl_per_token")
-        return kl
+    reward_mean: _Numbers
+    response_tokens_mean: _Numbers
+    """Sampled tokens of a response."""
+    ess_ratio: _Numbers
+    """As the learning-rate rule reads it; 0 when a weight has no value."""
+    on_policy_ess_ratio: _Numbers
+    ess: _Optionals
+    """Effective sample size, in trajectories; None when a weight has no value."""
+    kl_per_token: _Optionals
+    """KL divergence from behavior to target policy, nats; None when a weight has no value."""
+    gradient_norm: _Numbers
+    """Before clipping; 0 when there is none."""
+    learning_rate_scale: _Numbers
+    """0 when the step was skipped."""
+    masked_share: _Numbers
+    """Share of the tokens that the method gives no gradient."""
+    log_weights: tuple[tuple[float, ...] | None, ...]
+    """Log importance weights of trajectories before truncation, nats, at `LOG_WEIGHT_QUANTILES`;
+    None when a weight has no value."""
+    skipped: Mapping[int, str]
+    """Why no update was made, by the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +78,37 @@ class CellRecord:
     lag: int
     learning_rate: float
     seed: int
-    digest: str
     cpu_s: float
     """Processor time of training and evaluation, in seconds."""
-    steps: tuple[StepRow, ...]
+    steps: StepColumns
     evaluations: tuple[EvaluationRow, ...]
 
 
 class CellStore:
-    """The folder with the records of cells."""
+    """The folder with the records of a study's cells."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "cells"
+    def __init__(self, folder: Path, *, model: str) -> None:
+        """Use a folder; `model` is the `model_identity` of the study's model."""
+        self._folder = folder
+        self._model = model
 
     def save(self, cell: Cell, record: CellRecord) -> None:
         """Write a cell's file atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        document = asdict(record)
-        steps, evaluations = document.pop("steps"), document.pop("evaluations")
-        entries = [
-            {"kind": "cell", **document},
-            *({"kind": "step", **row} for row in steps),
-            *({"kind": "evaluation", **row} for row in evaluations),
-        ]
+        header = {
+            "settings": {**cell.settings, "model": self._model},
+            "method": record.method,
+            "lag": record.lag,
+            "learning_rate": record.learning_rate,
+            "seed": record.seed,
+            "cpu_s": record.cpu_s,
+            "evaluations": [[each.step, each.accuracy] for each in record.evaluations],
+        }
+        columns = _written_columns(record.steps, cell.spec.batch.trajectories)
+        lines = [json.dumps(each, separators=(",", ":")) for each in (header, columns)]
         path = self._path(cell)
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(f"{json.dumps(row)}\n" for row in entries), encoding="utf-8")
+        partial.write_bytes(lzma.compress("\n".join(lines).encode(), preset=9))
         partial.replace(path)
         self._error_path(cell).unlink(missing_ok=True)
 
@@ -98,37 +125,107 @@ class CellStore:
             return None
 
     def load(self, cell: Cell) -> CellRecord | None:
-        """Return a cell's record; None when there is none, or when it is of other settings."""
-        try:
-            lines = self._path(cell).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
+        """Return a cell's record; None when there is none, or when it is of other settings.
+
+        Raises:
+            ValueError: when the file is no record; it names the file.
+        """
+        lines = self._lines(cell)
+        if lines is None or not self._is_of(cell, lines[0]):
             return None
-        if not lines or json.loads(lines[0])["digest"] != cell.digest:
-            return None
-        rows: dict[str, list[dict[str, Any]]] = {"cell": [], "step": [], "evaluation": []}
-        for line in lines:
-            row = json.loads(line)
-            rows[row.pop("kind")].append(row)
-        known = {each.name for each in fields(StepRow)}
-        steps = []
-        for row in rows["step"]:
-            # Older files have no mean length, and diagnostics beside the other numbers.
-            flat = {key: row[key] for key in _FLAT_DIAGNOSTICS if key in row}
-            values = {"response_tokens_mean": math.nan, "diagnostics": flat, **row}
-            steps.append(StepRow(**{key: values[key] for key in known & values.keys()}))
-        evaluations = tuple(EvaluationRow(**row) for row in rows["evaluation"])
-        return CellRecord(**rows["cell"][0], steps=tuple(steps), evaluations=evaluations)
+        header, columns = map(json.loads, lines)
+        return CellRecord(
+            method=header["method"],
+            lag=header["lag"],
+            learning_rate=header["learning_rate"],
+            seed=header["seed"],
+            cpu_s=header["cpu_s"],
+            steps=_read_columns(columns, cell.spec.batch.trajectories),
+            evaluations=tuple(
+                EvaluationRow(step=step, accuracy=accuracy)
+                for step, accuracy in header["evaluations"]
+            ),
+        )
 
     def holds(self, cell: Cell) -> bool:
-        """Return whether the cell has been run with exactly these settings."""
+        """Return whether the cell has been run with exactly these settings.
+
+        Raises:
+            ValueError: as `load`.
+        """
+        lines = self._lines(cell)
+        return lines is not None and self._is_of(cell, lines[0])
+
+    def _lines(self, cell: Cell) -> list[str] | None:
+        path = self._path(cell)
         try:
-            with self._path(cell).open(encoding="utf-8") as file:
-                return bool(json.loads(file.readline())["digest"] == cell.digest)
+            header, columns = lzma.decompress(path.read_bytes()).decode().split("\n")
         except FileNotFoundError:
-            return False
+            return None
+        except (lzma.LZMAError, ValueError) as error:
+            message = f"{path} is no record of a cell ({error}): delete it to run the cell again"
+            raise ValueError(message) from None
+        return [header, columns]
+
+    def _is_of(self, cell: Cell, header: str) -> bool:
+        settings: dict[str, Any] = json.loads(header)["settings"]
+        return settings.pop("model") == self._model and cell.has_settings(settings)
 
     def _path(self, cell: Cell) -> Path:
-        return self._folder / f"{cell.name}.jsonl"
+        return self._folder / f"{cell.name}.json.xz"
 
     def _error_path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.name}.error"
+
+
+def model_identity(name: str, revision: str | None) -> str:
+    """Return what a model is known by in records: a checksum of its files, or its hub name.
+
+    name: directory or hub name.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return name if revision is None else f"{name}@{revision}"
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _MODEL_FILES for path in folder.glob(pattern)):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _written_columns(steps: StepColumns, trajectories: int) -> dict[str, Any]:
+    """Return the columns as a file holds them.
+
+    The ESS is written as a share of the batch: where it equals the other ESS ratio, the two columns
+    are the same text, and the second one takes no space.
+    """
+    columns = {each.name: getattr(steps, each.name) for each in fields(steps)}
+    log_weights, skipped = columns.pop("log_weights"), columns.pop("skipped")
+    columns["ess"] = [None if each is None else each / trajectories for each in steps.ess]
+    return {
+        **{name: list(map(_rounded, column)) for name, column in columns.items()},
+        "log_weights": [
+            [
+                None if row is None else round(row[place], _LOG_WEIGHT_DECIMALS)
+                for row in log_weights
+            ]
+            for place in range(len(LOG_WEIGHT_QUANTILES))
+        ],
+        "skipped": skipped,
+    }
+
+
+def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
+    rows = zip(*columns["log_weights"], strict=True)
+    read: dict[str, Any] = {
+        **{each.name: tuple(columns[each.name]) for each in fields(StepColumns)},
+        "ess": tuple(None if each is None else each * trajectories for each in columns["ess"]),
+        "log_weights": tuple(None if row[0] is None else row for row in rows),
+        "skipped": {int(step): why for step, why in columns["skipped"].items()},
+    }
+    return StepColumns(**read)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")

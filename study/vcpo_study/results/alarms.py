@@ -60,15 +60,24 @@ def alarm_quality(
     for record in records:
         warning = EarlyWarning()
         levels = []
-        for row in record.steps:
+        steps = record.steps
+        numbers = zip(
+            steps.ess_ratio,
+            steps.on_policy_ess_ratio,
+            steps.ess,
+            steps.kl_per_token,
+            steps.gradient_norm,
+            strict=True,
+        )
+        for step, (ess_ratio, on_policy, ess, kl_per_token, gradient_norm) in enumerate(numbers, 1):
             health = StepHealth(
-                relative_ess=row.ess_ratio / row.on_policy_ess_ratio,
-                ess=row.ess,
-                kl_per_token=row.kl_per_token,
-                gradient_norm=row.gradient_norm or None,
+                relative_ess=ess_ratio / on_policy,
+                ess=ess,
+                kl_per_token=kl_per_token,
+                gradient_norm=gradient_norm or None,
             )
             warning = warning.observe(health)
-            levels.append((row.step, warning.level))
+            levels.append((step, warning.level))
         runs.append(WatchedRun(levels=tuple(levels), evaluations=record.evaluations))
     return judge_alarms(runs, at_least=at_least)
 
@@ -102,12 +111,13 @@ def _low_ess_step(record: CellRecord, num_steps: int) -> int | None:
     """Return the step at which the mean ESS has been low for `num_steps` steps; None if never."""
     window: deque[float] = deque(maxlen=WINDOW_STEPS)
     num_low = 0
-    for row in record.steps:
-        window.append(row.ess_ratio)
-        is_low = fmean(window) / row.on_policy_ess_ratio < LOW_RELATIVE_ESS
+    ratios = zip(record.steps.ess_ratio, record.steps.on_policy_ess_ratio, strict=True)
+    for step, (ess_ratio, on_policy) in enumerate(ratios, 1):
+        window.append(ess_ratio)
+        is_low = fmean(window) / on_policy < LOW_RELATIVE_ESS
         num_low = num_low + 1 if is_low else 0
         if num_low == num_steps:
-            return row.step
+            return step
     return None
 
 

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Final
 
 from vcpo.report.numbers import compact
-from vcpo_study.cells.records import CellRecord, StepRow
+from vcpo_study.cells.records import CellRecord, StepColumns
 from vcpo_study.results.axis import round_ticks
 from vcpo_study.results.measures import deepest_fall
 from vcpo_study.results.plot import AxisScale, Plot
@@ -27,13 +27,21 @@ _WINDOW = 10
 _SMALLEST = 1e-4
 """Lowest level on a logarithmic scale; a gradient of 0 is drawn there."""
 
-_Signal = Callable[[StepRow], float | None]
+_Signal = Callable[[StepColumns], Sequence[float | None]]
 _Points = list[tuple[float, float]]
 
+
+def _quotients(steps: StepColumns) -> list[float]:
+    return [
+        ratio / on_policy
+        for ratio, on_policy in zip(steps.ess_ratio, steps.on_policy_ess_ratio, strict=True)
+    ]
+
+
 _SIGNALS: Final[tuple[tuple[str, _Signal], ...]] = (
-    ("ESS ratio / on-policy ratio", lambda row: row.ess_ratio / row.on_policy_ess_ratio),
-    ("Gradient norm", lambda row: row.gradient_norm),
-    ("KL per token, nats", lambda row: row.kl_per_token),
+    ("ESS ratio / on-policy ratio", _quotients),
+    ("Gradient norm", lambda steps: steps.gradient_norm),
+    ("KL per token, nats", lambda steps: steps.kl_per_token),
 )
 
 
@@ -144,10 +152,9 @@ def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plo
     return plots
 
 
-def _before(steps: Sequence[StepRow], end: int, value: _Signal) -> _Points:
+def _before(steps: StepColumns, end: int, value: _Signal) -> _Points:
     """Return the decimal logarithm of a signal as a running median, up to the step `end`."""
-    values = [value(row) for row in steps[:end]]
-    known = [max(each or 0.0, _SMALLEST) for each in values]
+    known = [max(each or 0.0, _SMALLEST) for each in value(steps)[:end]]
     first = max(0, end - _STEPS_BEFORE)
     return [
         (at + 1 - end, math.log10(median(known[max(0, at + 1 - _WINDOW) : at + 1])))

@@ -143,9 +143,6 @@ def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> 
         "warning_lead_steps": alarms[WarningLevel.CRITICAL].lead_steps,
         "false_alarm_rate": alarms[WarningLevel.CRITICAL].false_alarm_rate,
         "alarms": {name: asdict(quality) for name, quality in alarms.items()},
-        "uncontrolled": None
-        if spec.uncontrolled is None
-        else asdict(lag_robustness(spec.uncontrolled, rows)),
         "cells": len(data.records),
         "failed_cells": sorted(data.failures),
         "grid": [asdict(row) for row in rows],
@@ -221,9 +218,7 @@ def _accuracy_cell(row: GridRow) -> str:
 
 
 def _learning_rates(spec: StudySpec, tuned: Sequence[TunedRate]) -> str:
-    if spec.tuning is None:
-        return f"Every method trains at {compact(spec.run.optimizer.learning_rate)}."
-    rates = sorted(spec.tuning.learning_rates)
+    rates = sorted(spec.learning_rates)
     found = {(each.method, each.learning_rate): each for each in tuned}
     lines = []
     for method in spec.methods:
@@ -234,7 +229,7 @@ def _learning_rates(spec: StudySpec, tuned: Sequence[TunedRate]) -> str:
             cells.append(f"**{accuracy}**" if judged is not None and judged.chosen else accuracy)
         lines.append((method.label, *cells))
     return (
-        f"Mean final accuracy at k = {spec.tuning.lag} over {len(spec.tuning.seeds)} seeds that "
+        f"Mean final accuracy at k = 0 over {len(spec.tuning.seeds)} seeds that "
         "the grid\ndoes not use; the same candidates for every method, the chosen one in bold.\n\n"
         + _table(["method", *map(compact, rates)], lines)
     )

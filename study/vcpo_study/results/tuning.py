@@ -9,7 +9,6 @@ from statistics import fmean
 
 from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.measures import final_accuracy
-from vcpo_study.study import StudySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +49,6 @@ def tuned_rates(records: Iterable[CellRecord]) -> list[TunedRate]:
     ]
 
 
-def learning_rates(study: StudySpec, tuned: Iterable[TunedRate]) -> Mapping[str, float]:
-    """Return the rate of each method: the tuned one, or the base run's without tuning."""
-    if study.tuning is None:
-        return {method.name: study.run.optimizer.learning_rate for method in study.methods}
+def synchronous_rates(tuned: Iterable[TunedRate]) -> Mapping[str, float]:
+    """Return the synchronous rate of each method that was tuned."""
     return {each.method: each.learning_rate for each in tuned if each.chosen}

@@ -7,9 +7,11 @@ from pathlib import Path
 from vcpo.local.external_commands import ExportOptions, StudyOptions
 
 STUDY_DEFAULTS = {
-    "directory": None,
+    "files": (Path("s.yaml"),),
     "output": None,
     "jobs": None,
+    "hours": None,
+    "parts": (),
     "methods": (),
     "lags": (),
     "report_only": False,
@@ -22,7 +24,7 @@ def export_arguments(**given):
 
 
 def study_arguments(**given):
-    return StudyOptions(file=Path("s.yaml"), **(STUDY_DEFAULTS | given)).arguments()
+    return StudyOptions(**(STUDY_DEFAULTS | given)).arguments()
 
 
 def test_export_passes_no_option_that_was_not_given():
@@ -39,10 +41,16 @@ def test_study_passes_no_option_that_was_not_given():
 
 
 def test_study_passes_paths_and_numbers():
-    arguments = study_arguments(directory=Path("--odd"), output=Path("docs"), jobs=3)
-    assert arguments == ["s.yaml", "--dir=--odd", "--output=docs", "--jobs=3"]
+    arguments = study_arguments(output=Path("--odd"), jobs=3, hours=0.5)
+    assert arguments == ["s.yaml", "--output=--odd", "--jobs=3", "--hours=0.5"]
 
 
 def test_study_repeats_repeated_options():
-    arguments = study_arguments(methods=("a", "b"), lags=(0, 8), report_only=True)
-    assert arguments == ["s.yaml", "--only=a", "--only=b", "--lags=0", "--lags=8", "--report-only"]
+    files = (Path("a.yaml"), Path("b.yaml"))
+    arguments = study_arguments(
+        files=files, parts=("plane",), methods=("a", "b"), lags=(0, 8), report_only=True
+    )
+    assert arguments == [
+        *["a.yaml", "b.yaml", "--part=plane", "--only=a", "--only=b", "--lags=0", "--lags=8"],
+        "--report-only",
+    ]

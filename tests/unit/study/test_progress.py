@@ -17,6 +17,13 @@ def test_the_rest_takes_as_long_for_each_cell_as_it_took_so_far():
     assert line == "grid: 5/10 cells, 5 left, about 2m 30s  vcpo-k0-lr0.0001-s1"
 
 
+def test_when_time_is_up_the_cells_that_are_left_are_counted():
+    progress = StudyProgress("grid", total=10, kept=4, jobs=2, clock=ManualClock())
+    progress.outcome_line(Outcome(cell=cell(), error=None))
+    assert progress.num_left == 5
+    assert progress.closing_line() == "grid: time is up, 5 cells left; the same command continues"
+
+
 def test_a_failed_cell_is_reported_with_its_error():
     progress = StudyProgress("grid", total=2, kept=0, jobs=1, clock=ManualClock())
     lines = progress.outcome_line(Outcome(cell=cell(), error="Oops\n")).splitlines()

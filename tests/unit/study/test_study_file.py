@@ -22,6 +22,13 @@ def spec_of(method: str):
     return cell_spec(study(), study().method(method), lag=5, learning_rate=2e-4, seed=9)
 
 
+def test_a_method_may_set_fields_of_the_optimizer():
+    text = STUDY.replace("title: VCPO}", "title: VCPO, optimizer: {beta2: 0.5}}")
+    other = study_document(text).spec
+    spec = cell_spec(other, other.method("vcpo"), lag=5, learning_rate=2e-4, seed=9)
+    assert (spec.optimizer.beta2, spec.optimizer.learning_rate) == (0.5, 2e-4)
+
+
 def test_a_methods_fields_stand_over_those_of_the_run():
     algorithm = spec_of("plain").algorithm
     assert algorithm.baseline is Baseline.GROUP_MEAN
@@ -58,9 +65,44 @@ def test_a_lag_outside_of_lags_is_refused(old):
     )
 
 
-def test_seeds_of_the_tuning_are_not_measured_again():
-    (problem,) = problems(STUDY.replace("seeds: [1, 2]", "seeds: [1, 101]"))
-    assert problem.startswith("spec.seeds: must not be seeds of `tuning` too; replace [101]")
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("importanceWeightCap: 4.0}", "importanceWeightCap: 4.0}\n    optimizer: {X}", "run."),
+        ("title: VCPO}", "title: VCPO, optimizer: {X}}", "methods[0]."),
+    ],
+)
+def test_a_rate_outside_of_learning_rates_is_refused(old, new, field):
+    (problem,) = problems(STUDY.replace(old, new.replace("X", "learningRate: 1.0e-4")))
+    assert problem == (
+        f"spec.{field}optimizer.learningRate: is set by the study; remove it and use"
+        " `learningRates` (got 0.0001)"
+    )
+
+
+@pytest.mark.parametrize(("old", "field"), [("[1, 2]", "seeds"), ("[1, 2, 3]", "claims.seeds")])
+def test_no_other_part_uses_a_seed_of_the_tuning(old, field):
+    (problem,) = problems(STUDY.replace(f"seeds: {old}", "seeds: [1, 101]"))
+    assert problem.startswith(f"spec.{field}: must not be seeds of `tuning` too; replace [101]")
+
+
+@pytest.mark.parametrize(("old", "field"), [("[0, 32, 128]", "lags"), ("[0, 32],", "claims.lags")])
+def test_the_synchronous_lag_is_among_the_lags(old, field):
+    (problem,) = problems(STUDY.replace(f"lags: {old}", f"lags: {old.replace('0, ', '')}"))
+    assert problem.startswith(f"spec.{field}: must hold 0, the synchronous run ")
+
+
+def test_claims_are_made_at_lags_of_the_study():
+    (problem,) = problems(STUDY.replace("lags: [0, 32],", "lags: [0, 8],"))
+    assert problem.startswith("spec.claims.lags: must be lags of the study too; add [8] to `lags`")
+
+
+def test_claims_are_made_for_methods_of_the_study_and_the_subject():
+    unknown, without = problems(STUDY.replace("[1, 2, 3]}", "[1, 2, 3], methods: [other]}"))
+    assert unknown == (
+        "spec.claims.methods[0]: must name one of the methods: vcpo, plain (got 'other')"
+    )
+    assert without.startswith("spec.claims.methods: must hold the subject, 'vcpo'; add it")
 
 
 def test_the_subject_must_be_a_method():
@@ -98,7 +140,7 @@ def test_the_study_of_the_examples_is_in_order():
     path = Path(__file__).resolve().parents[3] / "examples" / "study.yaml"
     example = load_study(path)
     assert example.spec.lags == (0, 2, 8, 32, 128)
-    assert len(example.spec.seeds) >= 5
+    assert len(example.spec.claims.seeds) >= 5
     assert Path(model_directory(example, path)).is_dir()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
-from vcpo_study.cells.experiment import run_cell
+from vcpo_study.cells.experiment import quantiles, run_cell
 from vcpo_study.cells.sampling import Sampler
 from vcpo_study.cells.versions import Version
 
@@ -35,25 +36,44 @@ def cell_with(lag: int) -> Cell:
 
 def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
     record = run_cell(cell_with(0), TINY)
-    assert [row.step for row in record.steps] == [1, 2, 3, 4, 5]
+    assert len(record.steps.reward_mean) == 5
     assert [row.step for row in record.evaluations] == [0, 2, 4, 5]
 
 
 def test_without_lag_behavior_and_target_policy_agree_in_every_step():
     record = run_cell(cell_with(0), TINY)
-    assert [row.kl_per_token for row in record.steps] == pytest.approx([0.0] * 5, abs=1e-9)
-    assert any(row.learning_rate > 0 for row in record.steps)
+    assert record.steps.kl_per_token == pytest.approx([0.0] * 5, abs=1e-9)
+    for weights in record.steps.log_weights:
+        assert weights == pytest.approx([0.0] * 8, abs=1e-4)
+    assert any(scale > 0 for scale in record.steps.learning_rate_scale)
 
 
 def test_with_lag_they_part_from_the_second_step_on():
-    divergences = [row.kl_per_token for row in run_cell(cell_with(2), TINY).steps]
-    assert divergences[0] == pytest.approx(0.0, abs=1e-9)
-    assert divergences[-1] > 1e-6
+    steps = run_cell(cell_with(2), TINY).steps
+    assert steps.kl_per_token[0] == pytest.approx(0.0, abs=1e-9)
+    assert steps.kl_per_token[-1] > 1e-6
+    smallest, *_, largest = steps.log_weights[-1]
+    assert smallest < -1e-3 < 1e-3 < largest
+    # 16 trajectories; the ESS is that of their weights, whatever the update reads.
+    assert 1.0 <= steps.ess[-1] < 16.0
 
 
 def test_a_cell_run_twice_has_the_same_numbers():
     first, second = (run_cell(cell_with(1), TINY) for _ in range(2))
     assert replace(first, cpu_s=0.0) == replace(second, cpu_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 1.0), (0.25, 2.0), (0.4, 2.6), (0.99, 8.84), (1.0, 9.0)]
+)
+def test_a_quantile_is_interpolated_between_sorted_values(share, expected):
+    # Five values stand at 0, 1/4, 1/2, 3/4 and 1: 0.4 is 0.6 of the way from 2 to 3.
+    assert quantiles([9.0, 1.0, 5.0, 2.0, 3.0], [share]) == pytest.approx((expected,))
+
+
+def test_a_quantile_below_which_weights_are_zero_is_zero_too():
+    ordered = [-math.inf, -math.inf, 1.0, 2.0]
+    assert quantiles(ordered, [0.0, 0.25, 0.5, 1.0]) == (-math.inf, -math.inf, -math.inf, 2.0)
 
 
 @pytest.fixture(scope="module")

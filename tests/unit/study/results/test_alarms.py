@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.fixtures.study import record, step_row
+from tests.fixtures.study import record
+from tests.fixtures.study import steps as columns
 from vcpo.algo import WarningLevel
 from vcpo_study.results.alarms import alarm_quality, low_ess_quality
 
@@ -12,16 +13,14 @@ COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
 HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
 
 
-def steps(*ratios, kl_per_token=0.2):
-    return tuple(
-        step_row(
-            step,
-            ess_ratio=r,
-            on_policy_ess_ratio=0.8,
-            ess=64 * r,
-            diagnostics={"kl_per_token": kl_per_token},
-        )
-        for step, r in enumerate(ratios, start=1)
+def steps(*ratios, kl_per_token=0.2, on_policy=0.8):
+    number = len(ratios)
+    return columns(
+        number,
+        ess_ratio=ratios,
+        on_policy_ess_ratio=(on_policy,) * number,
+        ess=tuple(64 * ratio for ratio in ratios),
+        kl_per_token=(kl_per_token,) * number,
     )
 
 
@@ -53,7 +52,7 @@ def test_alarms_of_cells_that_hold_are_false():
 
 
 def test_a_skipped_step_without_weights_can_be_read():
-    rows = (replace(step_row(1), ess_ratio=0.0, ess=None, diagnostics={}, gradient_norm=0.0),)
+    rows = columns(1, ess_ratio=(0.0,), ess=(None,), kl_per_token=(None,), gradient_norm=(0.0,))
     assert alarm_quality([cell_of(rows, HOLDING)]).num_collapses == 0
 
 
@@ -71,5 +70,5 @@ def test_one_good_window_starts_the_count_of_low_steps_again():
 
 
 def test_an_ess_that_is_as_low_on_policy_raises_nothing():
-    rows = tuple(replace(row, on_policy_ess_ratio=0.2) for row in steps(*[0.2] * 40))
+    rows = steps(*[0.2] * 40, on_policy=0.2)
     assert low_ess_quality([cell_of(rows, HOLDING)]).false_alarm_rate == 0.0

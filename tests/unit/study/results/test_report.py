@@ -17,8 +17,8 @@ RECORDS = [
     record("plain", 128, [0.2, 0.9, 0.1, 0.2]),
 ]
 TUNING = [
-    record("vcpo", 32, [0.7], seed=101, learning_rate=1e-3),
-    record("vcpo", 32, [0.9], seed=101, learning_rate=1e-4),
+    record("vcpo", 0, [0.7], seed=101, learning_rate=1e-3),
+    record("vcpo", 0, [0.9], seed=101, learning_rate=1e-4),
 ]
 
 
@@ -49,11 +49,6 @@ def document(written):
 def test_the_summary_is_about_the_subject(summary):
     assert summary["vcpo_k128_over_k0"] == pytest.approx(0.75)
     assert summary["steps_ratio_k32"] is None
-
-
-def test_the_uncontrolled_method_stands_beside_it(summary):
-    # (0.9 + 0.1 + 0.2) / 3 over 0.8.
-    assert summary["uncontrolled"]["k128_over_k0"] == pytest.approx(0.5)
 
 
 def test_the_summary_holds_the_whole_grid(summary):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.study import STUDY, record, study, study_document
-from vcpo_study.results.tuning import learning_rates, tuned_rates
+from tests.fixtures.study import record
+from vcpo_study.results.tuning import synchronous_rates, tuned_rates
 
 
 def candidate(method, rate, accuracy, seed=101):
-    return record(method, 32, [accuracy], seed=seed, learning_rate=rate)
+    return record(method, 0, [accuracy], seed=seed, learning_rate=rate)
 
 
 def chosen_rates(*records):
@@ -40,11 +40,5 @@ def test_of_equals_the_lower_rate_is_taken():
     assert chosen_rates(candidate("a", 1e-3, 0.9), candidate("a", 1e-4, 0.9)) == {"a": 1e-4}
 
 
-def test_a_study_without_tuning_trains_at_the_runs_rate():
-    tuning = next(line for line in STUDY.splitlines() if "tuning" in line)
-    plain = study_document(STUDY.replace(tuning, "")).spec
-    assert learning_rates(plain, []) == {"vcpo": 1e-6, "plain": 1e-6}
-
-
 def test_a_method_that_was_not_tuned_yet_has_no_rate():
-    assert learning_rates(study(), tuned_rates([candidate("vcpo", 1e-3, 0.5)])) == {"vcpo": 1e-3}
+    assert synchronous_rates(tuned_rates([candidate("vcpo", 1e-3, 0.5)])) == {"vcpo": 1e-3}
