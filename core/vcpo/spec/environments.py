@@ -34,6 +34,7 @@ def _built_in(class_path: str, optional: str, required: str = "") -> BuiltInEnvi
 
 BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
     {
+        "calculator": _built_in("calculator:Calculator", "letters terms values calls style"),
         "countdown": _built_in("countdown:Countdown", "numbers values targets operators style"),
         "gsm8k": _built_in("mathematics.tasks:Gsm8k", "path style"),
         "math": _built_in("mathematics.tasks:MathProblems", "path style"),

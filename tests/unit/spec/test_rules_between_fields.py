@@ -152,7 +152,8 @@ def environment_lines(environment: str) -> list[str]:
 
 def test_an_unknown_environment_is_refused_with_those_there_are():
     (line,) = environment_lines("{name: chess}")
-    known = "countdown, gsm8k, math, python_tool, remote, sort_digits, or package.module:Class"
+    names = "calculator, countdown, gsm8k, math, python_tool, remote, sort_digits"
+    known = f"{names}, or package.module:Class"
     assert line == (
         f"spec.environment.name: is unknown; use one of {known} for your own (got 'chess')"
     )

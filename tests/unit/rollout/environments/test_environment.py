@@ -66,7 +66,7 @@ def test_users_class_is_found_by_module_and_name():
         (
             "chess",
             {},
-            "'chess' is unknown; use one of countdown, gsm8k, math, python_tool, remote, sort",
+            "'chess' is unknown; use one of calculator, countdown, gsm8k, math, python_tool, rem",
         ),
         ("no_such_package:Task", {}, "environment.name: .*cannot be imported.*install"),
         ("json:NoSuchTask", {}, "environment.name: .*cannot be imported"),
