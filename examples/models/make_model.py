@@ -1,0 +1,184 @@
+"""Make a tiny character-level model of the examples: half-trained, so that RL has work to do.
+
+A model first learns from right demonstrations, and then for a while from demonstrations with
+errors. So it knows the form of an answer, and more of the substance than it says: sampled at
+temperature 1 it is wrong more often than it has to be. Prompts are of the training split only; the
+accuracies it prints are on held-out prompts.
+
+    python -m examples.models.make_model tiny
+
+The same seed on the same machine gives the same file. The last line printed is JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import torch
+
+from examples.models import demonstrations, warm_start
+from examples.models.demonstrations import Demonstrate, Parts
+from vcpo_rollout.environments import Environment, Split, make_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task that a model answers."""
+
+    environment: str
+    parameters: Mapping[str, object]
+    demonstrate: Demonstrate
+    error_rate: float
+    """Of the demonstrations of the second stage; the first has no errors."""
+    times: int = 1
+    """How often the task is shown in a round of all tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a model is made of."""
+
+    tasks: Mapping[str, Task]
+    """By the name that the printed accuracies have."""
+    learn_steps: int
+    """On right demonstrations."""
+    blur_steps: int
+    """On demonstrations with errors."""
+    batch_size: int
+    """Demonstrations per step."""
+    max_turn_tokens: int
+    """Longest turn that is sampled for an accuracy."""
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "tiny": Recipe(
+        tasks={
+            "sort_digits": Task(
+                environment="sort_digits",
+                parameters={"digits": 5, "style": "plain"},
+                demonstrate=demonstrations.sort_or_shuffle,
+                error_rate=0.5,
+            ),
+            "countdown": Task(
+                environment="countdown",
+                parameters={
+                    "numbers": 3,
+                    "values": [1, 20],
+                    "targets": [1, 100],
+                    "operators": "+-*",
+                    "style": "plain",
+                },
+                demonstrate=demonstrations.countdown,
+                error_rate=0.5,
+                times=2,
+            ),
+        },
+        learn_steps=1500,
+        blur_steps=400,
+        batch_size=128,
+        max_turn_tokens=24,
+    ),
+    "sort": Recipe(
+        tasks={
+            f"sort_{digits}_digits": Task(
+                environment="sort_digits",
+                parameters={"digits": digits, "style": "plain"},
+                demonstrate=demonstrations.sort_with_slips,
+                error_rate=error_rate,
+            )
+            for digits, error_rate in ((16, 0.07), (24, 0.05))
+        },
+        learn_steps=1600,
+        blur_steps=200,
+        batch_size=64,
+        max_turn_tokens=25,
+    ),
+    "calculator": Recipe(
+        tasks={
+            "calculator": Task(
+                environment="calculator",
+                parameters={"letters": 3, "terms": [4, 6], "calls": 1, "style": "plain"},
+                demonstrate=demonstrations.calculator,
+                error_rate=0.05,
+            )
+        },
+        learn_steps=2000,
+        blur_steps=200,
+        batch_size=64,
+        max_turn_tokens=40,
+    ),
+}
+"""The models of this folder."""
+
+LEARN_RATE, BLUR_RATE = 2e-3, 5e-4
+"""Highest learning rates of the two stages."""
+
+
+def pairs(
+    tasks: Mapping[str, Task], environments: Mapping[str, Environment], stage: str, seed: int
+) -> Iterator[tuple[str, Parts]]:
+    """Yield (prompt, response) for ever, the tasks in turn, from training prompts only."""
+    random = Random(f"{seed}/{stage}")  # noqa: S311 - repeatable on purpose
+    order = [name for name, task in tasks.items() for _ in range(task.times)]
+    for name in cycle(order):
+        environment, task = environments[name], tasks[name]
+        prompt = environment.prompt(Split.TRAIN, random.randrange(10**9))
+        error_rate = task.error_rate if stage == "blur" else 0.0
+        yield (
+            prompt.text,
+            task.demonstrate(environment, prompt, error_rate=error_rate, random=random),
+        )
+
+
+def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
+    """Train a model, write its folder, and return its accuracies on held-out prompts."""
+    torch.manual_seed(seed)
+    tokenizer = warm_start.build_tokenizer()
+    model = warm_start.build_model(tokenizer)
+    environments = {
+        name: make_environment(task.environment, task.parameters, seed)
+        for name, task in recipe.tasks.items()
+    }
+    result: dict[str, float] = {"parameters": model.num_parameters()}
+    stages = (("learn", recipe.learn_steps, LEARN_RATE), ("blur", recipe.blur_steps, BLUR_RATE))
+    for stage, steps, learning_rate in stages:
+        warm_start.train(
+            model,
+            tokenizer,
+            pairs(recipe.tasks, environments, stage, seed),
+            name=stage,
+            steps=steps,
+            batch_size=recipe.batch_size,
+            learning_rate=learning_rate,
+        )
+        for name, environment in environments.items():
+            for choice in ("sampled", "greedy"):
+                result[f"{name}_{choice}_after_{stage}"] = warm_start.accuracy(
+                    model,
+                    tokenizer,
+                    environment,
+                    max_turn_tokens=recipe.max_turn_tokens,
+                    sample=choice == "sampled",
+                )
+    warm_start.save(model, tokenizer, output)
+    return result
+
+
+def main() -> None:
+    """Read the command line, make the model and print its accuracies."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("name", choices=RECIPES, help="which model")
+    parser.add_argument("--output", type=Path, help="folder to write (beside this file)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (0)")
+    arguments = parser.parse_args()
+    output = arguments.output or Path(__file__).parent / arguments.name
+    print(json.dumps(make(RECIPES[arguments.name], output, arguments.seed)))
+
+
+if __name__ == "__main__":
+    main()
