@@ -119,9 +119,7 @@ class Calculator:
         numbers = tuple(random.randint(*self.values) for _ in range(self.letters))
         terms = random.choices(_LETTERS[: self.letters], k=random.randint(*self.terms))
         operators = random.choices(_OPERATORS, k=len(terms) - 1)
-        rest = "".join(
-            operator + term for operator, term in zip(operators, terms[1:], strict=True)
-        )
+        rest = "".join(operator + term for operator, term in zip(operators, terms[1:], strict=True))
         return Question(numbers=numbers, formula=terms[0] + rest)
 
 
