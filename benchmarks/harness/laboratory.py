@@ -79,8 +79,7 @@ class Laboratory:
         self._sampler.use(self._versions[-1 - lag])
         return self._sampler.groups(
             self._environment,
-            Split.TRAIN,
-            indices,
+            self._sampler.prompts(self._environment, Split.TRAIN, indices),
             samples=self._spec.batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
         )

@@ -48,9 +48,8 @@ class Bench:
             weights = transform(weights, 1)
         self.sampler.use(Version(number=self.version, weights=weights))
         indices = range(8 * self.version, 8 * self.version + 8)
-        groups = self.sampler.groups(
-            self.environment, Split.TRAIN, indices, samples=8, temperature=temperature
-        )
+        prompts = self.sampler.prompts(self.environment, Split.TRAIN, indices)
+        groups = self.sampler.groups(self.environment, prompts, samples=8, temperature=temperature)
         result = self.update.step(groups, policy_version=self.version)
         self.version += 1
         return result

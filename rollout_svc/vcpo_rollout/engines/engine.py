@@ -80,17 +80,8 @@ class PolicyWeights:
     """If known: an engine that uses the base version may write only these elements."""
 
 
-class Engine(Protocol):
-    """Samples from the newest policy it was given.
-
-    `generate` may be called concurrently; the engine batches the calls. A swap takes effect between
-    two decoding steps: running sequences continue with the new weights, and each token carries the
-    version that sampled it. Generation waits for the first swap.
-    """
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version in use; None before the first swap."""
+class SequenceSampler(Protocol):
+    """Samples sequences, several at a time."""
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -109,6 +100,19 @@ class Engine(Protocol):
             GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
             EngineError: when generation failed or the engine is closed.
         """
+
+
+class Engine(SequenceSampler, Protocol):
+    """Samples from the newest policy it was given.
+
+    `generate` may be called concurrently; the engine batches the calls. A swap takes effect between
+    two decoding steps: running sequences continue with the new weights, and each token carries the
+    version that sampled it. Generation waits for the first swap.
+    """
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version in use; None before the first swap."""
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; return once they are in use.

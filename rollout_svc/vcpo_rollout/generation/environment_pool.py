@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from vcpo import tracing
 from vcpo.metrics.label_values import EnvironmentFault
@@ -92,6 +92,14 @@ def check_reward(value: object, function: Callable[..., object]) -> float:
 def num_threads(num_sequences: int) -> int:
     """Return the number of threads for so many concurrent sequences (at least 1), within bounds."""
     return min(num_sequences, MOST_THREADS)
+
+
+class EnvironmentCalls(Protocol):
+    """Where the environment's code runs."""
+
+    async def call(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function; its exceptions pass through."""
+        ...
 
 
 class EnvironmentThreads:

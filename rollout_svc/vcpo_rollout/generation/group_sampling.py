@@ -13,6 +13,7 @@ from vcpo_rollout.engines.engine import (
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
+    SequenceSampler,
 )
 
 _Response = TypeVar("_Response")
@@ -91,7 +92,7 @@ async def gather_complete(
 
 
 async def complete_response(
-    engine: Engine, request: GenerationRequest, interrupt: asyncio.Event
+    engine: SequenceSampler, request: GenerationRequest, interrupt: asyncio.Event
 ) -> Generation:
     """Sample one response, or return the request's partial response if it is complete already.
 

@@ -21,14 +21,14 @@ from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import (
-    Engine,
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
+    SequenceSampler,
 )
 from vcpo_rollout.environments.environment import Conversation
 from vcpo_rollout.generation.environment_pool import (
-    EnvironmentThreads,
+    EnvironmentCalls,
     check_reward,
     environment_errors,
     require_type,
@@ -44,7 +44,7 @@ async def resume(
     *,
     codec: PromptCodec,
     end_token_ids: frozenset[int],
-    threads: EnvironmentThreads,
+    threads: EnvironmentCalls,
 ) -> tuple[Conversation, History] | None:
     """Bring a new conversation to the state in which another worker's was interrupted.
 
@@ -68,9 +68,9 @@ async def converse(
     conversation: Conversation,
     history: History,
     *,
-    engine: Engine,
+    engine: SequenceSampler,
     codec: PromptCodec,
-    threads: EnvironmentThreads,
+    threads: EnvironmentCalls,
     interrupt: asyncio.Event,
 ) -> Trajectory:
     """Hold one conversation to its end and judge it.
@@ -110,7 +110,9 @@ async def converse(
     )
 
 
-async def _sample_turn(history: History, engine: Engine, interrupt: asyncio.Event) -> Generation:
+async def _sample_turn(
+    history: History, engine: SequenceSampler, interrupt: asyncio.Event
+) -> Generation:
     """Sample the next turn, or the rest of the open one, and append it to the history."""
     try:
         generation = await complete_response(engine, history.next_request(), interrupt)

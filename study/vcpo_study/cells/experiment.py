@@ -107,6 +107,10 @@ class Experiment:
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
         self._held_out_task = make_environment(task.name, task.parameters, cell.evaluation_seed)
+        held_out = range(cell.spec.evaluation.prompts)
+        self._held_out_prompts = self._sampler.prompts(
+            self._held_out_task, Split.EVALUATION, held_out
+        )
         self._versions = Versions(cell.lag)
 
     def run(self) -> tuple[list[UpdateResult], list[EvaluationRow]]:
@@ -128,10 +132,10 @@ class Experiment:
         self._sampler.use(self._versions.sampling(lag))
         batch = self._spec.batch
         first = version * batch.prompts_per_step
+        indices = range(first, first + batch.prompts_per_step)
         groups = self._sampler.groups(
             self._training_task,
-            Split.TRAIN,
-            range(first, first + batch.prompts_per_step),
+            self._sampler.prompts(self._training_task, Split.TRAIN, indices),
             samples=batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
         )
@@ -145,8 +149,7 @@ class Experiment:
         settings = self._spec.evaluation
         groups = self._sampler.groups(
             self._held_out_task,
-            Split.EVALUATION,
-            range(settings.prompts),
+            self._held_out_prompts,
             samples=settings.samples_per_prompt,
             temperature=settings.temperature,
         )

@@ -1,9 +1,13 @@
-"""Sampling in lockstep with training: the `hf` engine's decoding in the caller's thread."""
+"""Sampling in lockstep with training: the `hf` engine's decoding in the caller's thread.
+
+The batch is the engine's, and so are its numbers. What a worker does beside it, threads, weights
+over the network and leases, does not change a token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,8 +19,19 @@ from vcpo_rollout.engines.engine import EngineError, Generation, GenerationReque
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
 from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
-from vcpo_rollout.environments import Environment, Split
+from vcpo_rollout.environments import Environment, Prompt, Split
+from vcpo_rollout.environments.environment import MultiTurnEnvironment
+from vcpo_study.cells.conversations import LockstepEngine, Opening, hold_conversations
 from vcpo_study.cells.versions import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPrompt:
+    """A prompt of a task, and its tokens."""
+
+    index: int
+    prompt: Prompt
+    token_ids: tuple[int, ...]
 
 
 class Sampler:
@@ -34,6 +49,7 @@ class Sampler:
         self._batch = DecodeBatch(
             model, end_token_ids=self._end_token_ids, pad_token_id=pad, seed=spec.seed
         )
+        self._engine = LockstepEngine(self._batch, self._end_token_ids)
         environment = spec.environment
         self._codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
         self._max_new_tokens = spec.sampling.max_new_tokens
@@ -43,11 +59,21 @@ class Sampler:
         if self._batch.policy_version != version.number:
             self._batch.swap(version.number, version.weights)
 
+    def prompts(
+        self, environment: Environment, split: Split, indices: Iterable[int]
+    ) -> list[TaskPrompt]:
+        """Return prompts of a task with their tokens."""
+        prompts = []
+        for index in indices:
+            prompt = environment.prompt(split, index)
+            token_ids = self._codec.encode(prompt)
+            prompts.append(TaskPrompt(index=index, prompt=prompt, token_ids=token_ids))
+        return prompts
+
     def groups(
         self,
         environment: Environment,
-        split: Split,
-        indices: Sequence[int],
+        prompts: Sequence[TaskPrompt],
         *,
         samples: int,
         temperature: float,
@@ -57,32 +83,46 @@ class Sampler:
         Raises:
             EngineError: when the policy's logits are not finite.
         """
-        prompts = [environment.prompt(split, index) for index in indices]
-        requests = [
-            GenerationRequest(
-                prompt_token_ids=self._codec.encode(prompt),
-                temperature=temperature,
-                max_new_tokens=self._max_new_tokens,
+        openings = [
+            Opening(
+                trajectory_id=f"{each.index}/{number}",
+                prompt=each.prompt,
+                request=GenerationRequest(
+                    prompt_token_ids=each.token_ids,
+                    temperature=temperature,
+                    max_new_tokens=self._max_new_tokens,
+                ),
             )
-            for prompt in prompts
+            for each in prompts
+            for number in range(samples)
         ]
-        generations = iter(self._sample([each for each in requests for _ in range(samples)]))
+        if isinstance(environment, MultiTurnEnvironment):
+            trajectories = hold_conversations(
+                environment, openings, engine=self._engine, codec=self._codec
+            )
+        else:
+            trajectories = self._single_turns(environment, openings)
         return [
-            [
-                Trajectory(
-                    trajectory_id=f"{index}/{number}",
-                    prompt_token_ids=request.prompt_token_ids,
-                    response_token_ids=generation.token_ids,
-                    rollout_logprobs=generation.logprobs,
-                    version_spans=generation.version_spans,
-                    reward=environment.reward(
-                        prompt, self._codec.decode(generation.token_ids, self._end_token_ids)
-                    ),
-                    finish_reason=generation.finish_reason,
-                )
-                for number, generation in enumerate(islice(generations, samples))
-            ]
-            for index, prompt, request in zip(indices, prompts, requests, strict=True)
+            trajectories[first : first + samples] for first in range(0, len(trajectories), samples)
+        ]
+
+    def _single_turns(
+        self, environment: Environment, openings: Sequence[Opening]
+    ) -> list[Trajectory]:
+        generations = self._sample([opening.request for opening in openings])
+        return [
+            Trajectory(
+                trajectory_id=opening.trajectory_id,
+                prompt_token_ids=opening.request.prompt_token_ids,
+                response_token_ids=generation.token_ids,
+                rollout_logprobs=generation.logprobs,
+                version_spans=generation.version_spans,
+                reward=environment.reward(
+                    opening.prompt, self._codec.decode(generation.token_ids, self._end_token_ids)
+                ),
+                finish_reason=generation.finish_reason,
+            )
+            for opening, generation in zip(openings, generations, strict=True)
         ]
 
     def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:

@@ -82,7 +82,8 @@ def groups():
     sampler = Sampler(SPEC, TINY, tokenizer, pad_token_id(tokenizer))
     sampler.use(Version(number=7, weights=policy_tensors(model)))
     task = make_environment("sort_digits", {"digits": 5, "style": "plain"}, 0)
-    return sampler.groups(task, Split.TRAIN, [4, 9], samples=3, temperature=1.0)
+    prompts = sampler.prompts(task, Split.TRAIN, [4, 9])
+    return sampler.groups(task, prompts, samples=3, temperature=1.0)
 
 
 def test_each_prompt_has_its_group(groups):
