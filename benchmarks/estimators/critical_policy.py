@@ -18,7 +18,7 @@ after every step, and the learning rate is lowered by the learner's own update.
 
 A cell takes about 25 seconds. The last line printed is JSON. For each policy, over the cells:
 
-    final_accuracy         mean of the last three evaluations; `lowest` is the worst cell's
+    final_accuracy         mean over the last quarter of the steps; `lowest` is the worst cell's
     mean_accuracy          mean of all evaluations: what the run was worth on the way
     cells_recovered        cells whose final accuracy is above 0.8 of their best evaluation
     steps_lost             mean number of steps from an evaluation below half of the best before it

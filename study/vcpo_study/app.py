@@ -24,12 +24,9 @@ from vcpo_study.cells.cell import (
 from vcpo_study.cells.pool import run_cells
 from vcpo_study.cells.records import CellRecord, CellStore, model_identity
 from vcpo_study.progress import Clock, StudyProgress
-from vcpo_study.results.report import ReportData, write_study_report
+from vcpo_study.results.report import RESULTS_FOLDER, StudyData, write_report
 from vcpo_study.results.tuning import synchronous_rates, tuned_rates
 from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
-
-RESULTS_FOLDER = "results"
-"""Folder beside the report; each study has a folder of its name in it, with its records."""
 
 Say = Callable[[str], None]
 
@@ -107,10 +104,10 @@ def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bo
                     study=study, options=options, deadline_s=deadline_s, clock=clock, say=say
                 ).run()
     finally:
-        begun = [study for study in studies if study.records(study.cells())]
-        for study in begun:
-            data = _report_data(study, options.command)
-            say(f"report: {write_study_report(data, options.output)}")
+        begun = [data for data in map(_report_data, studies) if data.records]
+        if begun:
+            say(f"report: of {sum(len(data.records) for data in begun):,} cells")
+            say(f"report: {write_report(begun, options.output, options.command)}")
     if not begun:
         raise StartError(f"--output: {options.output} holds no cell of these studies yet")
     return not any(study.failures() for study in studies)
@@ -183,24 +180,10 @@ def _load(file: Path, options: Options) -> _Study:
     return _Study(document=document, model_name=model_name, store=CellStore(folder, model=identity))
 
 
-def _report_data(study: _Study, command: str) -> ReportData:
+def _report_data(study: _Study) -> StudyData:
     """Load all records of a study, also those of cells outside the selection."""
-    tuning_records = study.records(tuning_cells(study.spec))
-    tuned = tuned_rates(tuning_records)
-    rates = synchronous_rates(tuned)
-    tuning_seeds = study.spec.tuning.seeds
-    return ReportData(
-        study=study.document,
-        command=command,
-        records=[
-            record
-            for record in study.records(study.cells())
-            if record.seed not in tuning_seeds and rates.get(record.method) == record.learning_rate
-        ],
-        tuning_records=tuning_records,
-        tuned=tuned,
-        failures=study.failures(),
-    )
+    records = study.records(study.cells())
+    return StudyData(study=study.document, records=records, failures=study.failures())
 
 
 def _check_names(options: Options, studies: Sequence[_Study]) -> None:

@@ -11,7 +11,7 @@ waits for ten minutes, which are `LOW_ESS_STEPS` steps of 20 s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
@@ -20,6 +20,9 @@ from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo_study.cells.records import CellRecord, EvaluationRow
 from vcpo_study.results.measures import collapse_step
+
+JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
+"""Levels of the early warning that a report judges."""
 
 LOW_RELATIVE_ESS: Final = WarningThresholds().lasting_relative_ess
 """Share of the on-policy ESS ratio below which the alert counts a step."""
@@ -52,34 +55,36 @@ class AlarmQuality:
     """Share of the other runs that had an alarm; None when every run collapsed."""
 
 
-def alarm_quality(
-    records: Sequence[CellRecord], at_least: WarningLevel = WarningLevel.CRITICAL
-) -> AlarmQuality:
-    """Return the quality of the alarms of a level, or a worse one, in the records of cells."""
-    runs = []
-    for record in records:
-        warning = EarlyWarning()
-        levels = []
-        steps = record.steps
-        numbers = zip(
-            steps.ess_ratio,
-            steps.on_policy_ess_ratio,
-            steps.ess,
-            steps.kl_per_token,
-            steps.gradient_norm,
-            strict=True,
+def alarm_qualities(records: Sequence[CellRecord]) -> Mapping[str, AlarmQuality]:
+    """Return the quality of the early warning's levels and of the alert of a low ESS, by name."""
+    runs = [watched_run(record) for record in records]
+    levels = {level.value: judge_alarms(runs, at_least=level) for level in JUDGED_LEVELS}
+    return {**levels, "low_ess": low_ess_quality(records)}
+
+
+def watched_run(record: CellRecord) -> WatchedRun:
+    """Return the early warning's level after each step of a cell."""
+    steps = record.steps
+    numbers = zip(
+        steps.ess_ratio,
+        steps.on_policy_ess_ratio,
+        steps.ess,
+        steps.kl_per_token,
+        steps.gradient_norm,
+        strict=True,
+    )
+    warning = EarlyWarning()
+    levels = []
+    for step, (ess_ratio, on_policy, ess, kl_per_token, gradient_norm) in enumerate(numbers, 1):
+        health = StepHealth(
+            relative_ess=ess_ratio / on_policy,
+            ess=ess,
+            kl_per_token=kl_per_token,
+            gradient_norm=gradient_norm or None,
         )
-        for step, (ess_ratio, on_policy, ess, kl_per_token, gradient_norm) in enumerate(numbers, 1):
-            health = StepHealth(
-                relative_ess=ess_ratio / on_policy,
-                ess=ess,
-                kl_per_token=kl_per_token,
-                gradient_norm=gradient_norm or None,
-            )
-            warning = warning.observe(health)
-            levels.append((step, warning.level))
-        runs.append(WatchedRun(levels=tuple(levels), evaluations=record.evaluations))
-    return judge_alarms(runs, at_least=at_least)
+        warning = warning.observe(health)
+        levels.append((step, warning.level))
+    return WatchedRun(levels=tuple(levels), evaluations=record.evaluations)
 
 
 def judge_alarms(

@@ -1,180 +1,233 @@
-"""The three figures of a study: learning curves, final accuracy by lag, signals before a fall."""
+"""The figures of a study: heat maps of the plane, and what staleness does at synchronous rates."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from statistics import fmean, median
+from statistics import fmean
 from typing import Final
 
 from vcpo.report.numbers import compact
-from vcpo_study.cells.records import CellRecord, StepColumns
-from vcpo_study.results.axis import round_ticks
-from vcpo_study.results.measures import deepest_fall
-from vcpo_study.results.plot import AxisScale, Plot
-from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
-from vcpo_study.results.summary import GridRow
+from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES, CellRecord
+from vcpo_study.results.axis import round_ticks, widen
+from vcpo_study.results.heat_map import HeatMap, draw_heat_map
+from vcpo_study.results.plot import AxisScale, Curve, Plot, draw_plot
+from vcpo_study.results.sheet import COLORS, FRAME_COLOR, PANEL, colored_curve, draw_sheet
+from vcpo_study.results.summary import StudySummary
 from vcpo_study.study import StudySpec
 
-_STEPS_BEFORE = 100
-"""Number of steps before a fall that are shown."""
-_LEAST_FALL = 0.2
-"""Smaller falls of the accuracy are noise of the evaluation or of training."""
-_WINDOW = 10
-"""Number of steps in a running median; single steps are too noisy."""
-_SMALLEST = 1e-4
-"""Lowest level on a logarithmic scale; a gradient of 0 is drawn there."""
+_ASIDE: Final = 0.09
+"""Distance of two methods at one lag, so that the bars of one do not hide those of another."""
+_OUTER: Final = (LOG_WEIGHT_QUANTILES.index(0.01), LOG_WEIGHT_QUANTILES.index(0.99))
 
-_Signal = Callable[[StepColumns], Sequence[float | None]]
+_Spot = tuple[int, float, float, float]
+"""Lag, number, and the ends of its bar."""
 _Points = list[tuple[float, float]]
 
 
-def _quotients(steps: StepColumns) -> list[float]:
-    return [
-        ratio / on_policy
-        for ratio, on_policy in zip(steps.ess_ratio, steps.on_policy_ess_ratio, strict=True)
-    ]
-
-
-_SIGNALS: Final[tuple[tuple[str, _Signal], ...]] = (
-    ("ESS ratio / on-policy ratio", _quotients),
-    ("Gradient norm", lambda steps: steps.gradient_norm),
-    ("KL per token, nats", lambda steps: steps.kl_per_token),
-)
-
-
 def figures(
-    study: StudySpec, records: Sequence[CellRecord], rows: Sequence[GridRow]
+    study: StudySpec, summary: StudySummary, claims: Sequence[CellRecord]
 ) -> Mapping[str, str]:
-    """Return all figures: SVG by file name."""
+    """Return all figures: SVG by file name.
+
+    claims: records at the synchronous rates.
+    """
     colors = {
         method.name: COLORS[index % len(COLORS)] for index, method in enumerate(study.methods)
     }
-    shown = {row.method for row in rows}
-    legend = [
-        (method.label, colors[method.name]) for method in study.methods if method.name in shown
-    ]
+    shown = {row.method for row in summary.claims}
+    legend = [(each.label, colors[each.name]) for each in study.methods if each.name in shown]
     return {
+        "heat_maps.svg": draw_sheet(
+            [draw_heat_map(each, PANEL) for each in _heat_maps(study, summary)],
+            [("reaches the synchronous target", FRAME_COLOR)],
+            columns=3,
+            about="Final accuracy by learning rate and policy lag, one panel per method",
+        ),
+        "by_lag.svg": draw_sheet(
+            [draw_plot(each, PANEL) for each in _by_lag(summary, colors)],
+            legend,
+            columns=3,
+            about="Collapses, final accuracy and width of the safe rates by policy lag",
+        ),
         "accuracy.svg": draw_sheet(
-            _accuracy(records, colors),
+            [draw_plot(each, PANEL) for each in _accuracy(claims, colors)],
             legend,
             columns=3,
             about="Held-out accuracy by step, one panel per policy lag, mean over seeds",
         ),
-        "final.svg": draw_sheet(
-            _final(rows, colors),
+        "weights.svg": draw_sheet(
+            [draw_plot(each, PANEL) for each in _weights(study, claims, colors)],
             legend,
-            columns=2,
-            about="Final accuracy by policy lag, mean over seeds with lowest and highest seed",
-        ),
-        "before_falls.svg": draw_sheet(
-            _falls(records, colors),
-            legend,
-            columns=3,
-            about="ESS ratio, gradient norm and divergence in the steps before accuracy falls",
+            columns=max(1, len({each.lag for each in claims if each.lag > 0})),
+            about="Log importance weights and effective sample size by step, by policy lag",
         ),
     }
 
 
-def _accuracy(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
-    last = max((each.step for record in records for each in record.evaluations), default=1)
-    plots = []
-    for lag in sorted({record.lag for record in records}):
-        evaluations: dict[str, list[_Points]] = defaultdict(list)
-        for record in records:
-            if record.lag == lag:
-                curve = [(float(each.step), each.accuracy) for each in record.evaluations]
-                evaluations[record.method].append(curve)
-        curves = tuple(
-            colored_curve(_by_step(cells, fmean), colors[method])
-            for method, cells in evaluations.items()
+def _heat_maps(study: StudySpec, summary: StudySummary) -> list[HeatMap]:
+    rates, lags = sorted(study.learning_rates, reverse=True), sorted(study.lags)
+    full = max((point.final_accuracy_mean for point in summary.plane), default=0.0) or 1.0
+    chosen = {each.method: rates.index(each.learning_rate) for each in summary.tuned if each.chosen}
+    maps = []
+    for method in study.methods:
+        values = {
+            (rates.index(point.learning_rate), lags.index(point.lag)): point.final_accuracy_mean
+            for point in summary.plane
+            if point.method == method.name
+        }
+        target = summary.target
+        safe = (place for place in values if target is not None and values[place] >= target)
+        maps.append(
+            HeatMap(
+                title=method.label,
+                x_title="policy lag k",
+                rows=tuple(map(compact, rates)),
+                columns=tuple(map(str, lags)),
+                values=values,
+                full=full,
+                framed=frozenset(safe),
+                chosen_row=chosen.get(method.name),
+            )
         )
-        plots.append(
-            Plot(title=f"k = {lag}", x=_steps_scale(0, last, "step"), y=_unit(), curves=curves)
-        )
-    return plots
+    return [each for each in maps if each.values]
 
 
-def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
-    lags = sorted({row.lag for row in rows})
-    methods = list(dict.fromkeys(row.method for row in rows))
-    means, worst = [], []
-    for number, method in enumerate(methods):
-        # Side by side, so that the bars of one method do not hide those of another.
-        aside = (number - (len(methods) - 1) / 2) * 0.09
-        own = sorted((row for row in rows if row.method == method), key=lambda row: row.lag)
-        spots = [(lags.index(row.lag) + aside, row) for row in own]
-        mean = [(at, row.final_accuracy_mean) for at, row in spots]
-        lowest = [(at, row.final_accuracy_min) for at, row in spots]
-        ranges = tuple((at, row.final_accuracy_min, row.final_accuracy_max) for at, row in spots)
-        means.append(colored_curve(mean, colors[method], bars=ranges, has_dots=True))
-        worst.append(colored_curve(lowest, colors[method], has_dots=True))
+def _by_lag(summary: StudySummary, colors: Mapping[str, str]) -> list[Plot]:
+    collapses: dict[str, list[_Spot]] = defaultdict(list)
+    finals: dict[str, list[_Spot]] = defaultdict(list)
+    for row in summary.claims:
+        found = row.collapse
+        collapses[row.method].append((row.lag, found.share, found.low, found.high))
+        ends = row.final_accuracy_min, row.final_accuracy_max
+        finals[row.method].append((row.lag, row.final_accuracy_mean, *ends))
+    widths: dict[str, list[_Spot]] = defaultdict(list)
+    for safe in summary.safe:
+        ends = (
+            min(safe.seed_decades, default=safe.decades),
+            max(safe.seed_decades, default=safe.decades),
+        )
+        widths[safe.method].append((safe.lag, safe.decades, *ends))
+    widest = max((spot[3] for spots in widths.values() for spot in spots), default=0.0) or 1.0
+    decades = AxisScale(low=0.0, high=widest, ticks=_ticks(0.0, widest))
+    return [
+        _lag_plot("Probability of collapse, 95 % interval", collapses, _unit(), colors),
+        _lag_plot("Final accuracy: mean, range of seeds", finals, _unit(), colors),
+        _lag_plot("Safe rates, decades", widths, decades, colors),
+    ]
+
+
+def _lag_plot(
+    title: str, spots: Mapping[str, Sequence[_Spot]], y: AxisScale, colors: Mapping[str, str]
+) -> Plot:
+    lags = sorted({spot[0] for own in spots.values() for spot in own})
+    curves = []
+    for number, (method, own) in enumerate(spots.items()):
+        aside = (number - (len(spots) - 1) / 2) * _ASIDE
+        placed = [(lags.index(lag) + aside, *numbers) for lag, *numbers in sorted(own)]
+        line = [(at, value) for at, value, _, _ in placed]
+        bars = tuple((at, low, high) for at, _, low, high in placed)
+        curves.append(colored_curve(line, colors[method], bars=bars, has_dots=True))
     ticks = tuple((float(place), str(lag)) for place, lag in enumerate(lags))
     x = AxisScale(low=-0.5, high=max(1, len(lags)) - 0.5, ticks=ticks, title="policy lag k")
+    return Plot(title=title, x=x, y=y, curves=tuple(curves))
+
+
+def _accuracy(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
+    x = _steps_scale(records)
     return [
-        Plot(title="Final accuracy: mean, range of seeds", x=x, y=_unit(), curves=tuple(means)),
-        Plot(title="Final accuracy: worst seed", x=x, y=_unit(), curves=tuple(worst)),
-    ]
-
-
-def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
-    """Plot signals before the deepest fall of each cell that fell: thin lines, bold medians."""
-    fallen: dict[str, list[tuple[CellRecord, int]]] = defaultdict(list)
-    for record in records:
-        depth, step = deepest_fall(record.evaluations)
-        if depth >= _LEAST_FALL:
-            fallen[record.method].append((record, step))
-    plots = []
-    for title, value in _SIGNALS:
-        by_method = {
-            method: [_before(record.steps, step, value) for record, step in cells]
-            for method, cells in fallen.items()
-        }
-        curves = [(method, curve) for method, own in by_method.items() for curve in own]
-        levels = [level for _, curve in curves for _, level in curve] or [0.0]
-        low = math.floor(min(levels))
-        high = max(math.ceil(max(levels)), low + 1)
-        ticks = tuple((float(power), compact(10.0**power)) for power in range(low, high + 1))
-        thin = [colored_curve(curve, colors[method], is_faint=True) for method, curve in curves]
-        medians = [
-            colored_curve(_by_step(own, median), colors[method])
-            for method, own in by_method.items()
-        ]
-        plot = Plot(
-            title=f"{title} ({len(curves)} cell{'s' if len(curves) != 1 else ''})",
-            x=_steps_scale(-_STEPS_BEFORE, 0, "steps before the bottom of the fall"),
-            y=AxisScale(low=low, high=high, ticks=ticks),
-            curves=(*thin, *medians),
+        Plot(
+            title=f"k = {lag}",
+            x=x,
+            y=_unit(),
+            curves=tuple(
+                colored_curve(
+                    _mean_by_step(
+                        [(float(each.step), each.accuracy) for each in record.evaluations]
+                        for record in own
+                    ),
+                    colors[method],
+                )
+                for method, own in _by_method(records, lag).items()
+            ),
         )
-        plots.append(plot)
-    return plots
-
-
-def _before(steps: StepColumns, end: int, value: _Signal) -> _Points:
-    """Return the decimal logarithm of a signal as a running median, up to the step `end`."""
-    known = [max(each or 0.0, _SMALLEST) for each in value(steps)[:end]]
-    first = max(0, end - _STEPS_BEFORE)
-    return [
-        (at + 1 - end, math.log10(median(known[max(0, at + 1 - _WINDOW) : at + 1])))
-        for at in range(first, len(known))
+        for lag in sorted({record.lag for record in records})
     ]
 
 
-def _by_step(curves: Iterable[_Points], merge: Callable[[list[float]], float]) -> _Points:
-    """Merge the values that several curves have at a step into one."""
+def _weights(
+    study: StudySpec, records: Sequence[CellRecord], colors: Mapping[str, str]
+) -> list[Plot]:
+    """Plot the outer quantiles of the log weights of each lag above 0, and below them the ESS."""
+    width, trajectories = study.run.evaluation.every_steps, study.run.batch.trajectories
+    x = _steps_scale(records)
+    spreads, sizes = [], []
+    for lag in sorted({record.lag for record in records} - {0}):
+        outer: list[Curve] = []
+        ess: list[Curve] = []
+        for method, own in _by_method(records, lag).items():
+            for quantile in _OUTER:
+                columns = (
+                    [None if each is None else each[quantile] for each in record.steps.log_weights]
+                    for record in own
+                )
+                outer.append(colored_curve(_mean_of_windows(columns, width), colors[method]))
+            shares = (
+                [None if each is None else each / trajectories for each in record.steps.ess]
+                for record in own
+            )
+            ess.append(colored_curve(_mean_of_windows(shares, width), colors[method]))
+        y = _fitting([at for curve in outer for _, at in curve.points if at is not None])
+        title = f"k = {lag}: 1 % and 99 % of log weights"
+        spreads.append(Plot(title=title, x=x, y=y, curves=tuple(outer)))
+        title = f"k = {lag}: ESS over trajectories"
+        sizes.append(Plot(title=title, x=x, y=_unit(), curves=tuple(ess)))
+    return [*spreads, *sizes]
+
+
+def _by_method(records: Iterable[CellRecord], lag: int) -> Mapping[str, Sequence[CellRecord]]:
+    found: dict[str, list[CellRecord]] = defaultdict(list)
+    for record in records:
+        if record.lag == lag:
+            found[record.method].append(record)
+    return found
+
+
+def _mean_by_step(curves: Iterable[_Points]) -> _Points:
+    """Return the mean of the values that curves have at a step."""
     by_step: dict[float, list[float]] = defaultdict(list)
     for at, value in chain.from_iterable(curves):
         by_step[at].append(value)
-    return [(at, merge(values)) for at, values in sorted(by_step.items())]
+    return [(at, fmean(values)) for at, values in sorted(by_step.items())]
 
 
-def _steps_scale(low: float, high: float, title: str) -> AxisScale:
-    ticks = round_ticks(low, high, about=5, whole=True)
-    return AxisScale(
-        low=low, high=high, title=title, ticks=tuple((each, compact(each)) for each in ticks)
+def _mean_of_windows(columns: Iterable[Sequence[float | None]], width: int) -> _Points:
+    """Return means over windows of steps and over cells, each in the middle of its window."""
+    return _mean_by_step(
+        [
+            ((index // width + 0.5) * width, value)
+            for index, value in enumerate(column)
+            if value is not None
+        ]
+        for column in columns
     )
+
+
+def _steps_scale(records: Iterable[CellRecord]) -> AxisScale:
+    last = max((each.step for record in records for each in record.evaluations), default=1)
+    ticks = round_ticks(0, last, about=5, whole=True)
+    labels = tuple((each, compact(each)) for each in ticks)
+    return AxisScale(low=0, high=last, title="step", ticks=labels)
+
+
+def _fitting(values: Sequence[float]) -> AxisScale:
+    low, high = widen(min(values, default=0.0), max(values, default=1.0))
+    return AxisScale(low=low, high=high, ticks=_ticks(low, high))
+
+
+def _ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
+    return tuple((each, compact(each)) for each in round_ticks(low, high, about=5))
 
 
 def _unit() -> AxisScale:

@@ -1,4 +1,4 @@
-"""Measures of one finished cell: final accuracy, speed of learning, collapse."""
+"""Measures of one finished cell: final accuracy, speed of learning, dips, collapse."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Final
 from vcpo.algo import find_collapse
 from vcpo_study.cells.records import EvaluationRow
 
-FINAL_EVALUATIONS: Final = 3
-"""The final accuracy is the mean of so many last evaluations."""
+FINAL_SHARE: Final = 0.25
+"""The final accuracy is the mean of the evaluations in so large a last part of the steps."""
+COLLAPSED_SHARE: Final = 0.5
+"""A cell that ends below this share of the target has collapsed, whatever came before."""
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
-    """Return the mean accuracy of the last evaluations.
+    """Return the mean accuracy over the last quarter of a cell's steps.
 
     Raises: ValueError when there is no evaluation.
     """
     if not evaluations:
         raise ValueError("evaluations is empty: at least one is needed")
-    return fmean(each.accuracy for each in evaluations[-FINAL_EVALUATIONS:])
+    last = evaluations[-1].step
+    start = (1.0 - FINAL_SHARE) * last
+    return fmean(each.accuracy for each in evaluations if each.step > start or each.step == last)
 
 
 def steps_to(evaluations: Sequence[EvaluationRow], target: float) -> float | None:
@@ -44,9 +48,13 @@ def collapse_step(evaluations: Sequence[EvaluationRow]) -> int | None:
     return None if collapse is None else collapse.step
 
 
-def deepest_fall(evaluations: Sequence[EvaluationRow]) -> tuple[float, int]:
-    """Return the largest fall below an earlier evaluation, and the step at its bottom."""
+def has_collapsed(evaluations: Sequence[EvaluationRow], target: float) -> bool:
+    """Return whether a cell fell below half of its best, or ends below half of the target."""
+    ends_low = final_accuracy(evaluations) < COLLAPSED_SHARE * target
+    return ends_low or collapse_step(evaluations) is not None
+
+
+def deepest_dip(evaluations: Sequence[EvaluationRow]) -> float:
+    """Return the largest fall of the accuracy below the best one before it, at least 0."""
     best = accumulate((each.accuracy for each in evaluations), max)
-    pairs = zip(evaluations, best, strict=True)
-    falls = [(highest - each.accuracy, each.step) for each, highest in pairs]
-    return max(falls, key=lambda fall: fall[0])
+    return max(highest - each.accuracy for highest, each in zip(best, evaluations, strict=True))

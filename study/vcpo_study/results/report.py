@@ -1,241 +1,275 @@
-"""Writes the report of a study: `results.json`, `results.md` and the figures."""
+"""Writes the report of one or several studies: `results.json`, `results.md` and the figures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vcpo.algo import WarningLevel
-from vcpo.report.numbers import UNKNOWN, compact, decimal, duration
+from vcpo.report.numbers import compact, decimal, duration
 from vcpo_study.cells.records import CellRecord
-from vcpo_study.results.alarms import AlarmQuality, alarm_quality, low_ess_quality
+from vcpo_study.results.alarms import AlarmQuality, alarm_qualities
 from vcpo_study.results.figures import figures
-from vcpo_study.results.measures import FINAL_EVALUATIONS
-from vcpo_study.results.summary import GridRow, LagRobustness, grid_rows, lag_robustness
-from vcpo_study.results.tuning import TunedRate
-from vcpo_study.study import StudyMethod, StudySpec, VCPOStudy
-
-FIGURES_FOLDER: Final = "results"
-
-JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
-"""Levels of the early warning that the report judges."""
-
-Alarms = Mapping[str, AlarmQuality]
-"""Quality of alarms over all cells: by level of the early warning, and `low_ess`."""
-
-_HEADLINE_COLUMNS: Final = (
-    "method",
-    "learning rate",
-    "accuracy at k = 128 over k = 0",
-    "steps to target, k = 32 over k = 0",
+from vcpo_study.results.summary import (
+    Headline,
+    StudySummary,
+    claim_records,
+    has_variance_control,
+    headline,
+    summarize,
 )
-_ALARM_COLUMNS: Final = (
-    "alarm",
-    "collapses warned of",
-    "median lead, steps",
-    "false alarms in the other cells",
+from vcpo_study.results.tables import (
+    alarm_table,
+    claim_table,
+    headline_table,
+    plane_table,
+    safe_rates_table,
+    tuning_table,
 )
-_DOCUMENT: Final = """\
-# Results: {name}
+from vcpo_study.study import StudySpec, VCPOStudy
+
+RESULTS_FOLDER: Final = "results"
+"""Folder beside the report; each study has a folder of its name in it."""
+
+_HEAD: Final = """\
+# Results
 
 ```
 {command}
 ```
 
-{cells} cells of {run.steps} steps, {cpu_time} of processor time. \
-Task `{run.environment.name}`, \
-batches of {run.batch.prompts_per_step} prompts x \
-{run.batch.trajectories_per_prompt} trajectories, \
-accuracy on {run.evaluation.prompts} held-out prompts every {run.evaluation.every_steps} steps. \
-The batch of step s is sampled by version max(0, s - k), exactly: \
-by the real engine's decoding, and trained on by the real update.
+A cell trains one method at one policy lag k, one learning rate and one seed. The batch of step s is
+sampled by version max(0, s - k), exactly: by the real engine's decoding, and trained on by the real
+update. {cells} cells took {cpu_time} of processor time.
 
-## What is kept as data grows old
+- **Final accuracy**: mean of the evaluations in the last quarter of a cell's steps.
+- **Target**: 0.95 of the best mean final accuracy of any method and rate at lag 0, on the tuning
+  seeds. It is one number for all methods of a study.
+- **Synchronous rate** of a method: the rate that reaches the target in the fewest steps at lag 0,
+  on the tuning seeds, which nothing else uses. It stays as k grows.
+- **Collapse**: an evaluation falls below half of the best one before it, or the final accuracy is
+  below half of the target. Shares have their exact (Clopper-Pearson) interval of 95 %.
+- **Safe rates**: the widest range of neighboring rates whose mean final accuracy reaches the
+  target, in decades, interpolated between rates. `>=`: it reaches an end of the rates tried.
+- **The others**: methods without variance control, which neither weigh their baseline by gradient
+  norms nor scale their learning rate.
+
+## In short: k = 32
 
 {headlines}
+"""
+_STUDY: Final = """
+## {name}
 
-## Early warning
+Task `{run.environment.name}`, {run.steps} steps of {run.batch.prompts_per_step} prompts x \
+{run.batch.trajectories_per_prompt} trajectories, at most \
+{run.sampling.max_new_tokens} new tokens; \
+accuracy on {run.evaluation.prompts} held-out prompts every \
+{run.evaluation.every_steps} steps. {cells} cells, {cpu_time} of processor time. Target: {target}. \
+With variance control: {controlled}.
 
-{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the
-best one before it. Lead is counted from the first alarm, and is 0 without one. `warn` and
-`critical` are levels of the early warning; `low_ess` is a mean ESS below 30 % of the on-policy one
-for 30 steps.
+### Learning rates at k = 0
 
-{alarms}
+Final accuracy, and median steps to the target, over the tuning seeds; the synchronous rate is bold.
 
-## Final accuracy
+{tuning}
+{never}
+### At the synchronous rate
 
-Mean of the last {last} evaluations; mean ± standard deviation over seeds,
-the lowest seed in brackets, and the number of seeds that collapsed if any did.
-
-{accuracy}
-
-![Final accuracy by lag]({folder}/final.svg)
+Final accuracy: mean ± standard deviation over seeds (lowest seed). Steps: median (range) over
+seeds. Dip: largest fall of an evaluation below an earlier one, mean (largest) over seeds. ESS: of
+{run.batch.trajectories} trajectories, median (5 % quantile) over steps. Log weights, in nats, are
+untruncated: medians over steps of their quantiles in a batch, and the largest of all.
+{claims}
+![Collapses, final accuracy and safe rates by lag]({folder}/by_lag.svg)
 
 ![Accuracy by step, a panel per lag]({folder}/accuracy.svg)
 
-## Steps to 95 % of the synchronous final accuracy
+![Log weights and ESS by step, by lag]({folder}/weights.svg)
 
-Median over seeds; the target is the method's own at k = 0.
+### Safe rates
 
-{steps}
+Decades of the mean curve (of each seed's own curve).
 
-## Before a fall
+{safe}
 
-Cells whose accuracy fell by 0.2 or more below its best, aligned at the bottom of the
-fall; running medians of 10 steps on a logarithmic scale.
+### Every rate at every lag
 
-![Signals before falls]({folder}/before_falls.svg)
+Final accuracy, mean ± standard deviation over seeds; bold: it reaches the target.
 
-## Learning rates
+![Final accuracy by rate and lag, a heat map per method]({folder}/heat_maps.svg)
+{plane}
+### Early warning
 
-{learning_rates}
+Cells of all parts in which an evaluation fell below half of the best one before it. Lead is counted
+from the first alarm, and is 0 without one. `warn` and `critical` are levels of the early warning;
+`low_ess` is a mean ESS below 30 % of the on-policy one for 30 steps.
+
+{alarms}
 """
-"""`results.md`, up to the list of failed cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportData:
-    """Everything from which a report is made."""
+class StudyData:
+    """Everything from which the report of one study is made."""
 
     study: VCPOStudy
-    command: str
-    """The command that made it, as typed."""
     records: Sequence[CellRecord]
-    """Records of the grid's cells."""
-    tuning_records: Sequence[CellRecord]
-    """Records of the cells that decided learning rates."""
-    tuned: Sequence[TunedRate]
+    """Records of all its finished cells, each once."""
     failures: Mapping[str, str]
     """Errors by the name of the cell."""
 
+    @property
+    def name(self) -> str:
+        """Name of the study, and of the folder with its figures."""
+        return self.study.metadata.name
 
-def write_study_report(data: ReportData, folder: Path) -> Path:
-    """Write the report's files into a folder and return the path of the document."""
-    rows = grid_rows(data.records)
-    # The tuning cells count too: runs fall at learning rates that the grid does not use.
-    records = [*data.records, *data.tuning_records]
-    levels = {level.value: alarm_quality(records, level) for level in JUDGED_LEVELS}
-    alarms = {**levels, "low_ess": low_ess_quality(records)}
-    drawings = figures(data.study.spec, data.records, rows)
-    (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
-    for name, drawing in drawings.items():
-        (folder / FIGURES_FOLDER / name).write_text(drawing, encoding="utf-8")
-    summary = json.dumps(study_summary(data, rows, alarms), indent=1)
-    (folder / "results.json").write_text(summary + "\n", encoding="utf-8")
+    @property
+    def spec(self) -> StudySpec:
+        """The study without its name."""
+        return self.study.spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A study and the numbers computed from it."""
+
+    data: StudyData
+    summary: StudySummary
+    headline: Headline
+    alarms: Mapping[str, AlarmQuality]
+
+
+def write_report(studies: Sequence[StudyData], folder: Path, command: str) -> Path:
+    """Write the report's files into a folder and return the path of the document.
+
+    command: what made it, as typed.
+    """
+    judged = [_judge(data) for data in studies]
+    for each in judged:
+        data = each.data
+        own = folder / RESULTS_FOLDER / data.name
+        own.mkdir(parents=True, exist_ok=True)
+        claims = claim_records(data.spec, data.records, each.summary.tuned)
+        for name, drawing in figures(data.spec, each.summary, claims).items():
+            (own / name).write_text(drawing, encoding="utf-8")
+    numbers = json.dumps(_numbers(judged, command), indent=1)
+    (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
     document = folder / "results.md"
-    document.write_text(_document(data, rows, alarms), encoding="utf-8")
+    document.write_text(_document(judged, command), encoding="utf-8")
     return document
 
 
-def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
-    """Return the content of `results.json`: headline numbers first, then all rows."""
-    spec = data.study.spec
-    subject = lag_robustness(spec.subject, rows)
+def _judge(data: StudyData) -> _Judged:
+    summary = summarize(data.spec, data.records)
+    return _Judged(
+        data=data,
+        summary=summary,
+        headline=headline(data.spec, summary),
+        alarms=alarm_qualities(data.records),
+    )
+
+
+def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
+    """Return `results.json`: a few numbers by study, method and lag, then every table."""
     return {
-        "study": data.study.metadata.name,
-        "command": data.command,
-        "vcpo_k128_over_k0": subject.k128_over_k0,
-        "steps_ratio_k32": subject.steps_ratio_k32,
-        "warning_lead_steps": alarms[WarningLevel.CRITICAL].lead_steps,
-        "false_alarm_rate": alarms[WarningLevel.CRITICAL].false_alarm_rate,
-        "alarms": {name: asdict(quality) for name, quality in alarms.items()},
-        "cells": len(data.records),
-        "failed_cells": sorted(data.failures),
-        "grid": [asdict(row) for row in rows],
-        "tuning": [asdict(rate) for rate in data.tuned],
+        "command": command,
+        "collapse_probability": {each.data.name: _collapses(each.summary) for each in judged},
+        "safe_rate_decades": {each.data.name: _widths(each.summary) for each in judged},
+        "steps_ratio_k32": {each.data.name: each.headline.steps_ratio for each in judged},
+        "best_other_safe_decades_k32": {
+            each.data.name: each.headline.best_other_safe_decades for each in judged
+        },
+        "studies": {
+            each.data.name: {
+                "cells": len(each.data.records),
+                "cpu_hours": round(_cpu_s([each]) / 3600, 2),
+                "failed_cells": sorted(each.data.failures),
+                "variance_control": _controlled(each.data.spec),
+                "headline": asdict(each.headline),
+                "alarms": {name: asdict(found) for name, found in each.alarms.items()},
+                **asdict(each.summary),
+            }
+            for each in judged
+        },
     }
 
 
-def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> str:
-    spec = data.study.spec
-    judged = (
-        (
-            name,
-            f"{found.num_warned} of {found.num_collapses}",
-            decimal(found.lead_steps, ".0f"),
-            decimal(found.false_alarm_rate, ".1%"),
-        )
-        for name, found in alarms.items()
+def _collapses(summary: StudySummary) -> dict[str, dict[str, list[float]]]:
+    """Return share, interval and number of seeds, by method and lag."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in summary.claims:
+        share = row.collapse
+        numbers = [share.share, share.low, share.high, share.trials]
+        found.setdefault(row.method, {})[str(row.lag)] = numbers
+    return found
+
+
+def _widths(summary: StudySummary) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for row in summary.safe:
+        found.setdefault(row.method, {})[str(row.lag)] = row.decades
+    return found
+
+
+def _document(judged: Sequence[_Judged], command: str) -> str:
+    headlines = ((each.data.name, each.summary.target, each.headline) for each in judged)
+    head = _HEAD.format(
+        command=command,
+        cells=sum(len(each.data.records) for each in judged),
+        cpu_time=duration(_cpu_s(judged)),
+        headlines=headline_table(headlines),
     )
-    document = _DOCUMENT.format(
-        name=data.study.metadata.name,
-        command=data.command,
-        cells=len(data.records),
-        cpu_time=duration(sum(record.cpu_s for record in data.records)),
+    return "".join([head, *map(_section, judged)])
+
+
+def _section(judged: _Judged) -> str:
+    data, summary = judged.data, judged.summary
+    spec = data.spec
+    lags = sorted({row.lag for row in summary.claims})
+    section = _STUDY.format(
+        name=data.name,
         run=spec.run,
-        headlines=_headline_table(spec.methods, rows),
-        collapses=next(iter(alarms.values())).num_collapses,
-        alarms=_table(_ALARM_COLUMNS, judged),
-        last=FINAL_EVALUATIONS,
-        accuracy=_grid_table(spec.methods, rows, _accuracy_cell),
-        steps=_grid_table(spec.methods, rows, lambda row: decimal(row.steps_to_target, ".0f")),
-        folder=FIGURES_FOLDER,
-        learning_rates=_learning_rates(spec, data.tuned),
+        cells=len(data.records),
+        cpu_time=duration(_cpu_s([judged])),
+        target=decimal(summary.target, ".3f"),
+        controlled=", ".join(_controlled(spec)) or "no method",
+        tuning=tuning_table(spec, summary.tuned),
+        never=_never_arrived(summary),
+        claims="".join(f"\n**k = {lag}**\n\n{claim_table(spec, summary, lag)}\n" for lag in lags),
+        folder=f"{RESULTS_FOLDER}/{data.name}",
+        safe=safe_rates_table(spec, summary.safe),
+        plane="".join(
+            f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in sorted(spec.lags)
+        ),
+        alarms=alarm_table(judged.alarms),
     )
     failures = [
         f"- `{name}`: {error.strip().splitlines()[-1]}\n"
         for name, error in sorted(data.failures.items())
     ]
-    return "".join([document, "\n## Cells that failed\n\n" if failures else "", *failures])
+    return "".join([section, "\n### Cells that failed\n\n" if failures else "", *failures])
 
 
-def _headline_table(methods: Sequence[StudyMethod], rows: Sequence[GridRow]) -> str:
-    lines = []
-    for method in methods:
-        found = lag_robustness(method.name, rows)
-        if found != LagRobustness(k128_over_k0=None, steps_ratio_k32=None):
-            rates = sorted({row.learning_rate for row in rows if row.method == method.name})
-            kept = decimal(found.k128_over_k0, ".3f")
-            slower = decimal(found.steps_ratio_k32, ".2f")
-            lines.append((method.label, ", ".join(map(compact, rates)), kept, slower))
-    return _table(_HEADLINE_COLUMNS, lines)
-
-
-def _grid_table(
-    methods: Sequence[StudyMethod], rows: Sequence[GridRow], show: Callable[[GridRow], str]
-) -> str:
-    by_place = {(row.method, row.lag): row for row in rows}
-    lags = sorted({row.lag for row in rows})
-    lines = []
-    for method in methods:
-        found = [by_place.get((method.name, lag)) for lag in lags]
-        if any(found):
-            shown = (UNKNOWN if row is None else show(row) for row in found)
-            lines.append((method.label, *shown))
-    return _table(["method", *(f"k = {lag}" for lag in lags)], lines)
-
-
-def _accuracy_cell(row: GridRow) -> str:
-    collapsed = f", {row.collapses} collapsed" if row.collapses else ""
+def _never_arrived(summary: StudySummary) -> str:
+    """Return a paragraph about methods that no rate brings to the target, else nothing."""
+    names = [
+        f"{each.method} ({compact(each.learning_rate)})"
+        for each in summary.tuned
+        if each.chosen and each.steps_to_target is None
+    ]
+    if not names:
+        return ""
     return (
-        f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f} "
-        f"({row.final_accuracy_min:.3f}{collapsed})"
+        f"\nNo rate reaches the target; the one that ends highest is taken: {', '.join(names)}.\n"
     )
 
 
-def _learning_rates(spec: StudySpec, tuned: Sequence[TunedRate]) -> str:
-    rates = sorted(spec.learning_rates)
-    found = {(each.method, each.learning_rate): each for each in tuned}
-    lines = []
-    for method in spec.methods:
-        cells = []
-        for rate in rates:
-            judged = found.get((method.name, rate))
-            accuracy = decimal(None if judged is None else judged.final_accuracy, ".3f")
-            cells.append(f"**{accuracy}**" if judged is not None and judged.chosen else accuracy)
-        lines.append((method.label, *cells))
-    return (
-        f"Mean final accuracy at k = 0 over {len(spec.tuning.seeds)} seeds that "
-        "the grid\ndoes not use; the same candidates for every method, the chosen one in bold.\n\n"
-        + _table(["method", *map(compact, rates)], lines)
-    )
+def _controlled(spec: StudySpec) -> list[str]:
+    return [each.name for each in spec.methods if has_variance_control(spec, each)]
 
 
-def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
-    return "\n".join([head, "|---" * len(columns) + "|", *body])
+def _cpu_s(judged: Iterable[_Judged]) -> float:
+    return sum(record.cpu_s for each in judged for record in each.data.records)

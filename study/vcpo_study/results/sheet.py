@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vcpo_study.results.plot import Curve, Plot, Size, draw_plot, points, text
+from vcpo_study.results.plot import Curve, Size, points, text
 
 COLORS: Final = (
     "#0072b2",
@@ -21,9 +21,16 @@ COLORS: Final = (
     "#56b4e9",
     "#444444",
     "#e69f00",
+    "#882255",
+    "#332288",
+    "#44aa99",
+    "#999933",
 )
-"""Most color-blind readers can tell these apart (Okabe and Ito, https://jfly.uni-koeln.de/color/)."""
+"""Most color-blind readers can tell these apart: the first eight by Okabe and Ito
+(https://jfly.uni-koeln.de/color/), the others by Tol (https://sronpersonalpages.nl/~pault/)."""
 
+FRAME_COLOR: Final = "#d55e00"
+"""Of the frames in a heat map."""
 PANEL: Final = Size(width=300, height=210, left=48, right=10, top=26, bottom=38)
 _LEGEND_LINE = 18
 _LETTER_WIDTH = 6
@@ -31,7 +38,9 @@ STYLE: Final = (
     "text{font:11px system-ui,sans-serif;fill:#333}"
     ".plot-title{font-weight:600;font-size:12px}"
     ".grid{stroke:#e4e4e4}.axis{stroke:#888}"
-    "path{fill:none}.y-tick{text-anchor:end}.x-tick,.x-title{text-anchor:middle}"
+    "path{fill:none}.y-tick{text-anchor:end}.x-tick,.x-title,.cell{text-anchor:middle}"
+    ".on-dark{fill:#fff}.chosen{font-weight:700}"
+    f".framed{{fill:none;stroke:{FRAME_COLOR};stroke-width:2}}"
 )
 
 
@@ -54,21 +63,22 @@ def colored_curve(
 
 
 def draw_sheet(
-    plots: Sequence[Plot], legend: Sequence[tuple[str, str]], *, columns: int, about: str
+    panels: Sequence[str], legend: Sequence[tuple[str, str]], *, columns: int, about: str
 ) -> str:
-    """Draw plots in rows, and the legend below them.
+    """Draw panels in rows, and the legend below them.
 
-    legend: (label, color). about: what the figure shows, for those who cannot see it.
+    panels: SVG elements of plots and heat maps of the size `PANEL`. legend: (label, color).
+    about: what the figure shows, for those who cannot see it.
     """
-    floor = -(-len(plots) // columns) * PANEL.height
+    floor = -(-len(panels) // columns) * PANEL.height
     width = columns * PANEL.width
     entry_width = max((len(label) for label, _ in legend), default=0) * _LETTER_WIDTH + 48
     per_row = max(1, width // entry_width)
     height = floor + -(-len(legend) // per_row) * _LEGEND_LINE + 8
     parts = [
         f'<g transform="translate({index % columns * PANEL.width} '
-        f'{index // columns * PANEL.height})">{draw_plot(plot, PANEL)}</g>'
-        for index, plot in enumerate(plots)
+        f'{index // columns * PANEL.height})">{panel}</g>'
+        for index, panel in enumerate(panels)
     ]
     for index, (label, color) in enumerate(legend):
         left = index % per_row * entry_width + 12

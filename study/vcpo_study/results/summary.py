@@ -1,102 +1,158 @@
-"""A study's numbers: one row per method and lag, and two headline numbers per method."""
+"""All numbers of a study: tuning, plane, claims, and the few that head its report."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
 from typing import Final
 
+from vcpo.algo import LearningRateRule
+from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo_study.cells.records import CellRecord
-from vcpo_study.results.measures import collapse_step, final_accuracy, steps_to
+from vcpo_study.results.claims import ClaimRow, claim_rows
+from vcpo_study.results.plane import PlanePoint, SafeRates, plane_points, safe_rates
+from vcpo_study.results.proportion import Proportion
+from vcpo_study.results.tuning import (
+    TunedRate,
+    synchronous_rates,
+    synchronous_target,
+    tuned_rates,
+)
+from vcpo_study.study import StudyMethod, StudySpec, cell_spec
 
-TARGET_SHARE: Final = 0.95
-"""The target of `steps_to_target`, as a share of the synchronous final accuracy."""
-FAR_LAG: Final = 128
-NEAR_LAG: Final = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridRow:
-    """One method at one lag, over its seeds."""
-
-    method: str
-    lag: int
-    learning_rate: float
-    num_seeds: int
-    final_accuracy_mean: float
-    final_accuracy_std: float
-    """Sample standard deviation over seeds; 0 for one seed."""
-    final_accuracy_min: float
-    final_accuracy_max: float
-    collapses: int
-    """Seeds whose cell collapsed; see `measures.collapse_step`."""
-    steps_to_target: float | None
-    """Median over seeds of the steps to 95 % of the method's own final accuracy at lag 0. A seed
-    that never reaches it counts as infinite. None when the median is infinite, or without lag 0."""
-    cpu_s_mean: float
+HEADLINE_LAG: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LagRobustness:
-    """How much of its performance a method keeps on old data; None where the grid lacks a cell."""
+class StudySummary:
+    """The numbers of one study; empty parts are of cells that have not been run."""
 
-    k128_over_k0: float | None
-    """Mean final accuracy at lag 128 over that at lag 0."""
-    steps_ratio_k32: float | None
-    """Steps to the target at lag 32 over those at lag 0; also None when it is not reached."""
+    target: float | None
+    """The synchronous target: accuracy that rates and methods are judged by."""
+    tuned: Sequence[TunedRate]
+    plane: Sequence[PlanePoint]
+    safe: Sequence[SafeRates]
+    claims: Sequence[ClaimRow]
 
+    def claim(self, method: str, lag: int) -> ClaimRow | None:
+        """Return the claims' row of a method at a lag, or None."""
+        found = (row for row in self.claims if (row.method, row.lag) == (method, lag))
+        return next(found, None)
 
-_Value = Callable[[GridRow], float | None]
-
-
-def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
-    """Return the rows, in the order in which methods and lags first occur."""
-    cells: dict[tuple[str, int], list[CellRecord]] = defaultdict(list)
-    for record in records:
-        cells[record.method, record.lag].append(record)
-    rows = []
-    for (method, lag), group in cells.items():
-        finals = [final_accuracy(record.evaluations) for record in group]
-        row = GridRow(
-            method=method,
-            lag=lag,
-            learning_rate=group[0].learning_rate,
-            num_seeds=len(group),
-            final_accuracy_mean=fmean(finals),
-            final_accuracy_std=stdev(finals) if len(finals) > 1 else 0.0,
-            final_accuracy_min=min(finals),
-            final_accuracy_max=max(finals),
-            collapses=sum(collapse_step(record.evaluations) is not None for record in group),
-            steps_to_target=_median_steps(group, cells.get((method, 0), ())),
-            cpu_s_mean=fmean(record.cpu_s for record in group),
-        )
-        rows.append(row)
-    return rows
+    def safe_decades(self, method: str, lag: int) -> float | None:
+        """Return the width of a method's safe rates at a lag, or None."""
+        found = (row.decades for row in self.safe if (row.method, row.lag) == (method, lag))
+        return next(found, None)
 
 
-def lag_robustness(method: str, rows: Sequence[GridRow]) -> LagRobustness:
-    """Return the two headline numbers of a method."""
-    by_lag = {row.lag: row for row in rows if row.method == method}
-    return LagRobustness(
-        k128_over_k0=_ratio(by_lag, FAR_LAG, lambda row: row.final_accuracy_mean),
-        steps_ratio_k32=_ratio(by_lag, NEAR_LAG, lambda row: row.steps_to_target),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """A study's answer in a few numbers, at lag 32; None where the study has no such cell.
+
+    The others are the methods without variance control.
+    """
+
+    subject: str
+    collapse: Proportion | None
+    """Collapses of the subject at its synchronous rate."""
+    most_collapsed_other: str | None
+    most_other_collapse: Proportion | None
+    """The highest share of collapses of another method."""
+    safe_decades: float | None
+    """Width of the subject's safe rates."""
+    widest_other: str | None
+    best_other_safe_decades: float | None
+    """The widest safe rates of another method."""
+    steps_ratio: float | None
+    """The subject's steps to the target over its steps at lag 0; None when it never arrives."""
+
+
+def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
+    """Compute all numbers of a study from the records of its cells, in any order."""
+    order = [method.name for method in study.methods]
+    records = sorted(
+        records, key=lambda at: (at.lag, order.index(at.method), at.learning_rate, at.seed)
+    )
+    tuning = [each for each in records if each.lag == 0 and each.seed in study.tuning.seeds]
+    target, tuned = synchronous_target(tuning), tuned_rates(tuning)
+    plane = _plane_records(study, records)
+    if target is None:
+        return StudySummary(target=None, tuned=(), plane=plane_points(plane), safe=(), claims=())
+    return StudySummary(
+        target=target,
+        tuned=tuned,
+        plane=plane_points(plane),
+        safe=safe_rates(plane, study.learning_rates, target),
+        claims=claim_rows(claim_records(study, records, tuned), target),
     )
 
 
-def _median_steps(group: Sequence[CellRecord], synchronous: Sequence[CellRecord]) -> float | None:
-    if not synchronous:
-        return None
-    goal = TARGET_SHARE * fmean(final_accuracy(record.evaluations) for record in synchronous)
-    reached = [steps_to(record.evaluations, goal) for record in group]
-    middle = median(math.inf if steps is None else steps for steps in reached)
-    return middle if math.isfinite(middle) else None
+def claim_records(
+    study: StudySpec, records: Iterable[CellRecord], tuned: Iterable[TunedRate]
+) -> list[CellRecord]:
+    """Return the records at the synchronous rates: of the claims, without claims of the plane."""
+    rates = synchronous_rates(tuned)
+    part = study if study.claims is None else study.claims
+    return [
+        each
+        for each in records
+        if each.seed in part.seeds
+        and each.lag in part.lags
+        and each.learning_rate == rates.get(each.method)
+    ]
 
 
-def _ratio(by_lag: Mapping[int, GridRow], lag: int, value: _Value) -> float | None:
-    if lag not in by_lag or 0 not in by_lag:
+def has_variance_control(study: StudySpec, method: StudyMethod) -> bool:
+    """Return whether a method weighs its baseline by gradient norms or scales its learning rate."""
+    seed, rate = study.seeds[0], study.learning_rates[0]
+    algorithm = cell_spec(study, method, lag=0, learning_rate=rate, seed=seed).algorithm
+    config = algorithm.loss_config
+    return (
+        config.baseline in NORM_BASELINES or config.learning_rate_rule is not LearningRateRule.NONE
+    )
+
+
+def headline(study: StudySpec, summary: StudySummary) -> Headline:
+    """Return the headline of a study."""
+    others = [each.name for each in study.methods if not has_variance_control(study, each)]
+    collapses = {
+        row.method: row.collapse
+        for row in summary.claims
+        if row.lag == HEADLINE_LAG and row.method in others
+    }
+    widths = {
+        row.method: row.decades
+        for row in summary.safe
+        if row.lag == HEADLINE_LAG and row.method in others
+    }
+    worst = max(collapses, key=lambda name: collapses[name].share, default=None)
+    widest = max(widths, key=lambda name: widths[name], default=None)
+    own = summary.claim(study.subject, HEADLINE_LAG)
+    synchronous = summary.claim(study.subject, 0)
+    return Headline(
+        subject=study.subject,
+        collapse=None if own is None else own.collapse,
+        most_collapsed_other=worst,
+        most_other_collapse=None if worst is None else collapses[worst],
+        safe_decades=summary.safe_decades(study.subject, HEADLINE_LAG),
+        widest_other=widest,
+        best_other_safe_decades=None if widest is None else widths[widest],
+        steps_ratio=_steps_ratio(own, synchronous),
+    )
+
+
+def _plane_records(study: StudySpec, records: Iterable[CellRecord]) -> list[CellRecord]:
+    return [
+        each
+        for each in records
+        if each.seed in study.seeds
+        and each.lag in study.lags
+        and each.learning_rate in study.learning_rates
+    ]
+
+
+def _steps_ratio(stale: ClaimRow | None, synchronous: ClaimRow | None) -> float | None:
+    if stale is None or synchronous is None:
         return None
-    stale, synchronous = value(by_lag[lag]), value(by_lag[0])
-    return stale / synchronous if stale is not None and synchronous else None
+    steps, reference = stale.steps_to_target, synchronous.steps_to_target
+    return steps / reference if steps is not None and reference else None

@@ -7,7 +7,12 @@ from dataclasses import replace
 from tests.fixtures.study import record
 from tests.fixtures.study import steps as columns
 from vcpo.algo import WarningLevel
-from vcpo_study.results.alarms import alarm_quality, low_ess_quality
+from vcpo_study.results.alarms import (
+    alarm_qualities,
+    judge_alarms,
+    low_ess_quality,
+    watched_run,
+)
 
 COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
 HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
@@ -22,6 +27,10 @@ def steps(*ratios, kl_per_token=0.2, on_policy=0.8):
         ess=tuple(64 * ratio for ratio in ratios),
         kl_per_token=(kl_per_token,) * number,
     )
+
+
+def alarm_quality(cells, at_least=WarningLevel.CRITICAL):
+    return judge_alarms([watched_run(cell) for cell in cells], at_least=at_least)
 
 
 def cell_of(rows, accuracies):
@@ -72,3 +81,14 @@ def test_one_good_window_starts_the_count_of_low_steps_again():
 def test_an_ess_that_is_as_low_on_policy_raises_nothing():
     rows = steps(*[0.2] * 40, on_policy=0.2)
     assert low_ess_quality([cell_of(rows, HOLDING)]).false_alarm_rate == 0.0
+
+
+def test_all_alarms_are_judged_under_their_names():
+    # All steps are at a sixteenth and far away, before a collapse at step 40. Three of them warn,
+    # four are critical so early, and thirty raise the alert.
+    found = alarm_qualities([cell_of(steps(*[0.05] * 40), COLLAPSING)])
+    assert {name: each.lead_steps for name, each in found.items()} == {
+        "warn": 37,
+        "critical": 36,
+        "low_ess": 10,
+    }

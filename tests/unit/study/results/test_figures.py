@@ -8,25 +8,36 @@ import pytest
 
 from tests.fixtures.study import record, study
 from vcpo_study.results.figures import figures
-from vcpo_study.results.plot import AxisScale, Plot
-from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
-from vcpo_study.results.summary import grid_rows
+from vcpo_study.results.plot import AxisScale, Plot, draw_plot
+from vcpo_study.results.sheet import COLORS, PANEL, colored_curve, draw_sheet
+from vcpo_study.results.summary import claim_records, summarize
 
 SVG = "{http://www.w3.org/2000/svg}"
-RECORDS = [
-    record("vcpo", 0, [0.2, 0.9, 0.9]),
-    record("vcpo", 32, [0.2, 0.8, 0.9]),
-    record("plain", 0, [0.2, 0.9, 0.9]),
-    record("plain", 32, [0.2, 0.9, 0.1]),
+TUNING = [
+    record(method, 0, [0.2, 0.8], seed=101, learning_rate=rate)
+    for method in ("vcpo", "plain")
+    for rate in (1e-4, 1e-3)
 ]
+"""The target is 0.76, and every synchronous rate 1e-4."""
+CLAIMS = [
+    record("vcpo", 0, [0.2, 0.9, 0.9]),
+    record("vcpo", 32, [0.2, 0.8, 0.9, 0.9, 0.9]),
+    record("plain", 0, [0.2, 0.9, 0.9]),
+    record("plain", 32, [0.2, 0.9, 0.1, 0.1, 0.1]),
+]
+PLANE = [record("vcpo", lag, [0.6], learning_rate=1e-3) for lag in (0, 32)]
+RECORDS = [*TUNING, *CLAIMS, *PLANE]
 
 
 def draw(name, records=RECORDS):
-    return ET.fromstring(figures(study(), records, grid_rows(records))[name])
+    summary = summarize(study(), records)
+    claims = claim_records(study(), records, summary.tuned)
+    return ET.fromstring(figures(study(), summary, claims)[name])
 
 
-def texts(figure):
-    return [element.text for element in figure.iter(f"{SVG}text")]
+def texts(figure, name=None):
+    found = list(figure.iter(f"{SVG}text"))
+    return [each.text for each in found if name is None or name in each.get("class").split()]
 
 
 def lines(figure, color):
@@ -35,34 +46,54 @@ def lines(figure, color):
     return [path for path in paths if not set("Vh") & set(path.get("d"))]
 
 
-def test_there_is_a_panel_for_each_lag():
+def test_each_method_with_a_point_of_the_plane_has_a_heat_map():
+    assert texts(draw("heat_maps.svg"), "plot-title") == ["VCPO", "plain"]
+    assert texts(draw("heat_maps.svg", [*TUNING, *PLANE]), "plot-title") == ["VCPO"]
+
+
+def test_a_heat_map_has_the_highest_rate_on_top_and_frames_what_reaches_the_target():
+    figure = draw("heat_maps.svg")
+    assert texts(figure, "y-tick")[:2] == ["0.001", "0.0001"]
+    assert texts(figure, "x-tick")[:3] == ["0", "32", "128"]
+    # The plane has seed 1 only: VCPO at both lags, plain at lag 0.
+    assert texts(figure, "cell") == ["0.60", "0.60", "0.90", "0.90", "0.90", "0.10"]
+    assert len([each for each in figure.iter(f"{SVG}rect") if each.get("class") == "framed"]) == 3
+
+
+def test_the_synchronous_rate_is_bold():
+    assert texts(draw("heat_maps.svg"), "chosen") == ["0.0001", "0.0001"]
+
+
+def test_collapse_accuracy_and_safe_rates_have_a_point_for_each_lag():
+    figure = draw("by_lag.svg")
+    collapse, final, safe = lines(figure, COLORS[0])
+    assert [each.get("d").count(" ") for each in (collapse, final, safe)] == [2, 2, 2]
+    # All rates of the other method were not run, so it has no safe rates.
+    assert len(lines(figure, COLORS[1])) == 2
+
+
+def test_learning_curves_have_a_panel_for_each_lag_and_a_curve_for_each_method():
     figure = draw("accuracy.svg")
-    assert [text for text in texts(figure) if text.startswith("k = ")] == ["k = 0", "k = 32"]
+    assert texts(figure, "plot-title") == ["k = 0", "k = 32"]
     assert len(lines(figure, COLORS[0])) == len(lines(figure, COLORS[1])) == 2
 
 
-def test_the_legend_names_methods_that_have_cells():
+def test_weights_have_two_quantiles_and_the_ess_of_each_method_at_each_lag_above_0():
+    figure = draw("weights.svg")
+    assert texts(figure, "plot-title") == [
+        "k = 32: 1 % and 99 % of log weights",
+        "k = 32: ESS over trajectories",
+    ]
+    assert len(lines(figure, COLORS[0])) == len(lines(figure, COLORS[1])) == 3
+
+
+def test_the_legend_names_methods_that_have_claims():
     only_one = [each for each in RECORDS if each.method == "vcpo"]
     assert {"VCPO", "plain"} <= set(texts(draw("accuracy.svg")))
     assert "plain" not in texts(draw("accuracy.svg", only_one))
 
 
-def test_the_final_accuracy_has_a_point_for_each_lag():
-    figure = draw("final.svg")
-    mean, worst = lines(figure, COLORS[0])
-    assert mean.get("d").count(" ") == worst.get("d").count(" ") == 2  # one in each point
-    assert {"0", "32"} <= set(texts(figure))
-
-
-def test_only_cells_that_fell_are_shown_before_a_fall():
-    figure = draw("before_falls.svg")
-    assert "Gradient norm (1 cell)" in texts(figure)
-    # In each of the three panels the cell, and the median over cells.
-    assert len(lines(figure, COLORS[1])) == 3 * 2
-    assert lines(figure, COLORS[0]) == []
-
-
-@pytest.mark.parametrize("name", ["accuracy.svg", "final.svg", "before_falls.svg"])
+@pytest.mark.parametrize("name", ["heat_maps.svg", "by_lag.svg", "accuracy.svg", "weights.svg"])
 def test_a_study_without_a_cell_is_drawn_empty(name):
     assert lines(draw(name, []), COLORS[0]) == []
 
@@ -70,7 +101,7 @@ def test_a_study_without_a_cell_is_drawn_empty(name):
 def test_values_stand_where_the_axes_say():
     scale = AxisScale(low=0.0, high=1.0, ticks=())
     curve = colored_curve([(0.0, 0.0), (1.0, 1.0)], "#000", bars=((0.5, 0.0, 1.0),), has_dots=True)
-    plot = Plot(title="<t>", x=scale, y=scale, curves=(curve,))
+    plot = draw_plot(Plot(title="<t>", x=scale, y=scale, curves=(curve,)), PANEL)
     figure = ET.fromstring(draw_sheet([plot], [], columns=1, about="a & b"))
     # The plot area is 48..290 pixels wide and 172..26 pixels high.
     line, bar = [path for path in figure.iter(f"{SVG}path") if path.get("stroke") == "#000"]

@@ -5,15 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.study import evaluations
-from vcpo_study.results.measures import collapse_step, deepest_fall, final_accuracy, steps_to
+from vcpo_study.results.measures import (
+    collapse_step,
+    deepest_dip,
+    final_accuracy,
+    has_collapsed,
+    steps_to,
+)
 
 
-def test_the_final_accuracy_is_the_mean_of_the_last_three():
-    assert final_accuracy(evaluations(0.1, 0.6, 0.9, 0.9)) == pytest.approx(0.8)
+def test_the_final_accuracy_is_the_mean_over_the_last_quarter_of_the_steps():
+    # Of 80 steps the last quarter begins after step 60; the evaluations are at 70 and 80.
+    assert final_accuracy(evaluations(0, 0, 0, 0, 0, 0, 0.1, 0.6, 0.8)) == pytest.approx(0.7)
 
 
-def test_fewer_evaluations_are_all_taken():
-    assert final_accuracy(evaluations(0.2, 0.4)) == pytest.approx(0.3)
+def test_the_last_evaluation_counts_alone_where_evaluations_are_few():
+    assert final_accuracy(evaluations(0.2, 0.4)) == pytest.approx(0.4)
+    assert final_accuracy(evaluations(0.2)) == pytest.approx(0.2)
 
 
 def test_no_evaluation_has_no_accuracy():
@@ -50,6 +58,20 @@ def test_a_policy_that_never_learned_anything_does_not_collapse():
     assert collapse_step(evaluations(0.0, 0.0)) is None
 
 
-def test_the_deepest_fall_is_measured_from_the_best_before_it():
-    depth, step = deepest_fall(evaluations(0.2, 0.8, 0.7, 0.9, 0.5, 1.0))
-    assert (depth, step) == (pytest.approx(0.4), 40)
+def test_a_cell_that_ends_below_half_of_the_target_has_collapsed():
+    rising = evaluations(0.1, 0.2, 0.39)
+    assert collapse_step(rising) is None
+    assert has_collapsed(rising, target=0.8)
+    assert not has_collapsed(rising, target=0.78)
+
+
+def test_a_cell_that_fell_has_collapsed_wherever_it_ends():
+    assert has_collapsed(evaluations(0.8, 0.3, 0.8), target=0.8)
+
+
+def test_the_deepest_dip_is_measured_from_the_best_before_it():
+    assert deepest_dip(evaluations(0.2, 0.8, 0.7, 0.9, 0.5, 1.0)) == pytest.approx(0.4)
+
+
+def test_an_accuracy_that_only_rises_has_no_dip():
+    assert deepest_dip(evaluations(0.2, 0.4, 0.9)) == 0.0

@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 from ruamel.yaml import YAML
 
 from vcpo.report.numbers import compact
-from vcpo_study.results.figures import figures
-from vcpo_study.results.sheet import STYLE
-from vcpo_study.results.summary import GridRow
-from vcpo_study.study import load_study
 
 ROOT = Path(__file__).parents[4]
 RESULTS = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
@@ -58,21 +53,3 @@ def test_the_results_tell_the_learning_rate_beside_what_it_gave():
         rate = compact(_cell(name, 0)["learning_rate"])
         kept = _cell(name, 128)["final_accuracy_mean"] / _cell(name, 0)["final_accuracy_mean"]
         assert f"| {title} | {rate} | {kept:.3f} |" in document
-
-
-def test_the_published_figure_of_final_accuracy_is_what_the_published_numbers_give():
-    study = load_study(ROOT / "examples" / "study.yaml").spec
-    rows = [GridRow(**row) for row in RESULTS["grid"]]
-    published = (ROOT / "docs" / "results" / "final.svg").read_text(encoding="utf-8")
-    assert figures(study, [], rows)["final.svg"] == published
-
-
-def test_the_published_figures_are_of_one_kind():
-    """The others need the records of all cells; they hold the same elements as the one above."""
-    kinds = {}
-    for name in ("accuracy", "before_falls", "final"):
-        drawing = ET.parse(ROOT / "docs" / "results" / f"{name}.svg")
-        kinds[name] = {(one.tag, one.get("class")) for one in drawing.iter()}
-        assert drawing.find("{*}style").text == STYLE
-    bars_and_dots = {("{http://www.w3.org/2000/svg}circle", None)}
-    assert kinds["accuracy"] == kinds["before_falls"] == kinds["final"] - bars_and_dots

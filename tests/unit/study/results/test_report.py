@@ -1,4 +1,4 @@
-"""The report's files."""
+"""The report's files, of two studies."""
 
 from __future__ import annotations
 
@@ -6,38 +6,44 @@ import json
 
 import pytest
 
-from tests.fixtures.study import record, study_document
-from vcpo_study.results.report import ReportData, write_study_report
-from vcpo_study.results.tuning import tuned_rates
+from tests.fixtures.study import STUDY, record, study_document
+from vcpo_study.results.report import StudyData, write_report
 
-RECORDS = [
-    record("vcpo", 0, [0.2, 0.8, 0.8, 0.8]),
-    record("vcpo", 128, [0.2, 0.6, 0.6, 0.6]),
-    record("plain", 0, [0.2, 0.8, 0.8, 0.8]),
-    record("plain", 128, [0.2, 0.9, 0.1, 0.2]),
-]
 TUNING = [
-    record("vcpo", 0, [0.7], seed=101, learning_rate=1e-3),
-    record("vcpo", 0, [0.9], seed=101, learning_rate=1e-4),
+    record("vcpo", 0, [0.2, 0.8], seed=101, learning_rate=1e-4),
+    record("vcpo", 0, [0.2, 0.3], seed=101, learning_rate=1e-3),
+    record("plain", 0, [0.2, 0.6], seed=101, learning_rate=1e-4),
+    record("plain", 0, [0.2, 0.3], seed=101, learning_rate=1e-3),
+]
+"""The target is 0.76; every synchronous rate is 1e-4, and plain never arrives."""
+CLAIMS = [
+    record("vcpo", 0, [0.0, 0.8], seed=1),
+    record("vcpo", 0, [0.0, 0.8], seed=3),
+    record("vcpo", 32, [0.0, 0.0, 0.8], seed=1),
+    record("vcpo", 32, [0.0, 0.0, 0.8], seed=3),
+    record("plain", 32, [0.6, 0.2, 0.2], seed=1),
+]
+PLANE = [
+    record("vcpo", 32, [0.72], seed=1, learning_rate=1e-3),
+    record("plain", 32, [0.8], seed=1, learning_rate=1e-3),
 ]
 
 
 @pytest.fixture
 def written(tmp_path):
-    data = ReportData(
-        study=study_document(),
-        command="vcpo study study.yaml",
-        records=RECORDS,
-        tuning_records=TUNING,
-        tuned=tuned_rates(TUNING),
-        failures={"plain-k32-lr0.001-s1": "Traceback\nValueError: no luck\n"},
+    failures = {"plain-k32-lr0.001-s1": "Traceback\nValueError: no luck\n"}
+    first = StudyData(study=study_document(), records=[*TUNING, *CLAIMS, *PLANE], failures=failures)
+    second = StudyData(
+        study=study_document(STUDY.replace("name: small", "name: other")),
+        records=TUNING,
+        failures={},
     )
-    write_study_report(data, tmp_path)
+    write_report([first, second], tmp_path, "vcpo study a.yaml b.yaml --output docs")
     return tmp_path
 
 
 @pytest.fixture
-def summary(written):
+def numbers(written):
     return json.loads((written / "results.json").read_text())
 
 
@@ -46,36 +52,81 @@ def document(written):
     return (written / "results.md").read_text()
 
 
-def test_the_summary_is_about_the_subject(summary):
-    assert summary["vcpo_k128_over_k0"] == pytest.approx(0.75)
-    assert summary["steps_ratio_k32"] is None
+def test_probabilities_of_collapse_come_with_their_interval_and_number_of_seeds(numbers):
+    found = numbers["collapse_probability"]
+    # No collapse of two seeds: up to 1 - 0.025^(1/2). One of one: from 0.025.
+    assert found["small"]["vcpo"]["32"] == pytest.approx([0.0, 0.0, 1 - 0.025**0.5, 2])
+    assert found["small"]["plain"]["32"] == pytest.approx([1.0, 0.025, 1.0, 1])
+    assert found["other"] == {}
 
 
-def test_the_summary_holds_the_whole_grid(summary):
-    places = [(row["method"], row["lag"], row["collapses"]) for row in summary["grid"]]
-    assert places == [("vcpo", 0, 0), ("vcpo", 128, 0), ("plain", 0, 0), ("plain", 128, 1)]
+def test_safe_rates_and_the_widest_of_the_others_are_told_by_study(numbers):
+    # From 0.8 at 1e-4 half of the way to 0.72 at 1e-3; plain from 0.2 to 0.8 the last 15th.
+    assert numbers["safe_rate_decades"]["small"]["vcpo"] == {"32": pytest.approx(0.5)}
+    widest = numbers["best_other_safe_decades_k32"]
+    assert widest == {"small": pytest.approx(1 / 15), "other": None}
+
+
+def test_the_steps_of_the_subject_are_a_multiple_of_its_synchronous_steps(numbers):
+    # To 0.76: step 9.5 at lag 0 and 19.5 at lag 32.
+    assert numbers["steps_ratio_k32"] == {"small": pytest.approx(19.5 / 9.5), "other": None}
+
+
+def test_every_table_of_a_study_is_among_the_numbers(numbers):
+    small = numbers["studies"]["small"]
+    assert [(row["method"], row["lag"]) for row in small["claims"]] == [
+        ("vcpo", 0),
+        ("vcpo", 32),
+        ("plain", 32),
+    ]
+    assert (len(small["tuned"]), len(small["plane"]), len(small["safe"])) == (4, 5, 2)
+    assert small["variance_control"] == ["vcpo"]
+    assert (small["cells"], small["failed_cells"]) == (11, ["plain-k32-lr0.001-s1"])
+    assert numbers["studies"]["other"]["claims"] == []
 
 
 def test_the_document_names_the_command_that_made_it(document):
-    assert "```\nvcpo study study.yaml\n```" in document
+    assert "```\nvcpo study a.yaml b.yaml --output docs\n```" in document
 
 
-def test_the_table_shows_spread_worst_seed_and_collapses(document):
-    assert "| VCPO | 0.800 ± 0.000 (0.800) | 0.600 ± 0.000 (0.600) |" in document
-    assert "0.400 ± 0.000 (0.400, 1 collapsed) |" in document
+def test_each_study_has_its_headline(document):
+    assert (
+        "| small | 0.760 | vcpo | 0 of 2 (0.00 to 0.84) | plain: 1 of 1 (0.03 to 1.00) | 0.50 | "
+        "plain: 0.07 | 2.05 |" in document
+    )
+    assert "| other | 0.760 | vcpo | - | - | - | - | - |" in document
 
 
-def test_the_chosen_learning_rate_is_bold_and_a_missing_one_a_dash(document):
-    assert "| VCPO | **0.900** | 0.700 |" in document
-    assert "| plain | - | - |" in document
+def test_the_synchronous_rate_is_bold_and_a_method_that_never_arrives_is_told(document):
+    assert "| VCPO | **0.800, 9** | 0.300, - |" in document
+    assert "the one that ends highest is taken: plain (0.0001).\n" in document
 
 
-def test_failed_cells_are_listed_with_their_error(document, summary):
+def test_a_claim_shows_collapse_spread_steps_dip_ess_and_weights(document):
+    assert (
+        "| VCPO | 0.0001 | 0 of 2 (0.00 to 0.84) | 0.800 ± 0.000 (0.800) | 10 (10 to 10) | "
+        "0.00 (0.00) | 40.0 (40.0) | -4.00, 0.00, 1.00, 2.00 |" in document
+    )
+    assert (
+        "| plain | 0.0001 | 1 of 1 (0.03 to 1.00) | 0.200 ± 0.000 (0.200) | - (- to -) |"
+        in document
+    )
+
+
+def test_safe_rates_show_an_end_of_the_rates_tried_and_each_seeds_own_width(document):
+    assert "| VCPO | - | >= 0.50 (0.50) | - |" in document
+
+
+def test_rates_of_the_plane_that_reach_the_target_are_bold(document):
+    assert "| VCPO | **0.800 ± 0.000** | 0.720 ± 0.000 |" in document
+    assert "| plain | 0.200 ± 0.000 | **0.800 ± 0.000** |" in document
+
+
+def test_failed_cells_are_listed_with_their_error(document):
     assert "- `plain-k32-lr0.001-s1`: ValueError: no luck" in document
-    assert summary["failed_cells"] == ["plain-k32-lr0.001-s1"]
 
 
 def test_every_figure_of_the_document_is_there(document, written):
     named = [part.partition(")")[0] for part in document.split("](")[1:]]
-    assert len(named) == 3
+    assert len(named) == 2 * 4
     assert all((written / name).is_file() for name in named)

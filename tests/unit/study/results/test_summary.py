@@ -1,68 +1,122 @@
-"""Rows and headlines of a grid, with numbers worked by hand."""
+"""What belongs to which part of the small study, and its headline."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from tests.fixtures.study import record
-from vcpo_study.results.summary import grid_rows, lag_robustness
+from tests.fixtures.study import STUDY, record, study, study_document
+from vcpo_study.results.summary import has_variance_control, headline, summarize
+
+TUNING = [
+    record("vcpo", 0, [0.2, 0.8], seed=101, learning_rate=1e-4),
+    record("vcpo", 0, [0.8, 0.8], seed=101, learning_rate=1e-3),
+    record("plain", 0, [0.6, 0.8], seed=101, learning_rate=1e-4),
+    record("plain", 0, [0.2, 0.6], seed=101, learning_rate=1e-3),
+]
+"""The target is 0.76, the synchronous rate of vcpo 1e-3 and that of plain 1e-4."""
 
 
-def row_of(*records):
-    (row,) = grid_rows(records)
-    return row
+def claimed(method, lag, accuracies, *, seed=3):
+    rate = {"vcpo": 1e-3, "plain": 1e-4}[method]
+    return record(method, lag, accuracies, seed=seed, learning_rate=rate)
 
 
-def test_a_row_is_about_all_seeds_of_a_method_at_a_lag():
-    row = row_of(record(accuracies=[0.8] * 3, seed=1), record(accuracies=[0.6] * 3, seed=2))
-    assert (row.method, row.lag, row.num_seeds) == ("vcpo", 0, 2)
-    assert row.final_accuracy_mean == pytest.approx(0.7)
-    assert row.final_accuracy_std == pytest.approx(math.sqrt(0.02))
-    assert (row.final_accuracy_min, row.final_accuracy_max) == pytest.approx((0.6, 0.8))
-
-
-def test_one_seed_has_no_spread():
-    assert row_of(record()).final_accuracy_std == 0.0
-
-
-def test_collapsed_seeds_are_counted():
-    row = row_of(record(accuracies=[0.9, 0.1], seed=1), record(accuracies=[0.9, 0.9], seed=2))
-    assert row.collapses == 1
-
-
-def test_the_target_is_95_percent_of_the_methods_own_final_accuracy_at_lag_0():
-    # 0.95 x 0.8 = 0.76: reached at step 10 at lag 0, and between steps 10 (0.72) and 20 (0.8).
-    rows = grid_rows(
-        [record(lag=0, accuracies=[0, 0.8, 0.8, 0.8]), record(lag=32, accuracies=[0, 0.72, 0.8])]
-    )
-    assert [row.steps_to_target for row in rows] == pytest.approx([9.5, 15.0])
-    assert lag_robustness("vcpo", rows).steps_ratio_k32 == pytest.approx(15.0 / 9.5)
-
-
-def test_the_median_seed_stands_for_all_and_one_that_never_gets_there_is_infinite():
-    synchronous = [record(lag=0, accuracies=[0, 1, 1, 1])]
-    stale = [
-        record(lag=32, accuracies=accuracies, seed=seed)
-        for seed, accuracies in enumerate([[0, 0, 0], [0, 0.95, 1], [0, 0, 0.95]])
+def both_rates(method, lag, low, high):
+    return [
+        record(method, lag, [low], seed=1, learning_rate=1e-4),
+        record(method, lag, [high], seed=1, learning_rate=1e-3),
     ]
-    assert grid_rows([*synchronous, *stale])[1].steps_to_target == pytest.approx(20.0)
 
 
-def test_a_target_that_most_seeds_miss_has_no_steps_and_no_ratio():
-    rows = grid_rows([record(lag=0, accuracies=[0, 1]), record(lag=32, accuracies=[0, 0.1])])
-    assert rows[1].steps_to_target is None
-    assert lag_robustness("vcpo", rows).steps_ratio_k32 is None
+def headline_of(*records):
+    return headline(study(), summarize(study(), [*TUNING, *records]))
 
 
-def test_what_is_kept_at_lag_128_is_a_share_of_the_accuracy_at_lag_0():
-    rows = grid_rows([record(lag=0, accuracies=[0.8]), record(lag=128, accuracies=[0.6])])
-    assert lag_robustness("vcpo", rows).k128_over_k0 == pytest.approx(0.75)
+def test_the_target_comes_from_the_tuning_seeds_at_lag_0_alone():
+    lucky = record("vcpo", 0, [1.0], seed=1)
+    assert summarize(study(), [*TUNING, lucky]).target == pytest.approx(0.76)
 
 
-def test_without_a_synchronous_cell_there_is_nothing_to_compare_with():
-    rows = grid_rows([record(lag=32), record(lag=128)])
-    found = lag_robustness("vcpo", rows)
-    assert (found.k128_over_k0, found.steps_ratio_k32) == (None, None)
-    assert rows[0].steps_to_target is None
+def test_claims_are_made_at_the_synchronous_rates_on_the_seeds_and_lags_of_the_claims():
+    at_another_rate = record("vcpo", 32, seed=3, learning_rate=1e-4)
+    beside = [claimed("vcpo", 128, [0.8]), claimed("vcpo", 32, [0.8], seed=4), at_another_rate]
+    rows = summarize(study(), [*TUNING, claimed("vcpo", 32, [0.8]), *beside]).claims
+    assert [(row.method, row.lag, row.learning_rate, row.num_seeds) for row in rows] == [
+        ("vcpo", 32, 1e-3, 1)
+    ]
+
+
+def test_a_study_without_claims_makes_them_on_the_seeds_and_lags_of_its_plane():
+    line = next(line for line in STUDY.splitlines() if "claims" in line)
+    plain = study_document(STUDY.replace(line, "")).spec
+    plane = [claimed("vcpo", 128, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
+    rows = summarize(plain, [*TUNING, *plane]).claims
+    assert [(row.lag, row.num_seeds) for row in rows] == [(128, 1)]
+
+
+def test_the_plane_has_the_seeds_of_the_plane_only():
+    records = [*TUNING, claimed("vcpo", 32, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
+    assert [point.num_seeds for point in summarize(study(), records).plane] == [1]
+
+
+def test_the_order_of_the_records_changes_nothing():
+    records = [*TUNING, claimed("vcpo", 32, [0.8]), *both_rates("plain", 32, 0.8, 0.1)]
+    assert summarize(study(), records) == summarize(study(), records[::-1])
+
+
+def test_without_tuning_there_is_a_plane_and_nothing_that_needs_the_target():
+    found = summarize(study(), both_rates("vcpo", 0, 0.8, 0.1))
+    assert (found.target, len(found.plane)) == (None, 2)
+    assert (found.tuned, found.safe, found.claims) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "controlled"),
+    [
+        ("{}", True),
+        ("{learningRateRule: none}", True),
+        ("{baseline: groupMean}", True),
+        ("{baseline: published, learningRateRule: none}", True),
+        ("{baseline: rloo, learningRateRule: none}", False),
+        ("{method: grpo}", False),
+        ("{method: m2po}", False),
+        ("{method: m2po, learningRateRule: sqrt}", True),
+    ],
+)
+def test_our_parts_are_baselines_weighed_by_norms_and_rates_scaled_by_the_ess(
+    algorithm, controlled
+):
+    given = "{baseline: groupMean, learningRateRule: none}"
+    spec = study_document(STUDY.replace(given, algorithm)).spec
+    assert has_variance_control(spec, spec.method("plain")) is controlled
+
+
+def test_the_headline_compares_the_subject_with_the_others_at_lag_32():
+    claims = [claimed("vcpo", 32, [0.2, 0.9]), claimed("plain", 32, [0.2, 0.3])]
+    planes = [*both_rates("vcpo", 32, 0.8, 0.8), *both_rates("plain", 32, 0.8, 0.72)]
+    found = headline_of(*claims, *planes)
+    # Each claim has its own seed and the one that it shares with the plane.
+    assert (found.collapse.count, found.collapse.trials) == (0, 2)
+    assert found.most_collapsed_other == "plain"
+    assert (found.most_other_collapse.count, found.most_other_collapse.trials) == (1, 2)
+    # vcpo is safe at both rates; plain from 0.8 at 1e-4 half of the way to 0.72 at 1e-3.
+    assert found.safe_decades == pytest.approx(1.0)
+    assert found.widest_other == "plain"
+    assert found.best_other_safe_decades == pytest.approx(0.5)
+
+
+def test_the_steps_at_lag_32_are_a_multiple_of_those_at_lag_0():
+    # To 0.76: 9.5 tenths of the way from 0 to 0.8, at step 9.5 and, a step later, at 19.5.
+    found = headline_of(claimed("vcpo", 0, [0, 0.8]), claimed("vcpo", 32, [0, 0, 0.8]))
+    assert found.steps_ratio == pytest.approx(19.5 / 9.5)
+
+
+@pytest.mark.parametrize("stale", [[0.2, 0.5], [0.8, 0.8]], ids=["never", "at once"])
+def test_a_ratio_of_steps_needs_steps(stale):
+    found = headline_of(claimed("vcpo", 32, stale), claimed("vcpo", 0, [0.8, 0.8]))
+    assert found.steps_ratio is None
+
+
+def test_a_study_without_lag_32_has_no_headline():
+    found = headline_of(claimed("vcpo", 0, [0.8]))
+    assert (found.collapse, found.safe_decades, found.widest_other) == (None, None, None)

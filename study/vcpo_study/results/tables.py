@@ -1,0 +1,164 @@
+"""The tables of a study's report, in Markdown; every method has its row in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from vcpo.report.numbers import UNKNOWN, compact, decimal
+from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES
+from vcpo_study.results.alarms import AlarmQuality
+from vcpo_study.results.claims import ClaimRow
+from vcpo_study.results.plane import SafeRates
+from vcpo_study.results.proportion import Proportion
+from vcpo_study.results.summary import Headline, StudySummary
+from vcpo_study.results.tuning import TunedRate
+from vcpo_study.study import StudySpec
+
+_HEADLINE_COLUMNS: Final = (
+    "study",
+    "target",
+    "subject",
+    "collapsed",
+    "most collapsed of the others",
+    "safe decades",
+    "widest of the others",
+    "steps, k = 32 over k = 0",
+)
+_CLAIM_COLUMNS: Final = (
+    "method",
+    "rate",
+    "collapsed",
+    "final accuracy",
+    "steps to target",
+    "deepest dip",
+    "ESS",
+    "log weights: 1 %, median, 99 %, largest",
+)
+_ALARM_COLUMNS: Final = (
+    "alarm",
+    "collapses warned of",
+    "median lead, steps",
+    "false alarms in the other cells",
+)
+_SHOWN_QUANTILES: Final = tuple(LOG_WEIGHT_QUANTILES.index(at) for at in (0.01, 0.5, 0.99, 1.0))
+_Column = TypeVar("_Column", bound=float)
+
+
+def headline_table(headlines: Iterable[tuple[str, float | None, Headline]]) -> str:
+    """Return a row for each study: its name, its target and its headline."""
+    lines = []
+    for name, target, found in headlines:
+        most, widest = found.most_collapsed_other, found.widest_other
+        lines.append(
+            (
+                name,
+                decimal(target, ".3f"),
+                found.subject,
+                _collapses(found.collapse),
+                UNKNOWN if most is None else f"{most}: {_collapses(found.most_other_collapse)}",
+                decimal(found.safe_decades, ".2f"),
+                UNKNOWN
+                if widest is None
+                else f"{widest}: {decimal(found.best_other_safe_decades, '.2f')}",
+                decimal(found.steps_ratio, ".2f"),
+            )
+        )
+    return table(_HEADLINE_COLUMNS, lines)
+
+
+def tuning_table(study: StudySpec, tuned: Iterable[TunedRate]) -> str:
+    """Return final accuracy and steps to the target of each method by rate, the chosen one bold."""
+    shown = {}
+    for each in tuned:
+        found = f"{each.final_accuracy:.3f}, {decimal(each.steps_to_target, '.0f')}"
+        shown[each.method, each.learning_rate] = f"**{found}**" if each.chosen else found
+    return _by_method(study, shown, _rates(study))
+
+
+def claim_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
+    """Return what is claimed of each method at a lag and at its synchronous rate."""
+    rows = ((method.label, summary.claim(method.name, lag)) for method in study.methods)
+    return table(_CLAIM_COLUMNS, [(label, *_claim(row)) for label, row in rows if row is not None])
+
+
+def safe_rates_table(study: StudySpec, safe: Iterable[SafeRates]) -> str:
+    """Return the width of each method's safe rates by lag, with the seeds' own widths."""
+    shown = {}
+    for each in safe:
+        sign = ">= " if each.range is not None and each.range.is_cut else ""
+        seeds = ", ".join(f"{width:.2f}" for width in each.seed_decades)
+        shown[each.method, each.lag] = f"{sign}{each.decades:.2f} ({seeds})"
+    return _by_method(study, shown, {lag: f"k = {lag}" for lag in sorted(study.lags)})
+
+
+def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
+    """Return the final accuracy of each method by rate at a lag; those at the target are bold."""
+    shown = {}
+    for each in summary.plane:
+        if each.lag == lag:
+            found = f"{each.final_accuracy_mean:.3f} ± {each.final_accuracy_std:.3f}"
+            is_safe = summary.target is not None and each.final_accuracy_mean >= summary.target
+            shown[each.method, each.learning_rate] = f"**{found}**" if is_safe else found
+    return _by_method(study, shown, _rates(study))
+
+
+def alarm_table(alarms: Mapping[str, AlarmQuality]) -> str:
+    """Return a row for each alarm."""
+    lines = (
+        (
+            name,
+            f"{found.num_warned} of {found.num_collapses}",
+            decimal(found.lead_steps, ".0f"),
+            decimal(found.false_alarm_rate, ".1%"),
+        )
+        for name, found in alarms.items()
+    )
+    return table(_ALARM_COLUMNS, lines)
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
+    return "\n".join([head, "|---" * len(columns) + "|", *body])
+
+
+def _by_method(
+    study: StudySpec, shown: Mapping[tuple[str, _Column], str], columns: Mapping[_Column, str]
+) -> str:
+    """Return a table of methods by rate or by lag; methods without a number have no row.
+
+    shown: text by method and column. columns: title of each column.
+    """
+    lines = []
+    for method in study.methods:
+        texts = [shown.get((method.name, column), UNKNOWN) for column in columns]
+        if set(texts) != {UNKNOWN}:
+            lines.append((method.label, *texts))
+    return table(["method", *columns.values()], lines)
+
+
+def _rates(study: StudySpec) -> Mapping[float, str]:
+    return {rate: compact(rate) for rate in sorted(study.learning_rates)}
+
+
+def _claim(row: ClaimRow) -> Sequence[str]:
+    spread = f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f}"
+    ends = (decimal(each, ".0f") for each in (row.steps_to_target_min, row.steps_to_target_max))
+    weights = row.log_weights
+    shown = [] if weights is None else [f"{weights[index]:z.2f}" for index in _SHOWN_QUANTILES]
+    return (
+        compact(row.learning_rate),
+        _collapses(row.collapse),
+        f"{spread} ({row.final_accuracy_min:.3f})",
+        f"{decimal(row.steps_to_target, '.0f')} ({' to '.join(ends)})",
+        f"{row.deepest_dip_mean:.2f} ({row.deepest_dip_max:.2f})",
+        f"{decimal(row.ess_median, '.1f')} ({decimal(row.ess_low, '.1f')})",
+        ", ".join(shown) or UNKNOWN,
+    )
+
+
+def _collapses(found: Proportion | None) -> str:
+    if found is None:
+        return UNKNOWN
+    return f"{found.count} of {found.trials} ({found.low:.2f} to {found.high:.2f})"
