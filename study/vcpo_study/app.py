@@ -201,6 +201,12 @@ def _check_selection(studies: Sequence[_Study], selection: Selection) -> None:
     names = {method.name for study in studies for method in study.spec.methods}
     for name in sorted((selection.methods or set()) - names):
         raise StartError(f"--only: {name!r} is no method of the study; it has {sorted(names)}")
-    lags = {lag for study in studies for lag in study.spec.lags}
+    lags = {
+        lag
+        for study in studies
+        for part in (study.spec, study.spec.claims)
+        if part is not None
+        for lag in part.lags
+    }
     for lag in sorted((selection.lags or set()) - lags):
         raise StartError(f"--lags: {lag} is no lag of the study; it has {sorted(lags)}")

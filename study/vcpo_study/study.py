@@ -99,7 +99,7 @@ class Claims(Section):
     """Cells at each method's synchronous rate, on more seeds than the plane."""
 
     lags: _Lags
-    """Some of the study's lags; 0 must be among them."""
+    """Age of every batch, in policy versions; 0 must be among them."""
     seeds: _Seeds
     """Seeds of training prompts and sampling; they may include those of the plane."""
     methods: Annotated[tuple[DnsLabel, ...], Field(min_length=1, max_length=32)] | None = None
@@ -189,9 +189,6 @@ class StudySpec(Section):
             if 0 not in lags:
                 message = "must hold 0, the synchronous run with which others are compared; add it"
                 yield conflict(*location, value=list(lags), message=message)
-        if unknown := sorted(set(claimed) - set(self.lags) - {0}):
-            message = f"must be lags of the study too; add {unknown} to `lags`"
-            yield conflict("claims", "lags", value=list(claimed), message=message)
 
     def _shared_seeds(self) -> Iterator[InitErrorDetails]:
         claimed = self.claims.seeds if self.claims else ()

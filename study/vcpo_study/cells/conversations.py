@@ -8,9 +8,9 @@ joins the batch. Nothing depends on time, so the same calls give the same tokens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
@@ -99,34 +99,33 @@ def hold_conversations(
         EngineError: when the policy's logits are not finite.
         EnvironmentFailedError: when the environment's code fails, or a reward is no finite number.
     """
-    never = asyncio.Event()
-    calls = _DirectCalls()
-    return asyncio.run(
-        _side_by_side(
-            engine,
-            [
-                converse(
-                    opening.trajectory_id,
-                    environment.converse(opening.prompt),
-                    History(request=opening.request),
-                    engine=engine,
-                    codec=codec,
-                    threads=calls,
-                    interrupt=never,
-                )
-                for opening in openings
-            ],
-        )
-    )
+    return asyncio.run(_hold_side_by_side(environment, openings, engine, codec))
 
 
-async def _side_by_side(
-    engine: LockstepEngine, conversations: Sequence[Coroutine[Any, Any, Trajectory]]
+async def _hold_side_by_side(
+    environment: MultiTurnEnvironment,
+    openings: Sequence[Opening],
+    engine: LockstepEngine,
+    codec: PromptCodec,
 ) -> list[Trajectory]:
-    tasks = [asyncio.create_task(each) for each in conversations]
+    never, calls = asyncio.Event(), _DirectCalls()
+    tasks = [
+        asyncio.create_task(
+            converse(
+                opening.trajectory_id,
+                environment.converse(opening.prompt),
+                History(request=opening.request),
+                engine=engine,
+                codec=codec,
+                threads=calls,
+                interrupt=never,
+            )
+        )
+        for opening in openings
+    ]
     while active := sum(not task.done() for task in tasks):
         if engine.num_waiting < active:
             await asyncio.sleep(0)
         else:
             engine.advance()
-    return [task.result() for task in tasks]
+    return await asyncio.gather(*tasks)

@@ -92,11 +92,6 @@ def test_the_synchronous_lag_is_among_the_lags(old, field):
     assert problem.startswith(f"spec.{field}: must hold 0, the synchronous run ")
 
 
-def test_claims_are_made_at_lags_of_the_study():
-    (problem,) = problems(STUDY.replace("lags: [0, 32],", "lags: [0, 8],"))
-    assert problem.startswith("spec.claims.lags: must be lags of the study too; add [8] to `lags`")
-
-
 def test_claims_are_made_for_methods_of_the_study_and_the_subject():
     unknown, without = problems(STUDY.replace("[1, 2, 3]}", "[1, 2, 3], methods: [other]}"))
     assert unknown == (
