@@ -228,7 +228,8 @@ def _document(judged: Sequence[_Judged], command: str) -> str:
 def _section(judged: _Judged) -> str:
     data, summary = judged.data, judged.summary
     spec = data.spec
-    lags = sorted({row.lag for row in summary.claims})
+    claimed = sorted({row.lag for row in summary.claims})
+    mapped = sorted({point.lag for point in summary.plane})
     section = _STUDY.format(
         name=data.name,
         run=spec.run,
@@ -238,12 +239,12 @@ def _section(judged: _Judged) -> str:
         controlled=", ".join(_controlled(spec)) or "no method",
         tuning=tuning_table(spec, summary.tuned),
         never=_never_arrived(summary),
-        claims="".join(f"\n**k = {lag}**\n\n{claim_table(spec, summary, lag)}\n" for lag in lags),
+        claims="".join(
+            f"\n**k = {lag}**\n\n{claim_table(spec, summary, lag)}\n" for lag in claimed
+        ),
         folder=f"{RESULTS_FOLDER}/{data.name}",
         safe=safe_rates_table(spec, summary.safe),
-        plane="".join(
-            f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in sorted(spec.lags)
-        ),
+        plane="".join(f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in mapped),
         alarms=alarm_table(judged.alarms),
     )
     failures = [

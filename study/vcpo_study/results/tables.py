@@ -9,7 +9,7 @@ from vcpo.report.numbers import UNKNOWN, compact, decimal
 from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES
 from vcpo_study.results.alarms import AlarmQuality
 from vcpo_study.results.claims import ClaimRow
-from vcpo_study.results.plane import SafeRates
+from vcpo_study.results.plane import PlanePoint, SafeRates
 from vcpo_study.results.proportion import Proportion
 from vcpo_study.results.summary import Headline, StudySummary
 from vcpo_study.results.tuning import TunedRate
@@ -89,7 +89,8 @@ def safe_rates_table(study: StudySpec, safe: Iterable[SafeRates]) -> str:
         sign = ">= " if each.range is not None and each.range.is_cut else ""
         seeds = ", ".join(f"{width:.2f}" for width in each.seed_decades)
         shown[each.method, each.lag] = f"{sign}{each.decades:.2f} ({seeds})"
-    return _by_method(study, shown, {lag: f"k = {lag}" for lag in sorted(study.lags)})
+    lags = sorted({lag for _, lag in shown})
+    return _by_method(study, shown, {lag: f"k = {lag}" for lag in lags})
 
 
 def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
@@ -97,7 +98,7 @@ def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
     shown = {}
     for each in summary.plane:
         if each.lag == lag:
-            found = f"{each.final_accuracy_mean:.3f} ± {each.final_accuracy_std:.3f}"
+            found = _spread(each)
             is_safe = summary.target is not None and each.final_accuracy_mean >= summary.target
             shown[each.method, each.learning_rate] = f"**{found}**" if is_safe else found
     return _by_method(study, shown, _rates(study))
@@ -138,19 +139,25 @@ def _by_method(
     return table(["method", *columns.values()], lines)
 
 
+def _spread(row: PlanePoint | ClaimRow) -> str:
+    """Return mean and standard deviation of the final accuracies, which one seed does not have."""
+    if row.num_seeds < 2:
+        return f"{row.final_accuracy_mean:.3f}"
+    return f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f}"
+
+
 def _rates(study: StudySpec) -> Mapping[float, str]:
     return {rate: compact(rate) for rate in sorted(study.learning_rates)}
 
 
 def _claim(row: ClaimRow) -> Sequence[str]:
-    spread = f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f}"
     ends = (decimal(each, ".0f") for each in (row.steps_to_target_min, row.steps_to_target_max))
     weights = row.log_weights
     shown = [] if weights is None else [f"{weights[index]:z.2f}" for index in _SHOWN_QUANTILES]
     return (
         compact(row.learning_rate),
         _collapses(row.collapse),
-        f"{spread} ({row.final_accuracy_min:.3f})",
+        f"{_spread(row)} ({row.final_accuracy_min:.3f})",
         f"{decimal(row.steps_to_target, '.0f')} ({' to '.join(ends)})",
         f"{row.deepest_dip_mean:.2f} ({row.deepest_dip_max:.2f})",
         f"{decimal(row.ess_median, '.1f')} ({decimal(row.ess_low, '.1f')})",
