@@ -11,18 +11,21 @@ waits for ten minutes, which are `LOW_ESS_STEPS` steps of 20 s.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
 from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
 from vcpo.control.signals import WINDOW_STEPS
-from vcpo_study.cells.records import CellRecord, EvaluationRow
+from vcpo_study.cells.records import CellRecord, StepColumns
 from vcpo_study.results.measures import collapse_step
 
 JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
-"""Levels of the early warning that a report judges."""
+"""Levels of the early warning that are judged; a worse level counts for each of them."""
+
+LOW_ESS: Final = "low_ess"
+"""Name of the alert of a low ESS."""
 
 LOW_RELATIVE_ESS: Final = WarningThresholds().lasting_relative_ess
 """Share of the on-policy ESS ratio below which the alert counts a step."""
@@ -33,11 +36,12 @@ LOW_ESS_STEPS: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedRun:
-    """What the alarms of a finished run are judged by."""
+    """When a finished run raised alarms, and when it collapsed."""
 
-    levels: tuple[tuple[int, WarningLevel], ...]
-    """Step and the level after it, by step."""
-    evaluations: tuple[EvaluationRow, ...]
+    first_alarms: Mapping[str, int | None]
+    """First step of each alarm, by its name; None when it never came."""
+    collapse: int | None
+    """Step of the evaluation that shows the collapse; None when the run held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +59,25 @@ class AlarmQuality:
     """Share of the other runs that had an alarm; None when every run collapsed."""
 
 
-def alarm_qualities(records: Sequence[CellRecord]) -> Mapping[str, AlarmQuality]:
-    """Return the quality of the early warning's levels and of the alert of a low ESS, by name."""
-    runs = [watched_run(record) for record in records]
-    levels = {level.value: judge_alarms(runs, at_least=level) for level in JUDGED_LEVELS}
-    return {**levels, "low_ess": low_ess_quality(records)}
-
-
 def watched_run(record: CellRecord) -> WatchedRun:
-    """Return the early warning's level after each step of a cell."""
-    steps = record.steps
+    """Return when a cell raised each alarm, and when it collapsed."""
+    first: dict[str, int | None] = dict.fromkeys([*JUDGED_LEVELS, LOW_ESS])
+    for step, level in enumerate(_levels(record.steps), start=1):
+        for judged in JUDGED_LEVELS:
+            if first[judged] is None and level.is_at_least(judged):
+                first[judged] = step
+    first[LOW_ESS] = _low_ess_step(record.steps)
+    return WatchedRun(first_alarms=first, collapse=collapse_step(record.evaluations))
+
+
+def alarm_qualities(runs: Sequence[WatchedRun]) -> Mapping[str, AlarmQuality]:
+    """Return the quality of each alarm, by its name, over finished runs."""
+    return {name: _quality(runs, name) for name in (*JUDGED_LEVELS, LOW_ESS)}
+
+
+def _levels(steps: StepColumns) -> Iterator[WarningLevel]:
+    """Yield the level of the early warning after each step."""
+    warning = EarlyWarning()
     numbers = zip(
         steps.ess_ratio,
         steps.on_policy_ess_ratio,
@@ -73,9 +86,7 @@ def watched_run(record: CellRecord) -> WatchedRun:
         steps.gradient_norm,
         strict=True,
     )
-    warning = EarlyWarning()
-    levels = []
-    for step, (ess_ratio, on_policy, ess, kl_per_token, gradient_norm) in enumerate(numbers, 1):
+    for ess_ratio, on_policy, ess, kl_per_token, gradient_norm in numbers:
         health = StepHealth(
             relative_ess=ess_ratio / on_policy,
             ess=ess,
@@ -83,57 +94,31 @@ def watched_run(record: CellRecord) -> WatchedRun:
             gradient_norm=gradient_norm or None,
         )
         warning = warning.observe(health)
-        levels.append((step, warning.level))
-    return WatchedRun(levels=tuple(levels), evaluations=record.evaluations)
+        yield warning.level
 
 
-def judge_alarms(
-    runs: Sequence[WatchedRun], *, at_least: WarningLevel = WarningLevel.WARN
-) -> AlarmQuality:
-    """Return the quality of an alarm over finished runs.
-
-    at_least: lowest level that counts as an alarm.
-    """
-    alarms = [
-        next((step for step, level in run.levels if level.is_at_least(at_least)), None)
-        for run in runs
-    ]
-    return _quality(alarms, [collapse_step(run.evaluations) for run in runs])
-
-
-def low_ess_quality(
-    records: Sequence[CellRecord], *, num_steps: int = LOW_ESS_STEPS
-) -> AlarmQuality:
-    """Return the quality of the alert of a low ESS in the records of cells.
-
-    num_steps: steps in a row with a low ESS, after which it fires.
-    """
-    alarms = [_low_ess_step(record, num_steps) for record in records]
-    return _quality(alarms, [collapse_step(record.evaluations) for record in records])
-
-
-def _low_ess_step(record: CellRecord, num_steps: int) -> int | None:
-    """Return the step at which the mean ESS has been low for `num_steps` steps; None if never."""
+def _low_ess_step(steps: StepColumns) -> int | None:
+    """Return the step at which the mean ESS has been low for `LOW_ESS_STEPS`; None if never."""
     window: deque[float] = deque(maxlen=WINDOW_STEPS)
     num_low = 0
-    ratios = zip(record.steps.ess_ratio, record.steps.on_policy_ess_ratio, strict=True)
-    for step, (ess_ratio, on_policy) in enumerate(ratios, 1):
+    ratios = zip(steps.ess_ratio, steps.on_policy_ess_ratio, strict=True)
+    for step, (ess_ratio, on_policy) in enumerate(ratios, start=1):
         window.append(ess_ratio)
         is_low = fmean(window) / on_policy < LOW_RELATIVE_ESS
         num_low = num_low + 1 if is_low else 0
-        if num_low == num_steps:
+        if num_low == LOW_ESS_STEPS:
             return step
     return None
 
 
-def _quality(alarms: Sequence[int | None], collapses: Sequence[int | None]) -> AlarmQuality:
-    """Return the quality of alarms; both sequences have the first step of each run, or None."""
+def _quality(runs: Sequence[WatchedRun], name: str) -> AlarmQuality:
     leads, false_alarms = [], []
-    for alarm, collapse in zip(alarms, collapses, strict=True):
-        if collapse is None:
+    for run in runs:
+        alarm = run.first_alarms[name]
+        if run.collapse is None:
             false_alarms.append(alarm is not None)
         else:
-            leads.append(0 if alarm is None else max(0, collapse - alarm))
+            leads.append(0 if alarm is None else max(0, run.collapse - alarm))
     return AlarmQuality(
         num_collapses=len(leads),
         num_warned=sum(lead > 0 for lead in leads),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vcpo.report.numbers import compact, decimal, duration
 from vcpo_study.cells.records import CellRecord
-from vcpo_study.results.alarms import AlarmQuality, alarm_qualities
+from vcpo_study.results.alarms import WatchedRun, alarm_qualities, watched_run
 from vcpo_study.results.figures import figures
 from vcpo_study.results.summary import (
     Headline,
@@ -100,12 +100,14 @@ Decades of the mean curve (of each seed's own curve).
 Final accuracy, mean ± standard deviation over seeds; bold: it reaches the target.
 
 ![Final accuracy by rate and lag, a heat map per method]({folder}/heat_maps.svg)
-{plane}
-### Early warning
+{plane}"""
+_ALARMS: Final = """
+## Early warning
 
-Cells of all parts in which an evaluation fell below half of the best one before it. Lead is counted
-from the first alarm, and is 0 without one. `warn` and `critical` are levels of the early warning;
-`low_ess` is a mean ESS below 30 % of the on-policy one for 30 steps.
+A collapse is here an evaluation below half of the best one before it, in a cell of any part. Lead
+is counted from the first alarm, and is 0 without one. `warn` and `critical` are levels of the early
+warning; `low_ess` is a mean ESS below 30 % of the on-policy one for 30 steps. No cell reacts to an
+alarm.
 
 {alarms}
 """
@@ -139,7 +141,7 @@ class _Judged:
     data: StudyData
     summary: StudySummary
     headline: Headline
-    alarms: Mapping[str, AlarmQuality]
+    runs: Sequence[WatchedRun]
 
 
 def write_report(studies: Sequence[StudyData], folder: Path, command: str) -> Path:
@@ -168,7 +170,7 @@ def _judge(data: StudyData) -> _Judged:
         data=data,
         summary=summary,
         headline=headline(data.spec, summary),
-        alarms=alarm_qualities(data.records),
+        runs=[watched_run(record) for record in data.records],
     )
 
 
@@ -182,6 +184,7 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
         "best_other_safe_decades_k32": {
             each.data.name: each.headline.best_other_safe_decades for each in judged
         },
+        "alarms": _alarms(judged),
         "studies": {
             each.data.name: {
                 "cells": len(each.data.records),
@@ -189,7 +192,7 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
                 "failed_cells": sorted(each.data.failures),
                 "variance_control": _controlled(each.data.spec),
                 "headline": asdict(each.headline),
-                "alarms": {name: asdict(found) for name, found in each.alarms.items()},
+                "alarms": _alarms([each]),
                 **asdict(each.summary),
             }
             for each in judged
@@ -214,6 +217,11 @@ def _widths(summary: StudySummary) -> dict[str, dict[str, float]]:
     return found
 
 
+def _alarms(judged: Iterable[_Judged]) -> dict[str, Any]:
+    runs = [run for each in judged for run in each.runs]
+    return {name: asdict(found) for name, found in alarm_qualities(runs).items()}
+
+
 def _document(judged: Sequence[_Judged], command: str) -> str:
     headlines = ((each.data.name, each.summary.target, each.headline) for each in judged)
     head = _HEAD.format(
@@ -222,7 +230,10 @@ def _document(judged: Sequence[_Judged], command: str) -> str:
         cpu_time=duration(_cpu_s(judged)),
         headlines=headline_table(headlines),
     )
-    return "".join([head, *map(_section, judged)])
+    alarms = [(each.data.name, alarm_qualities(each.runs)) for each in judged]
+    if len(judged) > 1:
+        alarms.append(("all", alarm_qualities([run for each in judged for run in each.runs])))
+    return "".join([head, *map(_section, judged), _ALARMS.format(alarms=alarm_table(alarms))])
 
 
 def _section(judged: _Judged) -> str:
@@ -245,7 +256,6 @@ def _section(judged: _Judged) -> str:
         folder=f"{RESULTS_FOLDER}/{data.name}",
         safe=safe_rates_table(spec, summary.safe),
         plane="".join(f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in mapped),
-        alarms=alarm_table(judged.alarms),
     )
     failures = [
         f"- `{name}`: {error.strip().splitlines()[-1]}\n"

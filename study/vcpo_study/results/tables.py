@@ -36,6 +36,7 @@ _CLAIM_COLUMNS: Final = (
     "log weights: 1 %, median, 99 %, largest",
 )
 _ALARM_COLUMNS: Final = (
+    "study",
     "alarm",
     "collapses warned of",
     "median lead, steps",
@@ -104,16 +105,18 @@ def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
     return _by_method(study, shown, _rates(study))
 
 
-def alarm_table(alarms: Mapping[str, AlarmQuality]) -> str:
-    """Return a row for each alarm."""
+def alarm_table(alarms: Iterable[tuple[str, Mapping[str, AlarmQuality]]]) -> str:
+    """Return a row for each study and alarm."""
     lines = (
         (
+            study,
             name,
             f"{found.num_warned} of {found.num_collapses}",
             decimal(found.lead_steps, ".0f"),
             decimal(found.false_alarm_rate, ".1%"),
         )
-        for name, found in alarms.items()
+        for study, qualities in alarms
+        for name, found in qualities.items()
     )
     return table(_ALARM_COLUMNS, lines)
 

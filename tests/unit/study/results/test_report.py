@@ -127,3 +127,12 @@ def test_every_figure_of_the_document_is_there(document, written):
     named = [part.partition(")")[0] for part in document.split("](")[1:]]
     assert len(named) == 2 * 4
     assert all((written / name).is_file() for name in named)
+
+
+def test_alarms_are_judged_for_each_study_and_for_all(document, numbers):
+    # One cell of the first study fell below half of its best, and none of the second.
+    assert "| small | warn | 0 of 1 | 0 | 0.0% |" in document
+    assert "| other | warn | 0 of 0 | - | 0.0% |" in document
+    assert "| all | warn | 0 of 1 | 0 | 0.0% |" in document
+    assert numbers["alarms"]["warn"]["num_collapses"] == 1
+    assert numbers["studies"]["other"]["alarms"]["warn"]["num_collapses"] == 0
