@@ -22,6 +22,7 @@ from vcpo_study.results.summary import (
 )
 from vcpo_study.results.tables import (
     alarm_table,
+    best_rates_table,
     claim_table,
     headline_table,
     plane_table,
@@ -94,6 +95,12 @@ untruncated: medians over steps of their quantiles in a batch, and the largest o
 Decades of the mean curve (of each seed's own curve).
 
 {safe}
+
+### The best rate at each lag
+
+Final accuracy on the plane, for who tunes again at each lag.
+
+{best}
 
 ### Every rate at every lag
 
@@ -255,6 +262,7 @@ def _section(judged: _Judged) -> str:
         ),
         folder=f"{RESULTS_FOLDER}/{data.name}",
         safe=safe_rates_table(spec, summary.safe),
+        best=best_rates_table(spec, summary.plane),
         plane="".join(f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in mapped),
     )
     failures = [

@@ -90,8 +90,20 @@ def safe_rates_table(study: StudySpec, safe: Iterable[SafeRates]) -> str:
         sign = ">= " if each.range is not None and each.range.is_cut else ""
         seeds = ", ".join(f"{width:.2f}" for width in each.seed_decades)
         shown[each.method, each.lag] = f"{sign}{each.decades:.2f} ({seeds})"
-    lags = sorted({lag for _, lag in shown})
-    return _by_method(study, shown, {lag: f"k = {lag}" for lag in lags})
+    return _by_method(study, shown, _lags(shown))
+
+
+def best_rates_table(study: StudySpec, plane: Iterable[PlanePoint]) -> str:
+    """Return the highest final accuracy of any rate of each method by lag, and its lowest rate."""
+    best: dict[tuple[str, int], PlanePoint] = {}
+    for each in sorted(plane, key=lambda point: point.learning_rate):
+        place = each.method, each.lag
+        if place not in best or each.final_accuracy_mean > best[place].final_accuracy_mean:
+            best[place] = each
+    shown = {
+        place: f"{_spread(each)} at {compact(each.learning_rate)}" for place, each in best.items()
+    }
+    return _by_method(study, shown, _lags(shown))
 
 
 def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
@@ -147,6 +159,10 @@ def _spread(row: PlanePoint | ClaimRow) -> str:
     if row.num_seeds < 2:
         return f"{row.final_accuracy_mean:.3f}"
     return f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f}"
+
+
+def _lags(places: Iterable[tuple[str, int]]) -> Mapping[int, str]:
+    return {lag: f"k = {lag}" for lag in sorted({lag for _, lag in places})}
 
 
 def _rates(study: StudySpec) -> Mapping[float, str]:

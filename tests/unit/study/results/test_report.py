@@ -114,6 +114,12 @@ def test_safe_rates_show_an_end_of_the_rates_tried_and_each_seeds_own_width(docu
     assert "| method | k = 32 |\n|---|---|\n| VCPO | >= 0.50 (0.50) |" in document
 
 
+def test_the_best_rate_at_a_lag_is_the_one_that_ends_highest(document):
+    assert "| method | k = 0 | k = 32 |\n|---|---|---|\n" in document
+    assert "| VCPO | 0.800 at 0.0001 | 0.800 at 0.0001 |\n" in document
+    assert "| plain | - | 0.800 at 0.001 |\n" in document
+
+
 def test_rates_of_the_plane_that_reach_the_target_are_bold(document):
     assert "| VCPO | **0.800** | 0.720 |" in document
     assert "| plain | 0.200 | **0.800** |" in document
