@@ -20,6 +20,8 @@ from vcpo_study.study import StudySpec
 _ASIDE: Final = 0.09
 """Distance of two methods at one lag, so that the bars of one do not hide those of another."""
 _OUTER: Final = (LOG_WEIGHT_QUANTILES.index(0.01), LOG_WEIGHT_QUANTILES.index(0.99))
+_LEAST_LOG_WEIGHT: Final = -20.0
+"""Lower log weights are drawn at the edge: their trajectories count for nothing."""
 
 _Spot = tuple[int, float, float, float]
 """Lag, number, and the ends of its bar."""
@@ -178,7 +180,7 @@ def _weights(
                 for record in own
             )
             ess.append(colored_curve(_mean_of_windows(shares, width), colors[method]))
-        y = _fitting([at for curve in outer for _, at in curve.points if at is not None])
+        y = _log_weight_scale([at for curve in outer for _, at in curve.points if at is not None])
         title = f"k = {lag}: 1 % and 99 % of log weights"
         spreads.append(Plot(title=title, x=x, y=y, curves=tuple(outer)))
         title = f"k = {lag}: ESS over trajectories"
@@ -221,8 +223,9 @@ def _steps_scale(records: Iterable[CellRecord]) -> AxisScale:
     return AxisScale(low=0, high=last, title="step", ticks=labels)
 
 
-def _fitting(values: Sequence[float]) -> AxisScale:
-    low, high = widen(min(values, default=0.0), max(values, default=1.0))
+def _log_weight_scale(values: Sequence[float]) -> AxisScale:
+    lowest = max(_LEAST_LOG_WEIGHT, min(values, default=0.0))
+    low, high = widen(lowest, max(lowest, *values, 0.0))
     return AxisScale(low=low, high=high, ticks=_ticks(low, high))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.fixtures.study import record, study
+from tests.fixtures.study import record, steps, study
 from vcpo_study.results.figures import figures
 from vcpo_study.results.plot import AxisScale, Plot, draw_plot
 from vcpo_study.results.sheet import COLORS, PANEL, colored_curve, draw_sheet
@@ -85,6 +86,13 @@ def test_weights_have_two_quantiles_and_the_ess_of_each_method_at_each_lag_above
         "k = 32: ESS over trajectories",
     ]
     assert len(lines(figure, COLORS[0])) == len(lines(figure, COLORS[1])) == 3
+
+
+def test_weights_that_count_for_nothing_do_not_stretch_the_axis():
+    gone = record("vcpo", 32, [0.2, 0.1], seed=2)
+    gone = replace(gone, steps=steps(10, log_weights=((-900.0,) * 7 + (3.0,),) * 10))
+    labels = texts(draw("weights.svg", [*RECORDS, gone]), "y-tick")
+    assert min(float(label) for label in labels) == -20.0
 
 
 def test_the_legend_names_methods_that_have_claims():
