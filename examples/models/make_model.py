@@ -102,12 +102,18 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         tasks={
             "calculator": Task(
                 environment="calculator",
-                parameters={"letters": 3, "terms": [4, 6], "calls": 1, "style": "plain"},
+                parameters={
+                    "letters": 3,
+                    "terms": 8,
+                    "values": [10, 99],
+                    "calls": 1,
+                    "style": "plain",
+                },
                 demonstrate=demonstrations.calculator,
                 error_rate=0.05,
             )
         },
-        learn_steps=2000,
+        learn_steps=1000,
         blur_steps=200,
         batch_size=64,
         max_turn_tokens=40,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from tests.fixtures.study import STUDY, study, study_document
 from vcpo.algo import Baseline, LearningRateRule
 from vcpo.spec import SpecError
 from vcpo_study.study import cell_spec, load_study, model_directory
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
 
 
 def problems(text: str) -> list[str]:
@@ -137,6 +141,22 @@ def test_the_study_of_the_examples_is_in_order():
     assert example.spec.lags == (0, 2, 8, 32, 128)
     assert len(example.spec.claims.seeds) >= 5
     assert Path(model_directory(example, path)).is_dir()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_published_study_has_its_model_and_trains_for_twelve_times_its_largest_lag(path):
+    example = load_study(path)
+    assert example.metadata.name == path.stem
+    assert Path(model_directory(example, path)).is_dir()
+    assert example.spec.run.steps >= 12 * max(example.spec.lags)
+    assert {"method"} <= set.intersection(*(set(one.algorithm) for one in example.spec.methods))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_candidates_of_a_published_study_are_half_a_decade_apart(path):
+    rates = load_study(path).spec.learning_rates
+    steps = [math.log10(high / low) for low, high in pairwise(rates)]
+    assert steps == pytest.approx([0.5] * len(steps), abs=0.03)
 
 
 def test_a_run_is_no_study(tmp_path):
