@@ -17,6 +17,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `ess.finite_batch`       | How does that ratio scatter in a batch of this size?              |
 | `ess.verdict`            | Is the step taken, and at which share of the learning rate?       |
 | `ess.learning_rate`      | How does the learning rate follow the ESS ratio?                  |
+| `ess.trust_region`       | Which rate keeps data usable until it is used?                    |
 | `baseline`               | Which baseline minimizes the variance of the gradient?            |
 | `advantage`              | With which sign and size does each trajectory count?              |
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
@@ -69,6 +70,7 @@ from vcpo.algo.ess.importance_weights import (
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import Collapse, find_collapse
@@ -104,6 +106,7 @@ __all__ = [
     "MIN_FRESH_BLOCKS",
     "MISMATCH_LIMITS_NATS",
     "STALE_STEPS",
+    "TARGET_ESS_RATIO",
     "Aggregation",
     "Baseline",
     "BaselineScope",
@@ -137,6 +140,7 @@ __all__ = [
     "StepLimits",
     "StepVerdict",
     "TokenSums",
+    "TrustRegion",
     "VTrace",
     "WarningLevel",
     "WarningThresholds",

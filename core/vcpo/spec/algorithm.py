@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails
 
 from vcpo.algo import (
     LOSS_CONFIGS,
+    TARGET_ESS_RATIO,
     Aggregation,
     Baseline,
     BaselineScope,
@@ -27,6 +28,7 @@ from vcpo.algo import (
     LossConfig,
     Method,
     StepLimits,
+    TrustRegion,
     Weight,
 )
 from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
@@ -104,7 +106,13 @@ class Algorithm(Section):
     `informative` for `dapo`."""
     learning_rate_rule: LearningRateRule | None = None
     """How the learning rate of a step follows the ESS ratio: `sqrt` (for AdamW), `linear` (for
-    SGD), or `none`. If unset, the method's own, `sqrt` for `vcpo` and `none` for all others."""
+    SGD), `trustRegion` (the largest rate at which data of `maxPolicyLagSteps` keeps
+    `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo` and `none` for all
+    others."""
+    target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps at the largest lag, 0.6 if
+    unset. Raise it if rewards fall or dip; lower it if the learning rate is scaled down and rewards
+    rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
     acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the
@@ -144,18 +152,37 @@ class Algorithm(Section):
         )
 
     @property
+    def trust_region(self) -> TrustRegion | None:
+        """The region at the start of a run; None under another rule."""
+        if self.loss_config.learning_rate_rule is not LearningRateRule.TRUST_REGION:
+            return None
+        return TrustRegion(
+            horizon_steps=self.max_policy_lag_steps,
+            target_ess_ratio=self.target_ess_ratio or TARGET_ESS_RATIO,
+        )
+
+    @property
     def step_limits(self) -> StepLimits:
         """The bounds within which a batch allows a step, and a step at the full rate."""
+        region = self.trust_region
         return StepLimits(
             rule=self.loss_config.learning_rate_rule,
             dead_band=self.dead_band,
+            target_ess_ratio=1.0 if region is None else region.target_ess_ratio,
             refuse_below=self.refuse_below,
             refuse_kl_above=math.inf if self.refuse_kl_above is None else self.refuse_kl_above,
         )
 
     @model_validator(mode="after")
     def _fields_suit_method(self) -> Self:
-        refuse([*self._unused_fields(), *self._baseline_conflicts(), *self._norm_conflicts()])
+        refuse(
+            [
+                *self._unused_fields(),
+                *self._rule_conflicts(),
+                *self._baseline_conflicts(),
+                *self._norm_conflicts(),
+            ]
+        )
         return self
 
     def _unused_fields(self) -> Iterator[InitErrorDetails]:
@@ -168,6 +195,12 @@ class Algorithm(Section):
                 )
                 message = f"method '{self.method}' does not use it; remove it or use {having}"
                 yield conflict(to_camel(field), value=value, message=message)
+
+    def _rule_conflicts(self) -> Iterator[InitErrorDetails]:
+        if self.target_ess_ratio is not None and self.trust_region is None:
+            rule = self.loss_config.learning_rate_rule
+            message = f"rule '{rule}' does not use it; use learningRateRule 'trustRegion'"
+            yield conflict("targetEssRatio", value=self.target_ess_ratio, message=message)
 
     def _baseline_conflicts(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]

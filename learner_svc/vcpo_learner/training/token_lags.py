@@ -1,10 +1,11 @@
 """Ages of a batch's tokens, in policy versions."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from vcpo_learner.ledger.groups import Group
+from vcpo_learner.update.batch_statistics import tokens_by_lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,8 @@ class LagStatistics:
 
 def lag_statistics(groups: Sequence[Group], policy_version: int) -> LagStatistics:
     """Return the ages of all response tokens of a batch at `policy_version`."""
-    tokens: Counter[int] = Counter()
-    for group in groups:
-        for trajectory in group.trajectories:
-            for lag, num_tokens in trajectory.lags(policy_version):
-                tokens[lag] += num_tokens
+    trajectories = chain.from_iterable(group.trajectories for group in groups)
+    tokens = tokens_by_lag(trajectories, policy_version)
     total = tokens.total()
     middle, seen, p50 = (total + 1) // 2, 0, 0
     for lag in sorted(tokens):

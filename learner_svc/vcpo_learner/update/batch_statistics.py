@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from operator import add
 from statistics import fmean
@@ -82,6 +83,15 @@ def ess_by_lag(
         ]
     )
     return {str(each.smallest_lag): each.ess / each.count for each in buckets}
+
+
+def tokens_by_lag(trajectories: Iterable[Trajectory], policy_version: int) -> Counter[int]:
+    """Return the number of sampled tokens of each lag, in policy versions."""
+    tokens: Counter[int] = Counter()
+    for trajectory in trajectories:
+        for lag, num_tokens in trajectory.lags(policy_version):
+            tokens[lag] += num_tokens
+    return tokens
 
 
 def reward_mean(trajectories: Sequence[Trajectory]) -> float:

@@ -59,9 +59,9 @@ from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.optimizer.base_rate import base_learning_rate
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.optimizer.step_rate import StepRate
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import is_sharded, recover, release
 from vcpo_learner.update.batch_decision import (
@@ -79,6 +79,7 @@ from vcpo_learner.update.batch_statistics import (
     mean_surprisal,
     response_tokens_mean,
     reward_mean,
+    tokens_by_lag,
 )
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientAccumulation, Groups
@@ -112,8 +113,8 @@ class PolicyUpdate:
         self._network = PolicyNetwork.of(model.eval())
         self._model = self._network.model
         self._algorithm = spec.algorithm
-        self._settings = spec.optimizer
-        self._total_steps = spec.steps
+        self._max_gradient_norm = spec.optimizer.max_gradient_norm
+        self._rate = StepRate(spec)
         set_checkpoints(self._model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
@@ -135,7 +136,6 @@ class PolicyUpdate:
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
-        self._updates_taken = 0
         self._num_fresh_blocks = 0
         """Since this process started: enough of them check the engines against each other."""
         self._is_stepping = False
@@ -278,7 +278,7 @@ class PolicyUpdate:
         """Return what the next step depends on beside `save_tensors`, for a checkpoint."""
         return {
             "random": random_states(self._device),
-            "updates_taken": self._updates_taken,
+            **self._rate.state_dict(),
             "calibration": self._calibration.to_dict(),
             "warning": self.health.state_dict(),
             "method": self._gradient.state_dict(),
@@ -290,11 +290,12 @@ class PolicyUpdate:
 
         Raises: ValueError if the state has another form.
         """
-        missing = set(self.state_dict()) - set(state)
+        # Older checkpoints have no trust region.
+        missing = set(self.state_dict()) - set(state) - {"trust_region"}
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_random_states(state["random"], self._device)
-        self._updates_taken = int(state["updates_taken"])
+        self._rate.load_state_dict(state)
         self._calibration = self._calibration.restore(state["calibration"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
@@ -364,7 +365,7 @@ class PolicyUpdate:
     ) -> UpdateResult:
         """Take the decided step, or skip it, and return what it did."""
         self._is_stepping = True
-        gradient_norm, skipped, learning_rate = self._descend(pending, decision.verdict)
+        gradient_norm, skipped, scale, learning_rate = self._descend(pending, decision)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
         self.health.observe(decision, batch, finite_norm)
         result = UpdateResult(
@@ -386,7 +387,7 @@ class PolicyUpdate:
             baseline_shift=-fmean(batch.advantages),
             masked_share=batch.masked_share,
             gradient_norm=finite_norm,
-            learning_rate_scale=0.0 if skipped else decision.verdict.scale,
+            learning_rate_scale=scale,
             learning_rate=learning_rate,
             skipped=skipped,
         )
@@ -394,29 +395,27 @@ class PolicyUpdate:
         return result
 
     def _descend(
-        self, pending: PendingStep, verdict: StepVerdict
-    ) -> tuple[float, SkipReason | None, float]:
-        """Take or skip the step; return the gradient's norm, the skip reason and the rate."""
-        gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
-        skipped = _skip_reason(verdict, gradient_norm)
-        learning_rate = 0.0
-        if skipped is None:
-            base = self._base_learning_rate(steps_taken=pending.policy_version)
-            learning_rate = base * verdict.scale
-            self._optimizer.step(base, verdict.scale)
-            self._updates_taken += 1
-        self._optimizer.zero_grad()
-        return gradient_norm, skipped, learning_rate
+        self, pending: PendingStep, decision: StepDecision
+    ) -> tuple[float, SkipReason | None, float, float]:
+        """Take or skip the step.
 
-    def _base_learning_rate(self, *, steps_taken: int) -> float:
-        """Return the rate of the next step before its scale by ESS; warm-up to backoff are in."""
-        rate = base_learning_rate(
-            self._settings,
-            total_steps=self._total_steps,
-            steps_taken=steps_taken,
-            updates_taken=self._updates_taken,
-        )
-        return rate * self.health.backoff.factor
+        Returns the gradient's norm, the skip reason, the scale on the base rate, and the rate.
+        """
+        gradient_norm = clip_gradient(self._model.parameters(), self._max_gradient_norm)
+        skipped = _skip_reason(decision.verdict, gradient_norm)
+        version = pending.policy_version
+        base = self._rate.base(steps_taken=version)
+        lags = tokens_by_lag(pending.trajectories, version)
+        allowed = self._rate.allowed(base, decision.reading, lags)
+        scale, rate = 0.0, 0.0
+        if skipped is None:
+            scale = decision.verdict.scale * (allowed / base if base > 0.0 else 1.0)
+            slowed = base * self.health.backoff.factor
+            rate = slowed * scale
+            self._optimizer.step(slowed, scale)
+        self._rate.take(None if skipped else rate, allowed)
+        self._optimizer.zero_grad()
+        return gradient_norm, skipped, scale, rate
 
     def _refuse(
         self,
@@ -425,6 +424,7 @@ class PolicyUpdate:
         error: NonFiniteWeightError,
     ) -> UpdateResult:
         self._optimizer.zero_grad()
+        self._rate.take(None)
         self.health.observe_refusal()
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(

@@ -91,6 +91,27 @@ def test_limits_of_a_step_come_from_the_spec():
     assert algorithm().step_limits.refuse_kl_above == math.inf
 
 
+def test_the_trust_region_has_the_horizon_of_the_largest_lag_and_the_target_of_the_spec():
+    region = algorithm(
+        learningRateRule="trustRegion", maxPolicyLagSteps=12, targetEssRatio=0.5
+    ).trust_region
+    assert region is not None
+    assert (region.horizon_steps, region.target_ess_ratio) == (12, 0.5)
+    assert algorithm(learningRateRule="sqrt").trust_region is None
+
+
+def test_only_the_rule_of_the_region_damps_below_a_target():
+    fields = {"learningRateRule": "trustRegion", "targetEssRatio": 0.5}
+    assert algorithm(**fields).step_limits.target_ess_ratio == 0.5
+    assert algorithm(learningRateRule="sqrt").step_limits.target_ess_ratio == 1.0
+
+
+def test_a_target_is_refused_under_a_rule_that_has_none():
+    assert refusal(learningRateRule="sqrt", targetEssRatio=0.5) == (
+        "targetEssRatio: rule 'sqrt' does not use it; use learningRateRule 'trustRegion' (got 0.5)"
+    )
+
+
 def test_norms_are_measured_unless_a_stand_in_is_asked_for():
     assert algorithm().gradient_norms is GradientNormEstimator.EXACT
 

@@ -14,7 +14,8 @@ even fresh trajectories have rho < 1 (see `calibration`).
 
 Limit: rho >= 1/B bounds the scale from below by B^(-1/2) under sqrt, so the rule damps a step and
 cannot refuse it. `verdict` refuses steps; weights that are not finite raise before (see
-`importance_weights`).
+`importance_weights`). Nor does it hold back the drift that makes the next batches stale;
+`trust_region` does.
 
 Source: VCPO, arXiv 2602.17616, Eq. 5.
 Departure from the released reference: a ratio that is NaN raises; in the release min(1, NaN) is 1.
@@ -27,11 +28,16 @@ from vcpo.algo.arrays import Scalar
 
 
 class LearningRateRule(StrEnum):
-    """Exponent p of the rule: 1/2, 1 or 0."""
+    """How the learning rate follows the ESS ratio."""
 
     SQRT = "sqrt"
+    """p = 1/2."""
     LINEAR = "linear"
+    """p = 1."""
     NONE = "none"
+    """p = 0."""
+    TRUST_REGION = "trustRegion"
+    """p = 1/2 below the region's target, at the rate that `trust_region` allows."""
 
 
 def learning_rate_scale(
@@ -52,7 +58,7 @@ def learning_rate_scale(
     _require_ratio("on_policy_ess_ratio", on_policy_ess_ratio)
     remaining = min(1.0, ess_ratio / on_policy_ess_ratio)
     match rule:
-        case LearningRateRule.SQRT:
+        case LearningRateRule.SQRT | LearningRateRule.TRUST_REGION:
             return math.sqrt(remaining)
         case LearningRateRule.LINEAR:
             return remaining

@@ -57,6 +57,9 @@ class StepLimits:
     """Share of the on-policy ESS ratio, in [0, 1), that a batch may lose without damping. 0 is the
     rule as published. None takes the width from the scatter of a batch of this size."""
 
+    target_ess_ratio: float = 1.0
+    """Share of the on-policy ESS ratio, in (0, 1], that a batch needs for the full rate."""
+
     refuse_below: float = 0.0
     """Share of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0: never."""
 
@@ -64,6 +67,8 @@ class StepLimits:
     """KL(behavior || target), nats per token, above which a step is refused."""
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.target_ess_ratio <= 1.0:
+            raise ValueError(f"target_ess_ratio is {self.target_ess_ratio}: give a share in (0, 1]")
         for name in ("dead_band", "refuse_below"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1.0:
@@ -108,11 +113,12 @@ def judge_step(
     numbers = (ess_ratio, kl_per_token, gradient_norm)
     if not all(number is None or math.isfinite(number) for number in numbers):
         return StepVerdict(scale=0.0, refusal=RefusalReason.NON_FINITE)
-    reference = on_policy_ess_ratio * (1.0 - (limits.dead_band or 0.0))
+    whole = on_policy_ess_ratio * limits.target_ess_ratio
+    reference = whole * (1.0 - (limits.dead_band or 0.0))
     scale = learning_rate_scale(ess_ratio, reference, limits.rule)
     if limits.dead_band is None:
-        left = _beyond_chance(ess_ratio, on_policy_ess_ratio, float(chance_nats))
-        scale = learning_rate_scale(left, on_policy_ess_ratio, limits.rule)
+        left = _beyond_chance(ess_ratio, whole, float(chance_nats))
+        scale = learning_rate_scale(left, whole, limits.rule)
     if ess_ratio < limits.refuse_below * on_policy_ess_ratio:
         return StepVerdict(scale=0.0, refusal=RefusalReason.LOW_ESS)
     if kl_per_token is not None and kl_per_token > limits.refuse_kl_above:

@@ -86,6 +86,19 @@ def test_a_band_that_is_given_takes_the_place_of_chance():
     assert judge_step(0.2, 0.8, StepLimits(dead_band=0.0), chance_nats=5.0).scale == 0.5
 
 
+def test_above_its_target_a_batch_is_not_damped_and_below_it_from_there():
+    limits = StepLimits(target_ess_ratio=0.5)
+    assert judge_step(0.4, 0.8, limits).scale == 1.0
+    assert judge_step(0.1, 0.8, limits).scale == pytest.approx(0.5)  # a quarter of 0.4
+
+
+def test_chance_counts_from_the_target():
+    limits = StepLimits(target_ess_ratio=0.5)
+    ratio = 0.4 * math.exp(-0.3)
+    assert judge_step(ratio, 0.8, limits, chance_nats=0.31).scale == 1.0
+    assert judge_step(ratio, 0.8, limits, chance_nats=0.1).scale == pytest.approx(math.exp(-0.15))
+
+
 def test_too_little_of_a_batch_is_refused():
     limits = StepLimits(refuse_below=0.1)
     assert judge_step(0.079, 0.8, limits).refusal is RefusalReason.LOW_ESS

@@ -344,9 +344,11 @@ def test_what_was_calibrated_is_remembered_in_later_steps():
     assert later.on_policy_ess_ratio == first.on_policy_ess_ratio < 1.0
 
 
-def test_a_restored_update_takes_bit_identical_steps(tmp_path):
+@pytest.mark.parametrize("rule", ["sqrt", "trustRegion"])
+def test_a_restored_update_takes_bit_identical_steps(rule, tmp_path):
     model, groups = seeded_model(llama), sampled_groups(seeded_model(llama))
-    spec = with_optimizer(make_spec(onPolicyEssRatio=None), warmup_steps=5, beta1=0.9)
+    algorithm = make_spec(onPolicyEssRatio=None, learningRateRule=rule)
+    spec = with_optimizer(algorithm, warmup_steps=5, beta1=0.9)
     update = PolicyUpdate(model, spec, PAD)
     update.step(groups, policy_version=0)
     update.save_tensors(tmp_path).result()
@@ -357,6 +359,19 @@ def test_a_restored_update_takes_bit_identical_steps(tmp_path):
     results = [one.step(groups, policy_version=1) for one in (update, restored)]
     assert results[0] == results[1]
     assert torch.equal(flat(model), flat(twin))
+
+
+def test_a_state_without_a_trust_region_starts_one():
+    groups = sampled_groups(seeded_model(llama))
+    older = PolicyUpdate(seeded_model(llama), make_spec(), PAD)
+    older.step(groups, policy_version=8)
+    state = save_and_load(older.state_dict())
+    del state["trust_region"]
+    spec = make_spec(learningRateRule="trustRegion", maxPolicyLagSteps=4)
+    restored = PolicyUpdate(seeded_model(llama), spec, PAD)
+    restored.load_state_dict(state)
+    result = restored.step(groups, policy_version=9)
+    assert result.learning_rate_scale <= 1 / 4
 
 
 def test_a_state_that_lacks_a_part_is_refused():

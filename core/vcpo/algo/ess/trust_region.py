@@ -1,0 +1,174 @@
+r"""Trust region on the drift over the lag: the rate at which data is still usable when it is used.
+
+Data is stale because the policy moved after it was sampled, and how far it moved is the learner's
+own doing. Two numbers of each batch say what a learning rate costs:
+
+    e    nats that the ESS ratio misses, log(rho_on / rho)
+    q    squared distance: the sum of squared learning rates of the steps since its tokens were
+         sampled, the mean over tokens
+
+An optimizer such as AdamW moves every parameter by about the learning rate, in directions that
+change from step to step. Such distances add up in squares, as in a random walk, and the variance
+of log w with them: e = a q. In H steps at the rate r the policy moves H r^2. So data that is H
+steps old misses e* nats at the rate
+
+    r* = sqrt(e* / (a H)),      a = mean e / mean q,      e* = -log of the target,
+
+whatever the rate was at which `a` was measured: the region is solved for, not searched. A rule that
+scales by a power of rho feeds back on itself instead. Its scale s lowers q to s^2 q, and with
+s = (rho / rho_on)^p the loop rests where e exp(2 p e) = a q. At p = 1/2 a batch that would miss 2
+nats at the base rate still misses 0.85, and one that would miss 20 misses 2.2.
+
+Means. Weights have heavy tails, so e of one batch scatters by half of itself. The means run over
+about 20 steps. They are of e and of q apart: chance around e = 0 cancels. What chance alone
+explains of the mean counts as 0, so batches that are not stale do not bound the rate.
+
+Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
+from step to step. So the first steps of a run do not move the policy out of the region before data
+shows it. With H = 0 there is no region.
+
+Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477),
+with the ESS ratio in place of a divergence and the lag in place of one step.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+TARGET_ESS_RATIO: Final = 0.6
+"""Share of the on-policy ESS ratio that data has left at the edge of the region."""
+
+MEMORY: Final = 0.9
+"""Weight of the steps before in the running means, at each step."""
+
+GROWTH: Final = 2.0
+"""Most by which the rate rises from one step to the next."""
+
+SMALLEST_SCALE: Final = 1 / 64
+"""Least share of the base rate. Nats that persist below it have another cause than drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustRegion:
+    """Running means of drift and distance, and the rate that they allow; immutable."""
+
+    horizon_steps: int
+    """H, the age in steps at which data is to be usable; at least 0, which is no region."""
+
+    target_ess_ratio: float = TARGET_ESS_RATIO
+    """Share of the on-policy ESS ratio that data of that age keeps, in (0, 1)."""
+
+    squared_rates: tuple[float, ...] = ()
+    """Of the last steps, oldest first, 0 for a step that was skipped; at most H."""
+
+    missing_nats: float = 0.0
+    """Running mean of e, nats."""
+
+    squared_distance: float = 0.0
+    """Running mean of q, at least 0."""
+
+    bound: float | None = None
+    """Largest rate that the region allowed to the last step, at least 0; None before the first."""
+
+    def __post_init__(self) -> None:
+        if self.horizon_steps < 0:
+            raise ValueError(f"horizon_steps is {self.horizon_steps}: give at least 0")
+        if not 0.0 < self.target_ess_ratio < 1.0:
+            raise ValueError(
+                f"target_ess_ratio is {self.target_ess_ratio}: give a share in (0, 1), such as "
+                f"{TARGET_ESS_RATIO}"
+            )
+
+    def observe(self, missing_nats: float, tokens_by_lag: Mapping[int, int]) -> Self:
+        """Return the region after it has seen one more batch.
+
+        missing_nats: log(rho_on / rho) of the batch, nats, finite; below 0 by chance.
+        tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
+            are not remembered count as none.
+        """
+        sums = self._squared_distances(max(tokens_by_lag))
+        total = sum(tokens_by_lag.values())
+        distance = sum(sums[lag] * count for lag, count in tokens_by_lag.items()) / total
+        return replace(
+            self,
+            missing_nats=_running_mean(self.missing_nats, missing_nats),
+            squared_distance=_running_mean(self.squared_distance, distance),
+        )
+
+    def largest_rate(self, base_rate: float, chance_nats: float = 0.0) -> float:
+        """Return the learning rate that the region allows to the next step, in [0, base_rate].
+
+        base_rate: of the optimizer's settings and schedule, at least 0.
+        chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
+        """
+        if self.horizon_steps == 0:
+            return base_rate
+        rate = base_rate / self.horizon_steps if self.bound is None else GROWTH * self.bound
+        return min(base_rate, max(min(rate, self._edge(chance_nats)), SMALLEST_SCALE * base_rate))
+
+    def step(self, rate: float, bound: float | None = None) -> Self:
+        """Return the region after a step.
+
+        rate: at which the step was taken, 0 if it was skipped; it may be below the bound.
+        bound: as `largest_rate` returned it; None if the batch had no ESS ratio.
+        """
+        kept = (*self.squared_rates, rate * rate)
+        first = max(0, len(kept) - self.horizon_steps)
+        return replace(
+            self, squared_rates=kept[first:], bound=self.bound if bound is None else bound
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the observations as JSON values for a checkpoint, without the settings."""
+        return {
+            "squared_rates": list(self.squared_rates),
+            "missing_nats": self.missing_nats,
+            "squared_distance": self.squared_distance,
+            "bound": self.bound,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> Self:
+        """Return this region's settings with the observations that `to_dict` returned.
+
+        Raises: ValueError if the state has another form.
+        """
+        try:
+            kept = [float(each) for each in state["squared_rates"]]
+            bound = state["bound"]
+            return replace(
+                self,
+                squared_rates=tuple(kept[max(0, len(kept) - self.horizon_steps) :]),
+                missing_nats=float(state["missing_nats"]),
+                squared_distance=float(state["squared_distance"]),
+                bound=None if bound is None else float(bound),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"state is {str(state)[:80]}: give what to_dict of TrustRegion returned ({error})"
+            ) from error
+
+    def _edge(self, chance_nats: float) -> float:
+        """Return r*, at which data of the horizon's age has the target ratio; infinite without e.
+
+        The mean of n equal batches scatters by 1/sqrt(n) of one; here n = (1 + m) / (1 - m).
+        """
+        reach = chance_nats * math.sqrt((1.0 - MEMORY) / (1.0 + MEMORY))
+        nats = self.missing_nats
+        drift = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
+        if drift <= 0.0:
+            return math.inf
+        allowed = -math.log(self.target_ess_ratio)
+        return math.sqrt(allowed * self.squared_distance / (drift * self.horizon_steps))
+
+    def _squared_distances(self, longest_lag: int) -> list[float]:
+        """Return q of a token by its lag, [longest_lag + 1], from lag 0 on."""
+        sums = [0.0]
+        for age in range(1, longest_lag + 1):
+            is_known = age <= len(self.squared_rates)
+            sums.append(sums[-1] + (self.squared_rates[-age] if is_known else 0.0))
+        return sums
+
+
+def _running_mean(before: float, new: float) -> float:
+    return MEMORY * before + (1.0 - MEMORY) * new

@@ -1,0 +1,78 @@
+"""The learning rates of a run's steps, before what the batch of a step and its health take off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vcpo.algo import EssReading
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.optimizer.base_rate import base_learning_rate
+
+
+class StepRate:
+    """The base rate of each step, and its share that the trust region allows.
+
+    Owner: the tensor thread.
+    """
+
+    def __init__(self, spec: VCPORunSpec) -> None:
+        self._settings = spec.optimizer
+        self._total_steps = spec.steps
+        self._dead_band = spec.algorithm.dead_band
+        self._updates_taken = 0
+        self._region = spec.algorithm.trust_region
+
+    def base(self, steps_taken: int) -> float:
+        """Return the rate that optimizer and schedule set for the next step.
+
+        steps_taken: steps before it, skipped ones included.
+        """
+        return base_learning_rate(
+            self._settings,
+            total_steps=self._total_steps,
+            steps_taken=steps_taken,
+            updates_taken=self._updates_taken,
+        )
+
+    def allowed(
+        self, base_rate: float, reading: EssReading, tokens_by_lag: Mapping[int, int]
+    ) -> float:
+        """Return the rate that the trust region allows after this batch, in [0, base_rate].
+
+        reading: of the batch. tokens_by_lag: of the batch, lags in policy versions.
+        """
+        if self._region is None:
+            return base_rate
+        reference, chance_nats = reading.on_policy_ess_ratio, reading.chance_nats
+        if self._dead_band is not None:
+            reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
+        missing_nats = math.log(reference / reading.ess_ratio)
+        self._region = self._region.observe(missing_nats, tokens_by_lag)
+        return self._region.largest_rate(base_rate, chance_nats)
+
+    def take(self, rate: float | None, allowed: float | None = None) -> None:
+        """Take in a step.
+
+        rate: at which it was taken; None if it was skipped.
+        allowed: as `allowed` returned it; None if the batch had no ESS ratio.
+        """
+        self._updates_taken += rate is not None
+        if self._region is not None:
+            self._region = self._region.step(rate or 0.0, allowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next rate depends on, for a checkpoint."""
+        region = None if self._region is None else self._region.to_dict()
+        return {"updates_taken": self._updates_taken, "trust_region": region}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; without a region in it, the region starts anew.
+
+        Raises: ValueError if the state has another form.
+        """
+        self._updates_taken = int(state["updates_taken"])
+        region = state.get("trust_region")
+        if self._region is not None and region is not None:
+            self._region = self._region.restore(region)

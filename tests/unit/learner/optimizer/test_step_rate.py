@@ -1,0 +1,94 @@
+import json
+import math
+
+import pytest
+
+from tests.fixtures.learner.updates import make_spec
+from vcpo.algo import EssKind, EssReading
+from vcpo.spec.optimizer import Optimizer
+from vcpo_learner.optimizer.step_rate import StepRate
+
+BASE = 1e-3
+
+
+def step_rate(**algorithm):
+    fields = {"learningRateRule": "trustRegion", "maxPolicyLagSteps": 4, **algorithm}
+    return StepRate(make_spec(**fields))
+
+
+def reading(ess_ratio, on_policy=1.0, chance=0.0):
+    return EssReading(
+        kind=EssKind.SEQUENCE,
+        ess_ratio=ess_ratio,
+        on_policy_ess_ratio=on_policy,
+        chance_nats=chance,
+    )
+
+
+def taken(rate, readings, lag=1):
+    """The rates of steps on these readings, each taken as allowed."""
+    found = []
+    for each in readings:
+        allowed = rate.allowed(BASE, each, {lag: 64})
+        rate.take(allowed, allowed)
+        found.append(allowed)
+    return found
+
+
+def test_under_another_rule_the_whole_base_rate_is_allowed():
+    assert taken(step_rate(learningRateRule="sqrt"), [reading(0.1)] * 2) == [BASE] * 2
+
+
+def test_the_horizon_is_the_largest_lag_of_the_run():
+    assert taken(step_rate(), [reading(1.0)] * 4) == [BASE / 4, BASE / 2, BASE, BASE]
+    assert taken(step_rate(maxPolicyLagSteps=0), [reading(0.1)] * 2) == [BASE] * 2
+
+
+def test_the_target_is_that_of_the_spec():
+    # Second batch: one step of BASE / 4 away, and -log 0.9 missing. Third: the means of both.
+    rate = step_rate(targetEssRatio=0.9, maxPolicyLagSteps=4)
+    found = taken(rate, [reading(1.0), reading(0.9)])
+    assert found[1] == pytest.approx(BASE / 4 / math.sqrt(4))
+
+
+def test_nats_count_from_the_on_policy_ratio():
+    alike = [taken(step_rate(), [reading(1.0)] + [reading(0.5)] * 5)]
+    alike += [taken(step_rate(), [reading(0.4, 0.4)] + [reading(0.2, 0.4)] * 5)]
+    assert alike[0] == pytest.approx(alike[1])
+
+
+def test_a_dead_band_that_is_given_takes_the_place_of_chance():
+    found = taken(step_rate(deadBand=0.5), [reading(0.5, chance=9.0)] * 6)
+    assert found[-1] == BASE
+    assert taken(step_rate(deadBand=0.0), [reading(0.5, chance=9.0)] * 6)[-1] < BASE
+
+
+def test_a_skipped_step_does_not_count_for_the_warm_up():
+    chosen = Optimizer.model_validate({"learningRate": 0.4, "warmupSteps": 4})
+    rate = StepRate(make_spec().model_copy(update={"optimizer": chosen}))
+    rate.take(None)
+    assert rate.base(steps_taken=1) == pytest.approx(0.1)
+    rate.take(0.1)
+    assert rate.base(steps_taken=2) == pytest.approx(0.2)
+
+
+def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
+    chosen = Optimizer.model_validate({"schedule": "linear", "finalLearningRateRatio": 0.0})
+    spec = make_spec(learningRateRule="trustRegion")
+    rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
+    assert rate.base(steps_taken=1) == 0.0
+    assert rate.allowed(0.0, reading(0.5), {1: 1}) == 0.0
+
+
+def test_a_restored_rate_goes_on_as_the_saved_one():
+    readings = [reading(each) for each in (1.0, 0.7, 0.4, 0.5)]
+    saved, restored = step_rate(), step_rate()
+    taken(saved, readings)
+    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert taken(restored, readings) == taken(saved, readings)
+
+
+def test_a_state_of_before_the_region_starts_one():
+    rate = step_rate()
+    rate.load_state_dict({"updates_taken": 3})
+    assert taken(rate, [reading(1.0)]) == [BASE / 4]
