@@ -32,6 +32,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.learning_rate import LearningRateRule
@@ -41,6 +42,7 @@ class Method(StrEnum):
     """A method, by the name that `algorithm.method` takes."""
 
     VCPO = "vcpo"
+    VCPO2 = "vcpo2"
     REINFORCE = "reinforce"
     SEQUENCE_TIS = "sequenceTis"
     TOKEN_TIS = "tokenTis"
@@ -149,6 +151,8 @@ class LossConfig:
     """The stages of one method's loss, and their numbers."""
 
     baseline: Baseline = Baseline.GROUP_MEAN
+    baseline_scope: BaselineScope = BaselineScope.GROUP
+    """Which trajectories share one baseline."""
     kl_penalty: KLPenalty = KLPenalty.NONE
     kl_coefficient: float = 0.0
     """tau or beta of the KL penalty."""
@@ -202,6 +206,12 @@ LOSS_CONFIGS: Final[Mapping[Method, LossConfig]] = MappingProxyType(
     {
         Method.VCPO: replace(
             _SEQUENCE_TIS, baseline=Baseline.OPOB, learning_rate_rule=LearningRateRule.SQRT
+        ),
+        Method.VCPO2: replace(
+            _SEQUENCE_TIS,
+            baseline=Baseline.OPOB,
+            baseline_scope=BaselineScope.BATCH,
+            learning_rate_rule=LearningRateRule.TRUST_REGION,
         ),
         Method.REINFORCE: LossConfig(baseline=Baseline.NONE),
         Method.SEQUENCE_TIS: _SEQUENCE_TIS,

@@ -15,7 +15,7 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     Baseline and learning-rate rule are always named, the other stages where they do something.
     """
     config = algorithm.loss_config
-    scope = ", one per batch" if algorithm.baseline_scope is BaselineScope.BATCH else ""
+    scope = ", one per batch" if config.baseline_scope is BaselineScope.BATCH else ""
     optional = (
         ("filter", config.group_filter),
         ("KL penalty", config.kl_penalty),

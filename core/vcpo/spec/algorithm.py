@@ -60,9 +60,10 @@ class Algorithm(Section):
     `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then divided by the deviation),
     `published` (as the VCPO release computes it, for comparison), `none`. If unset, the method's
     own."""
-    baseline_scope: BaselineScope = BaselineScope.GROUP
+    baseline_scope: BaselineScope | None = None
     """Trajectories that share one baseline: `group` (those of one prompt) or `batch` (all of the
-    step). `batch` needs the baseline `opob`, `published` or `groupMean`."""
+    step). `batch` needs the baseline `opob`, `published` or `groupMean`. If unset, the method's
+    own, `batch` for `vcpo2` and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
     """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
     measures it, in dense models; `lmHead`, `logitEnergy` and `length` estimate it for less. Use
@@ -107,8 +108,8 @@ class Algorithm(Section):
     learning_rate_rule: LearningRateRule | None = None
     """How the learning rate of a step follows the ESS ratio: `sqrt` (for AdamW), `linear` (for
     SGD), `trustRegion` (the largest rate at which data of `maxPolicyLagSteps` keeps
-    `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo` and `none` for all
-    others."""
+    `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo`, `trustRegion` for
+    `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that the rule `trustRegion` keeps at the largest lag, 0.6 if
     unset. Raise it if rewards fall or dip; lower it if the learning rate is scaled down and rewards
@@ -148,7 +149,7 @@ class Algorithm(Section):
             config.has_fixed_shape
             and config.kl_penalty is KLPenalty.NONE
             and not config.is_whitened
-            and self.baseline_scope is BaselineScope.GROUP
+            and config.baseline_scope is BaselineScope.GROUP
         )
 
     @property
@@ -208,11 +209,11 @@ class Algorithm(Section):
         if self.baseline is not None and fixed and self.baseline is not own.baseline:
             message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
             yield conflict("baseline", value=str(self.baseline), message=message)
-        baseline = self.loss_config.baseline
-        if self.baseline_scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
+        baseline, scope = self.loss_config.baseline, self.loss_config.baseline_scope
+        if scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
-            yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
+            yield conflict("baselineScope", value=str(scope), message=message)
 
     def _norm_conflicts(self) -> Iterator[InitErrorDetails]:
         config, estimator = self.loss_config, self.gradient_norms
@@ -230,6 +231,7 @@ class Algorithm(Section):
 _REPLACES: Final = MappingProxyType(
     {
         "baseline": "baseline",
+        "baseline_scope": "baseline_scope",
         "importance_weight_cap": "weight_cap",
         "importance_weight_floor": "weight_floor",
         "clip_low": "clip_low",

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from vcpo.algo import (
     Baseline,
-    BaselineScope,
     KLPenalty,
     LossConfig,
     NonFiniteWeightError,
@@ -92,7 +91,6 @@ def trajectory_advantages(
     squared_norms: Sequence[Sequence[float]],
     log_weights: Sequence[Sequence[float]],
     config: LossConfig,
-    scope: BaselineScope,
 ) -> list[float]:
     """Return reward minus baseline of each trajectory, [B], the groups one after another.
 
@@ -101,7 +99,11 @@ def trajectory_advantages(
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
     groups = batch_advantages(
-        rewards, config.baseline, scope, squared_norms=squared_norms, log_weights=log_weights
+        rewards,
+        config.baseline,
+        config.baseline_scope,
+        squared_norms=squared_norms,
+        log_weights=log_weights,
     )
     return list(chain.from_iterable(groups))
 

@@ -55,9 +55,7 @@ class StepDecision:
     verdict: StepVerdict
 
 
-def may_have_advantage(
-    rewards: Sequence[Sequence[float]], config: LossConfig, scope: BaselineScope
-) -> list[bool]:
+def may_have_advantage(rewards: Sequence[Sequence[float]], config: LossConfig) -> list[bool]:
     """Return which trajectories may have an advantage other than 0, known from rewards alone.
 
     If all rewards that share a baseline are equal, every advantage is 0, whatever the gradients.
@@ -67,7 +65,7 @@ def may_have_advantage(
         return [True for group in rewards for _ in group]
     if config.baseline is Baseline.NONE:
         return [reward != 0.0 for reward in chain.from_iterable(rewards)]
-    if scope is BaselineScope.BATCH:
+    if config.baseline_scope is BaselineScope.BATCH:
         differ = _differ(chain.from_iterable(rewards))
         return [differ for group in rewards for _ in group]
     return list(chain.from_iterable([_differ(group)] * len(group) for group in rewards))

@@ -108,7 +108,6 @@ class GradientAccumulation:
         ranks: Ranks | None = None,
     ) -> None:
         self._config = spec.algorithm.loss_config
-        self._scope = spec.algorithm.baseline_scope
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
         memory = budget_on_ranks(PolicyNetwork.of(model).model, spec, self._ranks)
@@ -142,7 +141,7 @@ class GradientAccumulation:
         shaped = shaped_rewards(record, self._config)
         rewards: list[float] = shaped.tolist()
         sizes = [len(group) for group in groups]
-        flags = may_have_advantage(split_groups(rewards, sizes), self._config, self._scope)
+        flags = may_have_advantage(split_groups(rewards, sizes), self._config)
         graph = None
         members = split_groups(range(len(trajectories)), sizes)
         # Sums of exact norms stay open over several micro-steps; a proxy's is one backward pass.

@@ -313,7 +313,6 @@ class PolicyUpdate:
             split_groups(summary.squared_norms, summary.group_sizes),
             split_groups(summary.log_weights, summary.group_sizes),
             config,
-            self._algorithm.baseline_scope,
         )
         masked_share = self._gradient.accumulate(scored, advantages)
         if scored.is_accumulated:

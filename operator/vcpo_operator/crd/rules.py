@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from vcpo.algo import LOSS_CONFIGS, Baseline
+from vcpo.algo import LOSS_CONFIGS, Baseline, BaselineScope
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES, Algorithm
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
@@ -63,8 +63,21 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     return f"(has({section}.baseline) ? {given} : {own})"
 
 
+def _has_batch_scope(section: str) -> str:
+    """Return the CEL test that one baseline spans the batch, given or the method's own."""
+    methods = [
+        method
+        for method, config in LOSS_CONFIGS.items()
+        if config.baseline_scope is BaselineScope.BATCH
+    ]
+    given = f"{section}.baselineScope == 'batch'"
+    return f"(has({section}.baselineScope) ? {given} : {section}.method in {_words(methods)})"
+
+
 _ONE_PASS_METHODS: Final = [
-    method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
+    method
+    for method in LOSS_CONFIGS
+    if Algorithm.model_validate({"method": method, "baselineScope": "group"}).fits_one_pass
 ]
 SPEC: Final = (
     Rule(
@@ -95,7 +108,8 @@ SPEC: Final = (
         message="`optimizer.name` must be 'adamw' for several ranks",
     ),
     Rule(
-        rule="self.learner.gradientMode != 'onePass' || (self.algorithm.baselineScope == 'group'"
+        rule="self.learner.gradientMode != 'onePass' || "
+        f"(!{_has_batch_scope('self.algorithm')}"
         f" && self.algorithm.method in {_words(_ONE_PASS_METHODS)})",
         message="`learner.gradientMode` may not be 'onePass' where the method needs the whole"
         " batch before it weighs a token; use 'auto'",
@@ -122,9 +136,8 @@ SPEC: Final = (
 ALGORITHM: Final = (
     Rule(
         rule=_where_given(
-            *("baselineScope", "method"),
-            rule="self.baselineScope != 'batch'"
-            f" || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
+            "method",
+            rule=f"!{_has_batch_scope('self')} || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
         ),
         message="`baselineScope` may be 'batch' only when the baseline is one of "
         + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),

@@ -49,7 +49,7 @@ def advantages_of(group, **algorithm):
     settings = Algorithm.model_validate(algorithm)
     batch = summary_of([group])
     columns = ([batch.rewards], [batch.squared_norms], [batch.log_weights])
-    return trajectory_advantages(*columns, settings.loss_config, settings.baseline_scope)
+    return trajectory_advantages(*columns, settings.loss_config)
 
 
 def test_optimal_advantages_weigh_rewards_by_squared_norms():
@@ -180,13 +180,13 @@ def test_a_trajectory_is_dynamic_sampling_when_its_advantage_may_differ_from_zer
     rewards, algorithm, expected
 ):
     settings = Algorithm.model_validate(algorithm)
-    assert may_have_advantage(rewards, settings.loss_config, settings.baseline_scope) == expected
+    assert may_have_advantage(rewards, settings.loss_config) == expected
 
 
 @pytest.mark.parametrize("method", ["tba", "kimi", "reinforcePlusPlus", "vtrace"])
 def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
     settings = Algorithm.model_validate({"method": method})
-    assert may_have_advantage([[1, 1]], settings.loss_config, settings.baseline_scope) == [
+    assert may_have_advantage([[1, 1]], settings.loss_config) == [
         True,
         True,
     ]

@@ -197,10 +197,10 @@ def test_a_learner_of_several_pods_may_get_another_number_of_ranks():
     assert changes(before, {"learner": {"replicas": 2, "gpusPerReplica": 4}}) == []
 
 
-@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("scope", [None, "group", "batch"])
 @pytest.mark.parametrize("method", list(Method))
 def test_rules_and_model_agree_about_one_pass(method, scope):
-    algorithm = {"method": method.value, "baselineScope": scope}
+    algorithm = {"method": method.value} | ({} if scope is None else {"baselineScope": scope})
     spec = {"algorithm": algorithm, "learner": {"gradientMode": "onePass"}}
     assert (problems(**spec) == []) == accepts(spec)
 
@@ -220,8 +220,8 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
 
 @given(
     baseline=st.sampled_from([None, "opob", "published", "groupMean", "rloo", "grpo", "none"]),
-    method=st.sampled_from(["vcpo", "reinforce", "grpo", "rloo", "sequenceTis"]),
-    scope=st.sampled_from(["group", "batch"]),
+    method=st.sampled_from(["vcpo", "vcpo2", "reinforce", "grpo", "rloo", "sequenceTis"]),
+    scope=st.sampled_from([None, "group", "batch"]),
     size=st.integers(1, 4),
     places=st.integers(1, 4),
     bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
@@ -229,7 +229,8 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
 )
 def test_rules_and_model_agree(baseline, method, scope, size, places, bounds, band):
     spec = {
-        "algorithm": {"method": method, "baselineScope": scope}
+        "algorithm": {"method": method}
+        | ({} if scope is None else {"baselineScope": scope})
         | ({} if baseline is None else {"baseline": baseline}),
         "batch": {"trajectoriesPerPrompt": size},
         "control": {"idleLowRatio": band[0], "idleHighRatio": band[1]},
