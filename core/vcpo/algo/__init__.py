@@ -70,7 +70,7 @@ from vcpo.algo.ess.importance_weights import (
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
-from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion
+from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import Collapse, find_collapse
@@ -113,6 +113,7 @@ __all__ = [
     "BatchDiagnostics",
     "Clipping",
     "Collapse",
+    "DriftMeans",
     "EarlyWarning",
     "EssKind",
     "EssReading",

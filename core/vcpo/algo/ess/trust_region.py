@@ -19,9 +19,12 @@ scales by a power of rho feeds back on itself instead. Its scale s lowers q to s
 s = (rho / rho_on)^p the loop rests where e exp(2 p e) = a q. At p = 1/2 a batch that would miss 2
 nats at the base rate still misses 0.85, and one that would miss 20 misses 2.2.
 
-Means. Weights have heavy tails, so e of one batch scatters by half of itself. The means run over
-about 20 steps. They are of e and of q apart: chance around e = 0 cancels. What chance alone
-explains of the mean counts as 0, so batches that are not stale do not bound the rate.
+Means. Weights have heavy tails, so e of one batch scatters by half of itself, and a drift may grow
+within a few steps, when the policy begins to learn something new. So there are two means of e and
+q, over about 10 steps and over about H, and the larger a counts: the rate falls with the short one
+and rises as fast as the long one forgets. The means are of e and of q apart: chance around e = 0
+cancels. What chance alone explains of a mean counts as 0, so batches that are not stale do not
+bound the rate.
 
 Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
 from step to step. So the first steps of a run do not move the policy out of the region before data
@@ -39,14 +42,48 @@ from typing import Any, Final, Self
 TARGET_ESS_RATIO: Final = 0.6
 """Share of the on-policy ESS ratio that data has left at the edge of the region."""
 
-MEMORY: Final = 0.9
-"""Weight of the steps before in the running means, at each step."""
+SHORT_STEPS: Final = 10
+"""Steps of the short means; the long ones are over the horizon, if that is longer."""
 
 GROWTH: Final = 2.0
 """Most by which the rate rises from one step to the next."""
 
 SMALLEST_SCALE: Final = 1 / 64
 """Least share of the base rate. Nats that persist below it have another cause than drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftMeans:
+    """Running means of what batches miss and how far away they were sampled; immutable."""
+
+    steps: int
+    """Number of steps over which they run, at least 1: the weight of the newest is 1 / steps."""
+
+    missing_nats: float = 0.0
+    """Mean of e, nats."""
+
+    squared_distance: float = 0.0
+    """Mean of q, at least 0."""
+
+    def observe(self, missing_nats: float, squared_distance: float) -> Self:
+        """Return the means after one more batch."""
+        share = 1.0 / self.steps
+        return replace(
+            self,
+            missing_nats=(1.0 - share) * self.missing_nats + share * missing_nats,
+            squared_distance=(1.0 - share) * self.squared_distance + share * squared_distance,
+        )
+
+    def squared_rate(self, chance_nats: float) -> float:
+        """Return q / e, the squared rate at which one step costs a nat; infinite without e.
+
+        chance_nats: how far chance lowers log rho of a single batch, nats, at least 0. The mean of
+            n independent batches scatters by 1/sqrt(n) of it; here n = 2 steps - 1.
+        """
+        reach = chance_nats / math.sqrt(2 * self.steps - 1)
+        nats = self.missing_nats
+        drift = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
+        return self.squared_distance / drift if drift > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +99,8 @@ class TrustRegion:
     squared_rates: tuple[float, ...] = ()
     """Of the last steps, oldest first, 0 for a step that was skipped; at most H."""
 
-    missing_nats: float = 0.0
-    """Running mean of e, nats."""
-
-    squared_distance: float = 0.0
-    """Running mean of q, at least 0."""
+    means: tuple[DriftMeans, ...] = ()
+    """The short and the long means; empty before the first batch."""
 
     bound: float | None = None
     """Largest rate that the region allowed to the last step, at least 0; None before the first."""
@@ -90,11 +124,8 @@ class TrustRegion:
         sums = self._squared_distances(max(tokens_by_lag))
         total = sum(tokens_by_lag.values())
         distance = sum(sums[lag] * count for lag, count in tokens_by_lag.items()) / total
-        return replace(
-            self,
-            missing_nats=_running_mean(self.missing_nats, missing_nats),
-            squared_distance=_running_mean(self.squared_distance, distance),
-        )
+        means = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
+        return replace(self, means=tuple(each.observe(missing_nats, distance) for each in means))
 
     def largest_rate(self, base_rate: float, chance_nats: float = 0.0) -> float:
         """Return the learning rate that the region allows to the next step, in [0, base_rate].
@@ -123,8 +154,7 @@ class TrustRegion:
         """Return the observations as JSON values for a checkpoint, without the settings."""
         return {
             "squared_rates": list(self.squared_rates),
-            "missing_nats": self.missing_nats,
-            "squared_distance": self.squared_distance,
+            "means": [[each.missing_nats, each.squared_distance] for each in self.means],
             "bound": self.bound,
         }
 
@@ -136,11 +166,14 @@ class TrustRegion:
         try:
             kept = [float(each) for each in state["squared_rates"]]
             bound = state["bound"]
+            means = tuple(
+                DriftMeans(steps=steps, missing_nats=float(nats), squared_distance=float(distance))
+                for steps, (nats, distance) in zip(self._spans, state["means"], strict=False)
+            )
             return replace(
                 self,
                 squared_rates=tuple(kept[max(0, len(kept) - self.horizon_steps) :]),
-                missing_nats=float(state["missing_nats"]),
-                squared_distance=float(state["squared_distance"]),
+                means=means,
                 bound=None if bound is None else float(bound),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -148,18 +181,18 @@ class TrustRegion:
                 f"state is {str(state)[:80]}: give what to_dict of TrustRegion returned ({error})"
             ) from error
 
-    def _edge(self, chance_nats: float) -> float:
-        """Return r*, at which data of the horizon's age has the target ratio; infinite without e.
+    @property
+    def _spans(self) -> tuple[int, int]:
+        """Steps of the short and of the long means."""
+        return SHORT_STEPS, max(SHORT_STEPS, self.horizon_steps)
 
-        The mean of n equal batches scatters by 1/sqrt(n) of one; here n = (1 + m) / (1 - m).
-        """
-        reach = chance_nats * math.sqrt((1.0 - MEMORY) / (1.0 + MEMORY))
-        nats = self.missing_nats
-        drift = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
-        if drift <= 0.0:
-            return math.inf
+    def _edge(self, chance_nats: float) -> float:
+        """Return r*, at which data of the horizon's age has the target; infinite without drift."""
         allowed = -math.log(self.target_ess_ratio)
-        return math.sqrt(allowed * self.squared_distance / (drift * self.horizon_steps))
+        squared_rate = min(
+            (each.squared_rate(chance_nats) for each in self.means), default=math.inf
+        )
+        return math.sqrt(allowed * squared_rate / self.horizon_steps)
 
     def _squared_distances(self, longest_lag: int) -> list[float]:
         """Return q of a token by its lag, [longest_lag + 1], from lag 0 on."""
@@ -168,7 +201,3 @@ class TrustRegion:
             is_known = age <= len(self.squared_rates)
             sums.append(sums[-1] + (self.squared_rates[-age] if is_known else 0.0))
         return sums
-
-
-def _running_mean(before: float, new: float) -> float:
-    return MEMORY * before + (1.0 - MEMORY) * new

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import TrustRegion
+from vcpo.algo import DriftMeans, TrustRegion
 
 BASE = 1e-3
 ALLOWED_NATS = -math.log(0.6)
@@ -33,6 +33,37 @@ def walk(base_rate, nats_per_squared_rate, lag, steps=400, horizon=None):
 def nats_per_squared_rate(rate, lag):
     """The drift of a world in which this rate is on the edge of the region at this lag."""
     return ALLOWED_NATS / (lag * rate**2)
+
+
+def means(**numbers):
+    """The same means over 10 steps twice, those of a horizon of 10 steps or less."""
+    return (DriftMeans(steps=10, **numbers),) * 2
+
+
+def drifting(drifts, lag=32):
+    """The rates under a drift that changes by step, inside its region at BASE / 2 while it is 1."""
+    unit = nats_per_squared_rate(BASE / 2, lag)
+    region, rates = TrustRegion(horizon_steps=lag), []
+    for step, drift in enumerate(drifts):
+        age = min(step, lag)
+        nats = drift * unit * sum(rate**2 for rate in rates[step - age :])
+        region = region.observe(nats, {age: 64})
+        rates.append(region.largest_rate(BASE))
+        region = region.step(rates[-1], rates[-1])
+    return rates
+
+
+def test_the_rate_falls_within_the_short_mean_when_the_drift_grows():
+    rates = drifting([1.0] * 100 + [16.0] * 10)
+    assert rates[99] == pytest.approx(BASE / 2, rel=0.02)
+    assert rates[109] < 0.4 * rates[99]
+
+
+def test_the_rate_rises_over_the_horizon_when_the_policy_stands_still():
+    rates = drifting([1.0] * 100 + [0.0] * 32)
+    # Over 32 steps the long mean of e falls by exp(-1), which alone is exp(1/2) in the rate.
+    assert rates[131] <= 2.0 * rates[99]
+    assert rates[131] > 1.2 * rates[99]
 
 
 @pytest.mark.parametrize("lag", [1, 2, 8, 32])
@@ -80,9 +111,9 @@ def test_a_horizon_beyond_the_lag_allows_the_rate_of_the_horizon():
 def test_a_token_is_as_far_away_as_the_steps_since_it_was_sampled():
     # Squared rates 4 and 1: distances 0, 1 and 5 at lags 0, 1 and 2, and 5 at any larger lag.
     region = TrustRegion(horizon_steps=4, squared_rates=(4.0, 1.0))
-    observed = region.observe(0.5, {0: 1, 1: 2, 2: 1, 9: 4})
-    assert observed.squared_distance == pytest.approx(0.1 * (0 + 2 + 5 + 20) / 8)
-    assert observed.missing_nats == pytest.approx(0.05)
+    short, _ = region.observe(0.5, {0: 1, 1: 2, 2: 1, 9: 4}).means
+    assert short.squared_distance == pytest.approx(0.1 * (0 + 2 + 5 + 20) / 8)
+    assert short.missing_nats == pytest.approx(0.05)
 
 
 def test_the_edge_is_where_the_nats_of_the_horizon_are_the_target():
@@ -90,22 +121,23 @@ def test_the_edge_is_where_the_nats_of_the_horizon_are_the_target():
     region = TrustRegion(
         horizon_steps=4,
         target_ess_ratio=math.exp(-0.25),
-        missing_nats=2.0,
-        squared_distance=8.0,
+        means=means(missing_nats=2.0, squared_distance=8.0),
         bound=1.0,
     )
     assert region.largest_rate(1.0) == pytest.approx(0.5)
 
 
 def test_what_chance_explains_of_the_mean_does_not_bound_the_rate():
-    # The mean of (1 + 0.9) / (1 - 0.9) = 19 batches scatters by 1 / sqrt(19) of one.
-    region = TrustRegion(horizon_steps=4, missing_nats=0.1, squared_distance=1e-9, bound=1.0)
+    # A mean over 10 steps is one of 19 batches: it scatters by 1 / sqrt(19) of one.
+    found = means(missing_nats=0.1, squared_distance=1e-9)
+    region = TrustRegion(horizon_steps=4, means=found, bound=1.0)
     assert region.largest_rate(1.0, chance_nats=0.1 * math.sqrt(19.0)) == 1.0
     assert region.largest_rate(1.0, chance_nats=0.09 * math.sqrt(19.0)) == 1 / 64
 
 
 def test_chance_that_does_not_reach_half_of_the_mean_takes_nothing_off():
-    region = TrustRegion(horizon_steps=4, missing_nats=0.4, squared_distance=0.4, bound=1.0)
+    found = means(missing_nats=0.4, squared_distance=0.4)
+    region = TrustRegion(horizon_steps=4, means=found, bound=1.0)
     reach = 0.2 * math.sqrt(19.0)
     assert region.largest_rate(1.0, chance_nats=reach) == pytest.approx(region.largest_rate(1.0))
 
@@ -119,7 +151,7 @@ def test_batches_that_miss_nats_without_a_distance_leave_the_smallest_share():
 
 def test_a_skipped_step_is_no_distance():
     region = TrustRegion(horizon_steps=8).step(2.0, 2.0).step(0.0)
-    assert region.observe(0.1, {2: 1}).squared_distance == pytest.approx(0.1 * 4.0)
+    assert region.observe(0.1, {2: 1}).means[0].squared_distance == pytest.approx(0.1 * 4.0)
     assert region.bound == 2.0
 
 
@@ -157,13 +189,22 @@ def test_a_restored_region_allows_what_the_saved_one_did():
     region = TrustRegion(horizon_steps=3)
     for nats in (0.0, 0.3, 0.8, 0.4):
         region = region.observe(nats, {2: 5}).step(BASE / 3, BASE / 2)
+    assert region.means[0].missing_nats > 0.0
     state = json.loads(json.dumps(region.to_dict()))
     assert TrustRegion(horizon_steps=3).restore(state) == region
     assert TrustRegion(horizon_steps=1).restore(state).squared_rates == region.squared_rates[-1:]
     assert TrustRegion(horizon_steps=0).restore(state).squared_rates == ()
 
 
-@pytest.mark.parametrize("state", [{}, {"squared_rates": 3}, {"squared_rates": ["x"]}], ids=str)
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"squared_rates": 3, "bound": 1.0, "means": []},
+        {"squared_rates": [], "bound": 1.0, "means": [3]},
+    ],
+    ids=str,
+)
 def test_a_state_of_another_form_is_refused(state):
     with pytest.raises(ValueError, match=r"^state is"):
         TrustRegion(horizon_steps=3).restore(state)
