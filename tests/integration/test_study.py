@@ -63,6 +63,9 @@ def test_a_study_is_run_in_part_finished_later_and_reported(folder):
     assert "\nsmall claims: 8 cells, 4 of them finished before, 2 at a time\n" in rest.stdout
     summary = json.loads((folder / "out" / "results.json").read_text())
     assert summary["command"] == "vcpo study study.yaml --output out"
+    claims = summary["collapse_probability"]["small"]
+    seeds = {method: {k: found[3] for k, found in own.items()} for method, own in claims.items()}
+    assert seeds == {"vcpo": {"0": 2, "2": 2}, "plain": {"0": 2, "2": 2}}
     records = (folder / "out" / "results" / "small" / "cells").iterdir()
     assert len(list(records)) == 2 + 8
 
