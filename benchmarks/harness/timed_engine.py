@@ -40,6 +40,12 @@ class Lengths:
         drawn = math.exp(normal.inv_cdf(share)) if 0.0 < share < 1.0 else float(self.most)
         return max(above + 1, min(math.ceil(drawn), self.most))
 
+    def expected_longest(self, count: int) -> float:
+        """Return the mean of the longest of `count` lengths: the sum over x >= 0 of P(some > x)."""
+        normal = NormalDist(math.log(self.median), self.sigma)
+        at_most = (normal.cdf(math.log(length)) for length in range(1, self.most))
+        return 1.0 + sum(1.0 - share**count for share in at_most)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:

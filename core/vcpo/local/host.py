@@ -30,7 +30,7 @@ from vcpo.control.run_limits import (
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S
 from vcpo.local.processes.child import ChildProcess
-from vcpo.local.processes.fleet import Fleet, LostWorker, RunFailedError
+from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.learner_connection import LearnerConnection
@@ -71,6 +71,8 @@ class HostOptions:
     """Port of the host's /metrics on the loopback address; 0 takes a free port."""
     answer_timeout_s: float = SIGNALS_TIMEOUT_S
     """Timeout of health checks and of requests for signals."""
+    learner_module: str = LEARNER_MODULE
+    """Module that runs as the learner; a benchmark gives one that paces its steps."""
     clock: Callable[[], float] = time.monotonic
     """Time in seconds, for deadlines and pauses."""
 
@@ -86,7 +88,13 @@ class Host:
         self._view = view
         self._options = options
         self._clock = clock
-        self._fleet = Fleet(run, run_dir, gpus=find_gpus(), clock=clock)
+        self._fleet = Fleet(
+            run,
+            run_dir,
+            gpus=find_gpus(),
+            learner_module=options.learner_module,
+            clock=clock,
+        )
         self._learner = LearnerProcess(
             self._fleet,
             resume=options.resume,

@@ -29,6 +29,19 @@ def test_going_on_with_a_response_draws_from_what_is_left_of_the_lengths():
     assert mean(length > 130 for length in drawn) == pytest.approx(0.3174, abs=0.015)
 
 
+def test_the_longest_of_two_lengths_is_longer_on_average_than_one():
+    # Each length is 1 or 2 with probability 1/2: both are 1 in one case of four.
+    lengths = Lengths(median=1.0, sigma=1.0, most=2)
+    assert lengths.expected_longest(1) == pytest.approx(1.5)
+    assert lengths.expected_longest(2) == pytest.approx(1.75)
+
+
+def test_the_mean_of_the_longest_is_that_of_drawn_lengths():
+    rng = random.Random(0)
+    drawn = [max(LENGTHS.draw(rng, 0) for _ in range(8)) for _ in range(5_000)]
+    assert LENGTHS.expected_longest(8) == pytest.approx(mean(drawn), rel=0.03)
+
+
 async def test_an_interrupted_response_keeps_its_spans_and_is_resumed():
     lengths = Lengths(median=1000.0, sigma=0.01, most=10)
     engine = TimedEngine(lengths, step_s=0.0, sequence_s=0.0, seed=0)

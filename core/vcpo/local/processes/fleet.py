@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
@@ -20,6 +21,7 @@ from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 
+LEARNER_MODULE: Final = "vcpo_learner"
 _ANY_PORT = "127.0.0.1:0"
 
 
@@ -49,7 +51,10 @@ class _Group:
 
 
 class Fleet:
-    """Starts and stops the processes of one local run."""
+    """Starts and stops the processes of one local run.
+
+    learner_module: module that each rank of the learner runs.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Fleet:
         run_dir: RunDir,
         *,
         gpus: Sequence[Gpu] = (),
+        learner_module: str = LEARNER_MODULE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -65,6 +71,7 @@ class Fleet:
         """The learner's processes by rank; empty before the first start."""
         self._run = run
         self._run_dir = run_dir
+        self._learner_module = learner_module
         self._clock = clock
         self._groups = {
             group.name: _Group(workers=[], streak=FailureStreak()) for group in run.spec.rollouts
@@ -120,7 +127,7 @@ class Fleet:
         self.learner_ranks = [
             self._start(
                 rank_name(rank),
-                "vcpo_learner",
+                self._learner_module,
                 options,
                 learner.threads,
                 self.gpu_plan.learner,

@@ -45,6 +45,14 @@ class TestCommands:
             "--exit-with-parent",
         ]
 
+    @pytest.mark.usefixtures("fleet")  # for its fake processes
+    def test_the_learner_runs_the_module_that_the_host_was_given(self, run_dir, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        fleet = Fleet(RUN, run_dir, learner_module="no_such_learner")
+        learner = wait_for_end(fleet.start_learner(resume=False)[0])
+        learner.close_stdin()
+        assert "No module named no_such_learner" in learner.log_tail()
+
     def test_a_resumed_learner_keeps_its_port(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         arguments = read_launch(fleet.start_learner(resume=True, port=7600)[0])["arguments"]

@@ -1,0 +1,1 @@
+"""Synchronous and asynchronous runs side by side, paced as hardware would pace them."""

@@ -1,0 +1,65 @@
+"""The hardware that the runs are paced by, and the fastest that it lets a run be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.harness.timed_engine import Lengths
+
+GROUPS: Final = 4
+"""Groups of one step."""
+GROUP_SIZE: Final = 8
+"""Responses of one group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """How long decoding and training take."""
+
+    lengths: Lengths
+    """Lengths of responses, in tokens."""
+    decoding_step_s: float
+    """Seconds that a worker takes for one token of all its responses."""
+    learner_step_s: float
+    worker_groups: int
+    """Groups that a worker generates at a time."""
+
+    def faster(self, factor: float) -> Hardware:
+        """Return hardware that takes `factor` times less for everything."""
+        return replace(
+            self,
+            decoding_step_s=self.decoding_step_s / factor,
+            learner_step_s=self.learner_step_s / factor,
+        )
+
+    def longest_s(self, responses: int) -> float:
+        """Return the expected time of the longest of some responses generated side by side."""
+        return self.lengths.expected_longest(responses) * self.decoding_step_s
+
+    def synchronous_step_s(self) -> float:
+        """Return the least time of a step that waits for its own batch, if all of it has a place.
+
+        The longest response of the batch is generated, and then the learner takes its step.
+        """
+        return self.longest_s(GROUPS * GROUP_SIZE) + self.learner_step_s
+
+    def asynchronous_step_s(self, workers: int) -> float:
+        """Return the least time of a step of which no side waits for the other.
+
+        A group holds its place until its longest response ends. All places together generate
+        GROUPS groups a step; the learner trains meanwhile.
+        """
+        batches_at_once = workers * self.worker_groups / GROUPS
+        return max(self.learner_step_s, self.longest_s(GROUP_SIZE) / batches_at_once)
+
+
+REFERENCE: Final = Hardware(
+    lengths=Lengths(median=512.0, sigma=1.0, most=8192),
+    decoding_step_s=0.02,
+    learner_step_s=25.0,
+    worker_groups=2,
+)
+"""Workers with a model of some billion parameters that reasons: 20 ms a token; responses of 512
+tokens (median), one in 20 above 2,650, cut at 8,192. The learner's step takes half of the time of a
+group, so that two workers are too few for it and six are enough."""

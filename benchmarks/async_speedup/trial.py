@@ -1,0 +1,131 @@
+"""One run of `vcpo run`'s host with paced workers and a paced learner."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.async_speedup.accuracies import accuracy_by_step
+from benchmarks.async_speedup.hardware import GROUP_SIZE, GROUPS, Hardware
+from benchmarks.async_speedup.paced_learner import STEP_SECONDS_VARIABLE
+from vcpo.local.host import Host, HostOptions
+from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.ending import Ending
+from vcpo.local.terminal.view import PlainView
+from vcpo.records.journal import Metrics, read_metrics
+from vcpo.spec import VCPORun
+from vcpo_rollout.environments import make_environment
+
+_MODEL: Final = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"
+_TASK: Final = "sort_digits"
+_PARAMETERS: Final = {"digits": 5, "style": "plain"}
+_CHECKPOINT_STEPS: Final = 8
+_LEARNER: Final = "benchmarks.async_speedup.paced_learner"
+_LINES_EVERY_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What distinguishes the runs."""
+
+    lag: int
+    """Largest lag of a token, in policy versions; 0 is synchronous training."""
+    workers: int
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A run that took all its steps."""
+
+    setting: Setting
+    metrics: Metrics
+    accuracies: Mapping[int, float]
+    """On held-out prompts, by step; of the first model and every checkpoint, the last included."""
+
+
+class TrialFailedError(RuntimeError):
+    """A run ended before its last step."""
+
+
+def run_trial(setting: Setting, hardware: Hardware, folder: Path, *, prompts: int) -> Trial:
+    """Train in a new run directory, and then judge the checkpoints.
+
+    It changes the environment variables of this process, which those of the run inherit.
+    prompts: held-out prompts for each accuracy.
+
+    Raises: TrialFailedError with the host's message, or if the folder holds a run.
+    """
+    run_dir = RunDir(folder)
+    if run_dir.is_used:
+        raise TrialFailedError(f"{folder} holds a run: remove it, or name another --folder")
+    run = make_run(setting, hardware, workers_folder=run_dir.processes)
+    run_dir.create(run)
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),  # for this package
+        STEP_SECONDS_VARIABLE: str(hardware.learner_step_s),
+    }
+    options = HostOptions(resume=False, metrics_port=0, learner_module=_LEARNER)
+    with PlainView(Console(), interval_s=_LINES_EVERY_S) as view:
+        outcome = asyncio.run(Host(run, run_dir, view, options).run())
+    if outcome.ending not in (Ending.COMPLETE, Ending.COLLAPSED):
+        raise TrialFailedError(f"{folder}: {outcome.ending.name.lower()}. {outcome.message}")
+    task = make_environment(_TASK, _PARAMETERS, setting.seed)
+    return Trial(
+        setting=setting,
+        metrics=read_metrics(folder),
+        accuracies=accuracy_by_step(run, run_dir, task, prompts),
+    )
+
+
+def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> VCPORun:
+    """Return the run of a setting; every field that is not named has its default."""
+    task = {
+        "task": _TASK,
+        "parameters": _PARAMETERS,
+        "lengths": dataclasses.asdict(hardware.lengths),
+        "decoding_step_s": hardware.decoding_step_s,
+        "workers_folder": str(workers_folder),
+        "workers": setting.workers,
+    }
+    group: dict[str, Any] = {
+        "name": "main",
+        "minReplicas": setting.workers,
+        "maxReplicas": setting.workers,
+        "maxConcurrentSequences": hardware.worker_groups * GROUP_SIZE,
+        "threads": 1,
+    }
+    spec = {
+        "model": {"name": str(_MODEL)},
+        "environment": {
+            "name": "benchmarks.async_speedup.paced_task:PacedTask",
+            "parameters": task,
+        },
+        "seed": setting.seed,
+        "steps": setting.steps,
+        "batch": {
+            "promptsPerStep": GROUPS,
+            "trajectoriesPerPrompt": GROUP_SIZE,
+            "microBatchTrajectories": GROUPS * GROUP_SIZE,
+        },
+        "sampling": {"maxNewTokens": 6},
+        "algorithm": {"maxPolicyLagSteps": setting.lag},
+        "optimizer": {"learningRate": 1e-4, "schedule": "linear"},
+        # Evaluations before the first step and after the last; checkpoints are judged later.
+        "evaluation": {"everySteps": setting.steps, "prompts": 32},
+        "checkpoint": {"everySteps": _CHECKPOINT_STEPS, "keep": 1000},
+        "learner": {"threads": 1},
+        "control": {"pollSeconds": 1},
+        "rollouts": [group],
+    }
+    name = f"lag-{setting.lag}-workers-{setting.workers}"
+    return VCPORun.model_validate({"metadata": {"name": name}, "spec": spec})
