@@ -25,6 +25,7 @@ from vcpo_study.results.tables import (
     best_rates_table,
     claim_table,
     headline_table,
+    overview_table,
     plane_table,
     safe_rates_table,
     tuning_table,
@@ -70,6 +71,13 @@ Task `{run.environment.name}`, {run.steps} steps of {run.batch.prompts_per_step}
 accuracy on {run.evaluation.prompts} held-out prompts every \
 {run.evaluation.every_steps} steps. {cells} cells, {cpu_time} of processor time. Target: {target}. \
 With variance control: {controlled}.
+
+### All methods
+
+Final accuracy at the synchronous rate without lag and at k = 32, with the collapses and the safe
+decades there; on the right, final accuracy at k = 32 and each learning rate of the plane.
+
+{overview}
 
 ### Learning rates at k = 0
 
@@ -255,6 +263,7 @@ def _section(judged: _Judged) -> str:
         cpu_time=duration(_cpu_s([judged])),
         target=decimal(summary.target, ".3f"),
         controlled=", ".join(_controlled(spec)) or "no method",
+        overview=overview_table(spec, summary),
         tuning=tuning_table(spec, summary.tuned),
         never=_never_arrived(summary),
         claims="".join(

@@ -44,6 +44,17 @@ class StudySummary:
         found = (row.decades for row in self.safe if (row.method, row.lag) == (method, lag))
         return next(found, None)
 
+    def steps_ratio(self, method: str) -> float | None:
+        """Return a method's steps to the target at lag 32 over those at lag 0.
+
+        None where a row is missing, the target is never reached, or it needs no step at lag 0.
+        """
+        stale, synchronous = self.claim(method, HEADLINE_LAG), self.claim(method, 0)
+        if stale is None or synchronous is None:
+            return None
+        steps, reference = stale.steps_to_target, synchronous.steps_to_target
+        return steps / reference if steps is not None and reference else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -64,7 +75,7 @@ class Headline:
     best_other_safe_decades: float | None
     """The widest safe rates of another method."""
     steps_ratio: float | None
-    """The subject's steps to the target over its steps at lag 0; None when it never arrives."""
+    """The subject's steps to the target over its steps at lag 0."""
 
 
 def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
@@ -128,7 +139,6 @@ def headline(study: StudySpec, summary: StudySummary) -> Headline:
     worst = max(collapses, key=lambda name: collapses[name].share, default=None)
     widest = max(widths, key=lambda name: widths[name], default=None)
     own = summary.claim(study.subject, HEADLINE_LAG)
-    synchronous = summary.claim(study.subject, 0)
     return Headline(
         subject=study.subject,
         collapse=None if own is None else own.collapse,
@@ -137,7 +147,7 @@ def headline(study: StudySpec, summary: StudySummary) -> Headline:
         safe_decades=summary.safe_decades(study.subject, HEADLINE_LAG),
         widest_other=widest,
         best_other_safe_decades=None if widest is None else widths[widest],
-        steps_ratio=_steps_ratio(own, synchronous),
+        steps_ratio=summary.steps_ratio(study.subject),
     )
 
 
@@ -149,10 +159,3 @@ def _plane_records(study: StudySpec, records: Iterable[CellRecord]) -> list[Cell
         and each.lag in study.lags
         and each.learning_rate in study.learning_rates
     ]
-
-
-def _steps_ratio(stale: ClaimRow | None, synchronous: ClaimRow | None) -> float | None:
-    if stale is None or synchronous is None:
-        return None
-    steps, reference = stale.steps_to_target, synchronous.steps_to_target
-    return steps / reference if steps is not None and reference else None

@@ -11,7 +11,7 @@ from vcpo_study.results.alarms import AlarmQuality
 from vcpo_study.results.claims import ClaimRow
 from vcpo_study.results.plane import PlanePoint, SafeRates
 from vcpo_study.results.proportion import Proportion
-from vcpo_study.results.summary import Headline, StudySummary
+from vcpo_study.results.summary import HEADLINE_LAG, Headline, StudySummary
 from vcpo_study.results.tuning import TunedRate
 from vcpo_study.study import StudySpec
 
@@ -24,6 +24,15 @@ _HEADLINE_COLUMNS: Final = (
     "safe decades",
     "widest of the others",
     "steps, k = 32 over k = 0",
+)
+_OVERVIEW_COLUMNS: Final = (
+    "method",
+    "rate",
+    "k = 0",
+    "k = 32",
+    "collapsed",
+    "steps, k = 32 over k = 0",
+    "safe decades",
 )
 _CLAIM_COLUMNS: Final = (
     "method",
@@ -66,6 +75,32 @@ def headline_table(headlines: Iterable[tuple[str, float | None, Headline]]) -> s
             )
         )
     return table(_HEADLINE_COLUMNS, lines)
+
+
+def overview_table(study: StudySpec, summary: StudySummary) -> str:
+    """Return a row for each method: lags 0 and 32 at its synchronous rate, and 32 at all rates."""
+    at_rates = {
+        (each.method, each.learning_rate): f"{each.final_accuracy_mean:.3f}"
+        for each in summary.plane
+        if each.lag == HEADLINE_LAG
+    }
+    chosen = {each.method: compact(each.learning_rate) for each in summary.tuned if each.chosen}
+    lines = []
+    for method in study.methods:
+        synchronous, stale = (summary.claim(method.name, lag) for lag in (0, HEADLINE_LAG))
+        lines.append(
+            (
+                method.label,
+                chosen.get(method.name, UNKNOWN),
+                UNKNOWN if synchronous is None else _spread(synchronous),
+                UNKNOWN if stale is None else _spread(stale),
+                _collapses(None if stale is None else stale.collapse),
+                decimal(summary.steps_ratio(method.name), ".2f"),
+                decimal(summary.safe_decades(method.name, HEADLINE_LAG), ".2f"),
+                *(at_rates.get((method.name, rate), UNKNOWN) for rate in _rates(study)),
+            )
+        )
+    return table([*_OVERVIEW_COLUMNS, *_rates(study).values()], lines)
 
 
 def tuning_table(study: StudySpec, tuned: Iterable[TunedRate]) -> str:

@@ -97,6 +97,19 @@ def test_each_study_has_its_headline(document):
     assert "| other | 0.760 | vcpo | - | - | - | - | - |" in document
 
 
+def test_every_method_has_its_row_in_the_overview_also_one_that_was_not_run(document):
+    assert (
+        "| VCPO | 0.0001 | 0.800 ± 0.000 | 0.800 ± 0.000 | 0 of 2 (0.00 to 0.84) | 2.05 | 0.50 | "
+        "0.800 | 0.720 |" in document
+    )
+    assert (
+        "| plain | 0.0001 | - | 0.200 | 1 of 1 (0.03 to 1.00) | - | 0.07 | 0.200 | 0.800 |"
+        in document
+    )
+    _, second = document.split("## other")
+    assert "| plain | 0.0001 | - | - | - | - | - | - | - |" in second
+
+
 def test_the_synchronous_rate_is_bold_and_a_method_that_never_arrives_is_told(document):
     assert "| VCPO | **0.800, 9** | 0.300, - |" in document
     assert "the one that ends highest is taken: plain (0.0001).\n" in document
