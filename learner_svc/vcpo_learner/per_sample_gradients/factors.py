@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 
+_CACHED_ELEMENTS = 1 << 19
+"""Elements of a product of a batch that stay in a CPU's caches: 2 MiB in float32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Factors:
     """The gradient of a matrix as a sum of outer products over tokens."""
@@ -148,12 +152,15 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
     kernel: [batch, T, S]; first, second: [batch, T or S, features].
 
-    A CPU multiplies the kernel with b, one trajectory at a time, into memory that stays in its
-    caches; products of a with b would need a transposition first. A GPU computes the whole batch
-    at once.
+    A CPU multiplies the kernel with b, into memory that stays in its caches: the whole batch at
+    once where it is small, else one trajectory at a time. Products of a with b would need a
+    transposition first. A GPU computes the whole batch at once.
     """
     if kernel.device.type != "cpu":
         return _sums_of_products(kernel, product(first, second.mT))
+    if first.numel() <= _CACHED_ELEMENTS:
+        together: Tensor = torch.linalg.vecdot((kernel @ second).flatten(1), first.flatten(1))
+        return together.double()
     moved = torch.empty_like(first[0], memory_format=torch.contiguous_format)
     sums = [
         torch.dot(torch.mm(k, b, out=moved).view(-1), a.reshape(-1))
