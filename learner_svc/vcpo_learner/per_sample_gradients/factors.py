@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 _CACHED_ELEMENTS = 1 << 19
 """Elements of a product of a batch that stay in a CPU's caches: 2 MiB in float32."""
 

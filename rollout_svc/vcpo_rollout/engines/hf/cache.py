@@ -52,13 +52,21 @@ class DecodingCache:
     def join(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Add rows below the present ones; return their next-token logits, [sequences, vocab].
 
-        Only the new rows are computed; their keys and values are then put below the old ones. A
-        join costs the tokens of the new rows and one copy of the cache.
+        Only the new rows are computed, equal ones once, as the prompt of a group; their keys and
+        values are then put below the old ones. A join costs the tokens of the new rows and one
+        copy of the cache.
 
         sequences: token ids of each, at least one.
         """
         joining = DecodingCache(self._model, pad_token_id=self._pad_token_id)
-        logits = joining._prefill(sequences)
+        distinct = {
+            sequence: row for row, sequence in enumerate(dict.fromkeys(map(tuple, sequences)))
+        }
+        logits = joining._prefill(list(distinct))
+        if len(distinct) < len(sequences):
+            rows = [distinct[tuple(sequence)] for sequence in sequences]
+            joining._repeat(rows)
+            logits = logits[rows]
         if self._padding:
             for layer, above in zip(
                 joining._preallocated_layers(), self._preallocated_layers(), strict=True
@@ -87,6 +95,12 @@ class DecodingCache:
         self._padding = [self._padding[row] - unused for row in order]
         self._num_columns -= unused
         return order
+
+    def _repeat(self, rows: Sequence[int]) -> None:
+        """Make copies of these rows the only ones."""
+        for layer in self._preallocated_layers():
+            layer.repeat(rows)
+        self._padding = [self._padding[row] for row in rows]
 
     def _prefill(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         self._num_columns = max(map(len, sequences))

@@ -52,6 +52,10 @@ class States:
         self._storage = self._storage[: len(rows)]
         self._first += num_unused_columns
 
+    def repeat(self, rows: Sequence[int]) -> None:
+        """Make copies of these rows the only ones."""
+        self._storage = self._storage[rows]
+
     def put_below(self, above: Tensor) -> None:
         """Put these rows below others; all end in the same column, with zeros on the left.
 
@@ -99,6 +103,13 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its b
         if self._stored is not None:
             for states in self._stored:
                 states.keep(rows, num_unused_columns=num_unused_columns)
+            self._refresh_views()
+
+    def repeat(self, rows: Sequence[int]) -> None:
+        """Make copies of these rows the only ones."""
+        if self._stored is not None:
+            for states in self._stored:
+                states.repeat(rows)
             self._refresh_views()
 
     def put_below(self, above: PreallocatedLayer) -> None:

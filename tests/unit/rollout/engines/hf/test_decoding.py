@@ -91,8 +91,32 @@ def test_a_join_computes_only_the_tokens_of_those_who_join(make_model, make_batc
     model.register_forward_pre_hook(
         lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
     )
-    batch.admit([make_draft(SHORT), make_draft(SHORT)])
+    batch.admit([make_draft(SHORT), make_draft(SHORT[::-1])])
     assert computed == [(2, 2)]
+
+
+def test_the_prompt_of_a_group_is_computed_once(make_model, make_batch, make_draft):
+    model = make_model()
+    batch = make_batch(model)
+    computed = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    batch.admit([make_draft(prompt) for prompt in (SHORT, MIDDLE, SHORT, SHORT, MIDDLE)])
+    assert computed == [(2, 5)]
+
+
+def test_responses_to_one_prompt_are_scored_as_if_each_were_alone(
+    make_model, make_batch, make_draft, reference_logprobs
+):
+    model = make_model()
+    batch = make_batch(model)
+    batch.admit([make_draft(prompt) for prompt in (LONG, SHORT, LONG, SHORT)])
+    batch.step()
+    batch.admit([make_draft(prompt) for prompt in (MIDDLE, SHORT, MIDDLE)])
+    ended = run(batch)
+    assert_scored_as_alone(ended, model, reference_logprobs)
+    assert len({generation.token_ids for generation in ended.values()}) > 3
 
 
 def test_sequences_that_end_or_are_dropped_leave_the_others_numbers_alone(
