@@ -101,7 +101,10 @@ def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
 def claim_records(
     study: StudySpec, records: Iterable[CellRecord], tuned: Iterable[TunedRate]
 ) -> list[CellRecord]:
-    """Return the records at the synchronous rates: of the claims, without claims of the plane."""
+    """Return the records at the synchronous rates: of the claims, without claims of the plane.
+
+    A method that `claims.methods` leaves out has those that the claims' seeds share with the plane.
+    """
     rates = synchronous_rates(tuned)
     part = study if study.claims is None else study.claims
     return [

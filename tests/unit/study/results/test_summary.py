@@ -54,6 +54,14 @@ def test_a_study_without_claims_makes_them_on_the_seeds_and_lags_of_its_plane():
     assert [(row.lag, row.num_seeds) for row in rows] == [(128, 1)]
 
 
+def test_a_method_that_the_claims_leave_out_has_the_seeds_that_it_shares_with_the_plane():
+    given = "claims: {lags: [0, 32], seeds: [1, 2, 3]}"
+    fewer = given.replace("}", ", methods: [vcpo]}")
+    spec = study_document(STUDY.replace(given, fewer)).spec
+    rows = summarize(spec, [*TUNING, claimed("plain", 32, [0.8], seed=1)]).claims
+    assert [(row.method, row.lag, row.num_seeds) for row in rows] == [("plain", 32, 1)]
+
+
 def test_the_plane_has_the_seeds_of_the_plane_only():
     records = [*TUNING, claimed("vcpo", 32, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
     assert [point.num_seeds for point in summarize(study(), records).plane] == [1]
