@@ -70,11 +70,6 @@ class _Study:
         cells = [*tuning_cells(spec), *plane_cells(spec), *claims]
         return list({cell.name: cell for cell in cells}.values())
 
-    def failures(self) -> dict[str, str]:
-        """Return the errors of cells that failed when they were last run, by the cell's name."""
-        errors = {cell.name: self.store.error(cell) for cell in self.missing(self.cells())}
-        return {name: error for name, error in errors.items() if error is not None}
-
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells that have not been run."""
         return [cell for cell in cells if not self.store.holds(cell)]
@@ -104,13 +99,14 @@ def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bo
                     study=study, options=options, deadline_s=deadline_s, clock=clock, say=say
                 ).run()
     finally:
-        begun = [data for data in map(_report_data, studies) if data.records]
+        reports = [_report_data(study) for study in studies]
+        begun = [data for data in reports if data.records]
         if begun:
             say(f"report: of {sum(len(data.records) for data in begun):,} cells")
             say(f"report: {write_report(begun, options.output, options.command)}")
     if not begun:
         raise StartError(f"--output: {options.output} holds no cell of these studies yet")
-    return not any(study.failures() for study in studies)
+    return not any(data.failures for data in reports)
 
 
 def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
@@ -182,8 +178,10 @@ def _load(file: Path, options: Options) -> _Study:
 
 def _report_data(study: _Study) -> StudyData:
     """Load all records of a study, also those of cells outside the selection."""
-    records = study.records(study.cells())
-    return StudyData(study=study.document, records=records, failures=study.failures())
+    cells = study.cells()
+    errors = {cell.name: study.store.error(cell) for cell in cells}
+    failures = {name: error for name, error in errors.items() if error is not None}
+    return StudyData(study=study.document, records=study.records(cells), failures=failures)
 
 
 def _check_names(options: Options, studies: Sequence[_Study]) -> None:
