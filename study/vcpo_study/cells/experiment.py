@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
@@ -119,32 +120,40 @@ class Experiment:
         updates: list[UpdateResult] = []
         evaluations: list[EvaluationRow] = []
         for version in range(last + 1):
-            self._versions.add(policy_tensors(self._model))
+            self.publish()
             if version % every == 0 or version == last:
-                evaluations.append(self._evaluate(version))
+                evaluations.append(self.evaluate(version))
             if version < last:
-                updates.append(self._step(version))
+                updates.append(self.step(version, self.sample(version)))
         return updates, evaluations
 
-    def _step(self, version: int) -> UpdateResult:
-        control = self._lag_control
-        lag = self._lag if control is None else control.lag_steps
+    def publish(self) -> None:
+        """Keep the parameters as the next version."""
+        self._versions.add(policy_tensors(self._model))
+
+    def sample(self, version: int) -> list[list[Trajectory]]:
+        """Return the groups that the next step trains on; version: the newest one."""
+        lag = self._lag if self._lag_control is None else self._lag_control.lag_steps
         self._sampler.use(self._versions.sampling(lag))
         batch = self._spec.batch
         first = version * batch.prompts_per_step
         indices = range(first, first + batch.prompts_per_step)
-        groups = self._sampler.groups(
+        return self._sampler.groups(
             self._training_task,
             self._sampler.prompts(self._training_task, Split.TRAIN, indices),
             samples=batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
         )
+
+    def step(self, version: int, groups: list[list[Trajectory]]) -> UpdateResult:
+        """Take one step from a version, which is the newest one."""
         result = self.update.step(groups, policy_version=version)
-        if control is not None:
-            control.observe(version + 1, result)
+        if self._lag_control is not None:
+            self._lag_control.observe(version + 1, result)
         return result
 
-    def _evaluate(self, version: int) -> EvaluationRow:
+    def evaluate(self, version: int) -> EvaluationRow:
+        """Return the accuracy of a version, which is the newest one."""
         self._sampler.use(self._versions.newest)
         settings = self._spec.evaluation
         groups = self._sampler.groups(
