@@ -143,13 +143,12 @@ class Algorithm(Section):
 
     @property
     def fits_one_pass(self) -> bool:
-        """Whether a trajectory's coefficient depends on its group only, once it is scored."""
+        """Whether a trajectory's coefficient is its reward minus a baseline, once it is scored."""
         config = self.loss_config
         return (
             config.has_fixed_shape
             and config.kl_penalty is KLPenalty.NONE
             and not config.is_whitened
-            and config.baseline_scope is BaselineScope.GROUP
         )
 
     @property

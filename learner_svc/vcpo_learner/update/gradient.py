@@ -2,13 +2,15 @@
 
 The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_learner.estimator`.
 
-    one pass    if k_it = c_i a_it, with a_it the trajectory's own weights and c_i a function of its
-                group: each micro-batch is run forward and backward once. c_i = -(R_i - b): the
-                backward pass measures the norms for the baseline b, and b completes the gradient
-                with the group's last micro-batch (`vcpo_learner.per_sample_gradients`).
-    two passes  if k_it depends on the whole batch, or a group is larger than a micro-batch and its
-                norms are not exact: score the batch, with norms if the baseline needs them; compute
-                all k_it; run backward.
+    one pass    if k_it = c_i a_it, with a_it the trajectory's own weights, c_i a function of those
+                that share a baseline: each micro-batch is run forward and backward once. c_i =
+                -(R_i - b): the backward pass measures the norms for the baseline b, and b completes
+                the gradient with the last micro-batch of the group, or of the batch if all groups
+                share one baseline (`vcpo_learner.per_sample_gradients`).
+    two passes  if k_it depends on the whole batch in another way, or those that share a baseline
+                exceed a micro-batch and their norms are not exact, or they are in several replicas:
+                score the batch, with norms if the baseline needs them; compute all k_it; run
+                backward.
                 If one micro-batch holds everything that is trained on, its graph is kept and the
                 second pass needs no forward pass.
 
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo import (
+    BaselineScope,
     Clipping,
     GradientNormEstimator,
 )
@@ -116,6 +119,10 @@ class GradientAccumulation:
         self._fits_one_pass = (
             spec.algorithm.fits_one_pass and spec.learner.gradient_mode is not GradientMode.TWO_PASS
         )
+        self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
+        if self._spans_batch:
+            # A baseline completes a gradient in one replica; the others would have nothing to do.
+            self._fits_one_pass &= self._ranks.num_replicas == 1
         has_norms = self._config.baseline in NORM_BASELINES
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
         self._sharded: ShardedGradient | None = None
@@ -141,16 +148,17 @@ class GradientAccumulation:
         shaped = shaped_rewards(record, self._config)
         rewards: list[float] = shaped.tolist()
         sizes = [len(group) for group in groups]
+        shared = [len(trajectories)] if self._spans_batch else sizes
         flags = may_have_advantage(split_groups(rewards, sizes), self._config)
         graph = None
-        members = split_groups(range(len(trajectories)), sizes)
+        members = split_groups(range(len(trajectories)), shared)
         # Sums of exact norms stay open over several micro-steps; a proxy's is one backward pass.
         is_one_pass = self._fits_one_pass and (
             self._estimator is GradientNormEstimator.EXACT
             or self._runner.holds_each(tokens, members)
         )
         if is_one_pass:
-            norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
+            norms = self._accumulate_groups(record, tokens, shaped, flags, members)
         else:
             norms, graph = self._score(record, tokens, flags)
         self._ranks.share(record.learner_logprobs)
@@ -268,20 +276,18 @@ class GradientAccumulation:
         tokens: BatchTokens,
         rewards: Tensor,
         flags: Sequence[bool],
-        sizes: Sequence[int],
+        members: Sequence[Sequence[int]],
     ) -> list[float]:
         """Both passes in one; return norms [B], 0 where none were measured.
 
-        Groups without a flag are scored only: equal rewards cost no backward pass.
+        members: [groups] positions of the trajectories that share a baseline. Groups without a flag
+            are scored only: equal rewards cost no backward pass.
         Raises: LostGradientError if a parameter has no gradient, and the batch depends on it.
         """
-        members = split_groups(range(len(flags)), sizes)
-        is_trained = [any(group) for group in split_groups(flags, sizes)]
-        rows = list(zip(members, is_trained, strict=True))
-        idle = [at for group, flag in rows if not flag for at in group]
-        self._write_logprobs(record, tokens, idle)
+        trained = [group for group in members if any(flags[at] for at in group)]
+        idle = set(range(len(flags))) - set(chain.from_iterable(trained))
+        self._write_logprobs(record, tokens, sorted(idle))
         norms = torch.zeros_like(record.rewards)
-        trained = [group for group, flag in rows if flag]
         opened: OpenGroups | None = None
         unused = set(self._runner.slots)
         squares, log_weights = torch.zeros_like(norms), torch.zeros_like(norms)

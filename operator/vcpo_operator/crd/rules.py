@@ -75,9 +75,7 @@ def _has_batch_scope(section: str) -> str:
 
 
 _ONE_PASS_METHODS: Final = [
-    method
-    for method in LOSS_CONFIGS
-    if Algorithm.model_validate({"method": method, "baselineScope": "group"}).fits_one_pass
+    method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
 ]
 SPEC: Final = (
     Rule(
@@ -108,9 +106,8 @@ SPEC: Final = (
         message="`optimizer.name` must be 'adamw' for several ranks",
     ),
     Rule(
-        rule="self.learner.gradientMode != 'onePass' || "
-        f"(!{_has_batch_scope('self.algorithm')}"
-        f" && self.algorithm.method in {_words(_ONE_PASS_METHODS)})",
+        rule="self.learner.gradientMode != 'onePass'"
+        f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}",
         message="`learner.gradientMode` may not be 'onePass' where the method needs the whole"
         " batch before it weighs a token; use 'auto'",
     ),

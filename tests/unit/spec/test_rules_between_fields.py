@@ -249,7 +249,7 @@ def test_a_call_of_the_environment_has_half_of_a_lease_unless_the_run_says_more(
 
 @pytest.mark.parametrize(
     ("algorithm", "is_fine"),
-    [("{}", True), ("{method: grpo}", False), ("{baselineScope: batch}", False)],
+    [("{}", True), ("{method: grpo}", False), ("{baselineScope: batch}", True)],
 )
 def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, is_fine):
     lines = f"learner: {{gradientMode: onePass}}\nalgorithm: {algorithm}"
@@ -258,6 +258,17 @@ def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, i
     else:
         rule = "the method needs the whole batch before it weighs a token; use 'auto'"
         assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule} (got 'onePass')"]
+
+
+def test_one_baseline_per_batch_takes_two_passes_where_the_parameters_are_there_twice():
+    lines = (
+        "learner: {gradientMode: onePass, processes: 4, fsdpSize: 2}\nalgorithm: {method: vcpo2}"
+    )
+    rule = (
+        "one baseline per batch needs two passes where `fsdpSize` (2) is less than the number of"
+        " ranks (4); use 'auto' (got 'onePass')"
+    )
+    assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule}"]
 
 
 def test_norms_of_the_head_take_two_passes_on_several_ranks():

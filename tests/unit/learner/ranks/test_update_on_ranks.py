@@ -43,8 +43,10 @@ ON_FOUR = (
     "one pass, a group over many micro-steps",
     "one pass, idle ranks",
     "one pass, a weight that is no number",
+    "one baseline per batch",
 )
-ON_COPIES = ("untied", "one pass")
+ON_COPIES = ("untied", "one pass", "one baseline per batch")
+BATCH = {"baselineScope": "batch", "importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 SPEC = {
     "model": {"name": "tiny"},
@@ -123,6 +125,10 @@ CASES = {
     "one pass, adapters": Case(make=with_adapters),
     "one pass, a weight that is no number": Case(change=forged(math.nan)),
     "one pass, logitEnergy": Case(sections={"algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}),
+    "one baseline per batch": Case(sections={"algorithm": BATCH}),
+    "one baseline per batch, many micro-steps": Case(
+        sections={"algorithm": BATCH, "batch": {"microBatchTrajectories": 1}}
+    ),
     "idle ranks": Case(change=one_small_group, sections=TWO_PASSES),
     # One rank rounds products to bfloat16, several round all they compute; in so small a model
     # either is off by some 20 % in a norm.

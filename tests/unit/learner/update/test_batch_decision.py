@@ -194,13 +194,17 @@ def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
 
 @pytest.mark.parametrize(
     ("method", "expected"),
-    [("vcpo", True), ("cispo", True), ("grpo", False), ("tba", False), ("vtrace", False)],
+    [
+        ("vcpo", True),
+        ("vcpo2", True),
+        ("cispo", True),
+        ("grpo", False),
+        ("tba", False),
+        ("vtrace", False),
+    ],
 )
-def test_one_pass_is_enough_where_each_group_decides_for_itself(method, expected):
+def test_one_pass_is_enough_where_those_that_share_a_baseline_decide_for_themselves(
+    method, expected
+):
     settings = Algorithm.model_validate({"method": method})
     assert settings.fits_one_pass is expected
-
-
-def test_a_baseline_of_the_whole_batch_takes_two_passes():
-    settings = Algorithm.model_validate({"baselineScope": "batch"})
-    assert not settings.fits_one_pass

@@ -26,7 +26,7 @@ from tests.fixtures.learner.updates import (
     make_spec,
     with_micro_batches,
 )
-from vcpo.spec.learner import ActivationCheckpointing
+from vcpo.spec.learner import ActivationCheckpointing, GradientMode
 from vcpo.spec.workloads import Precision
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError
@@ -123,6 +123,25 @@ def test_a_batch_baseline_spans_the_groups():
     rows = torch.autograd.grad(-objective / 8, parameters)
     expected = torch.cat([row.flatten() for row in rows])
     assert_same(gradient_of_step(model, spec, groups), expected)
+
+
+@pytest.mark.parametrize("mode", ["onePass", "twoPass"])
+@pytest.mark.parametrize("micro_batch", [64, 5, 1], ids=["whole", "several", "one by one"])
+def test_one_optimal_baseline_for_the_batch_is_that_of_one_large_group(micro_batch, mode):
+    model = seeded_model(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, [[one for group in groups for one in group]], "opob")
+    spec = with_micro_batches(make_spec(baselineScope="batch"), micro_batch)
+    learner = spec.learner.model_copy(update={"gradient_mode": GradientMode(mode)})
+    found = gradient_of_step(model, spec.model_copy(update={"learner": learner}), groups)
+    assert_same(found, expected)
+
+
+def test_one_baseline_for_the_batch_is_gone_through_once():
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
+    spec = with_micro_batches(make_spec(baselineScope="batch"), 5)
+    _, sizes = passes_with_gradient(seeded_model(llama, dtype=torch.float64), spec, groups)
+    assert sum(sizes) == 12
 
 
 def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_constant():

@@ -108,10 +108,6 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"algorithm": {"method": "grpo"}, "learner": {"gradientMode": "onePass"}},
             "`learner.gradientMode`",
         ),
-        (
-            {"algorithm": {"baselineScope": "batch"}, "learner": {"gradientMode": "onePass"}},
-            "`learner.gradientMode`",
-        ),
         ({"learner": {"processes": 4, "gpusPerReplica": 8}}, "`gpusPerReplica`"),
         ({"learner": {"replicas": 2, "gpusPerReplica": 4, "fsdpSize": 3}}, "`fsdpSize`"),
         ({"learner": {"fsdpSize": 2}}, "`fsdpSize`"),
