@@ -111,7 +111,7 @@ class Algorithm(Section):
     `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo`, `trustRegion` for
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps at the largest lag, 0.6 if
+    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps at the largest lag, 0.5 if
     unset. Raise it if rewards fall or dip; lower it if the learning rate is scaled down and rewards
     rise steadily."""
     on_policy_ess_ratio: Ratio | None = None

@@ -49,8 +49,8 @@ class StepRate:
         if self._dead_band is not None:
             reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
         missing_nats = math.log(reference / reading.ess_ratio)
-        self._region = self._region.observe(missing_nats, tokens_by_lag)
-        return self._region.largest_rate(base_rate, chance_nats)
+        self._region = self._region.observe(missing_nats, tokens_by_lag, chance_nats)
+        return self._region.largest_rate(base_rate)
 
     def take(self, rate: float | None, allowed: float | None = None) -> None:
         """Take in a step.

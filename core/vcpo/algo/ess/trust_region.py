@@ -4,34 +4,34 @@ Data is stale because the policy moved after it was sampled, and how far it move
 own doing. Two numbers of each batch say what a learning rate costs:
 
     e    nats that the ESS ratio misses, log(rho_on / rho)
-    q    squared distance: the sum of squared learning rates of the steps since its tokens were
+    d    distance: the root of the sum of squared learning rates over the steps since a token was
          sampled, the mean over tokens
 
 An optimizer such as AdamW moves every parameter by about the learning rate, in directions that
-change from step to step. Such distances add up in squares, as in a random walk, and the variance
-of log w with them: e = a q. In H steps at the rate r the policy moves H r^2. So data that is H
-steps old misses e* nats at the rate
+change from step to step, so the distance of H steps at the rate r is r sqrt(H), as of a random
+walk. In runs e grows about as d does: e = a d. So data that is H steps old misses e* nats at
 
-    r* = sqrt(e* / (a H)),      a = mean e / mean q,      e* = -log of the target,
+    r* = e* / (a sqrt(H)),      a = mean e / mean d,      e* = -log of the target,
 
 whatever the rate was at which `a` was measured: the region is solved for, not searched. A rule that
-scales by a power of rho feeds back on itself instead. Its scale s lowers q to s^2 q, and with
-s = (rho / rho_on)^p the loop rests where e exp(2 p e) = a q. At p = 1/2 a batch that would miss 2
-nats at the base rate still misses 0.85, and one that would miss 20 misses 2.2.
+scales by a power of rho, s = (rho / rho_on)^p, feeds back on itself instead, and rests where
+log(1 / s) = p e(s): at p = 1/2 ten times the rate still costs several times the nats.
 
-Means. Weights have heavy tails, so e of one batch scatters by half of itself, and a drift may grow
-within a few steps, when the policy begins to learn something new. So there are two means of e and
-q, over about 10 steps and over about H, and the larger a counts: the rate falls with the short one
-and rises as fast as the long one forgets. The means are of e and of q apart: chance around e = 0
-cancels. What chance alone explains of a mean counts as 0, so batches that are not stale do not
-bound the rate.
+Memory. Weights have heavy tails, so e of one batch scatters by half of itself: `a` is a mean over
+about 10 steps. It falls many-fold when the policy grows sure of its answers, because a sure
+answer's probability hardly moves with the parameters. The parameters move all the same, until the
+policy leaves what old data can show. So the largest `a` counts that the run has seen: the peak of a
+mean over H steps, which fades over 10 H steps. The rate falls within some steps, and rises over
+many. Means are of e and of d apart, so that chance around e = 0 cancels. What chance alone explains
+of a mean counts as 0, so batches that are not stale do not bound the rate.
 
 Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
 from step to step. So the first steps of a run do not move the policy out of the region before data
 shows it. With H = 0 there is no region.
 
 Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477),
-with the ESS ratio in place of a divergence and the lag in place of one step.
+with the ESS ratio in place of a divergence and the lag in place of one step; the peak has the part
+of its damping.
 """
 
 import math
@@ -39,11 +39,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-TARGET_ESS_RATIO: Final = 0.6
+TARGET_ESS_RATIO: Final = 0.5
 """Share of the on-policy ESS ratio that data has left at the edge of the region."""
 
 SHORT_STEPS: Final = 10
 """Steps of the short means; the long ones are over the horizon, if that is longer."""
+
+PEAK_HORIZONS: Final = 10
+"""Horizons over which the largest drift fades to 1/e of itself."""
 
 GROWTH: Final = 2.0
 """Most by which the rate rises from one step to the next."""
@@ -62,33 +65,35 @@ class DriftMeans:
     missing_nats: float = 0.0
     """Mean of e, nats."""
 
-    squared_distance: float = 0.0
-    """Mean of q, at least 0."""
+    distance: float = 0.0
+    """Mean of d, at least 0."""
 
-    def observe(self, missing_nats: float, squared_distance: float) -> Self:
+    def observe(self, missing_nats: float, distance: float) -> Self:
         """Return the means after one more batch."""
         share = 1.0 / self.steps
         return replace(
             self,
             missing_nats=(1.0 - share) * self.missing_nats + share * missing_nats,
-            squared_distance=(1.0 - share) * self.squared_distance + share * squared_distance,
+            distance=(1.0 - share) * self.distance + share * distance,
         )
 
-    def squared_rate(self, chance_nats: float) -> float:
-        """Return q / e, the squared rate at which one step costs a nat; infinite without e.
+    def drift(self, chance_nats: float) -> float:
+        """Return a, nats per unit of distance, at least 0; infinite for nats without a distance.
 
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0. The mean of
             n independent batches scatters by 1/sqrt(n) of it; here n = 2 steps - 1.
         """
         reach = chance_nats / math.sqrt(2 * self.steps - 1)
         nats = self.missing_nats
-        drift = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
-        return self.squared_distance / drift if drift > 0.0 else math.inf
+        drifted = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
+        if drifted <= 0.0:
+            return 0.0
+        return drifted / self.distance if self.distance > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegion:
-    """Running means of drift and distance, and the rate that they allow; immutable."""
+    """What a run has seen of its drift, and the rate that this allows; immutable."""
 
     horizon_steps: int
     """H, the age in steps at which data is to be usable; at least 0, which is no region."""
@@ -102,6 +107,12 @@ class TrustRegion:
     means: tuple[DriftMeans, ...] = ()
     """The short and the long means; empty before the first batch."""
 
+    drift: float = 0.0
+    """a, nats per unit of distance, as the short means or the peak have it; at least 0."""
+
+    peak: float = 0.0
+    """Largest a of the long means, faded; nats per unit of distance, at least 0."""
+
     bound: float | None = None
     """Largest rate that the region allowed to the last step, at least 0; None before the first."""
 
@@ -114,29 +125,42 @@ class TrustRegion:
                 f"{TARGET_ESS_RATIO}"
             )
 
-    def observe(self, missing_nats: float, tokens_by_lag: Mapping[int, int]) -> Self:
+    def observe(
+        self, missing_nats: float, tokens_by_lag: Mapping[int, int], chance_nats: float = 0.0
+    ) -> Self:
         """Return the region after it has seen one more batch.
 
         missing_nats: log(rho_on / rho) of the batch, nats, finite; below 0 by chance.
         tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
             are not remembered count as none.
+        chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
         """
-        sums = self._squared_distances(max(tokens_by_lag))
+        if self.horizon_steps == 0:
+            return self
+        distances = self._distances(max(tokens_by_lag))
         total = sum(tokens_by_lag.values())
-        distance = sum(sums[lag] * count for lag, count in tokens_by_lag.items()) / total
-        means = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
-        return replace(self, means=tuple(each.observe(missing_nats, distance) for each in means))
+        distance = sum(distances[lag] * count for lag, count in tokens_by_lag.items()) / total
+        before = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
+        short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
+        peak = 0.0
+        if len(self.squared_rates) >= min(SHORT_STEPS, self.horizon_steps):
+            faded = self.peak * (1.0 - 1.0 / (PEAK_HORIZONS * self.horizon_steps))
+            peak = max(faded, long.drift(chance_nats))
+        drift = max(short.drift(chance_nats), peak)
+        return replace(self, means=means, peak=peak, drift=drift)
 
-    def largest_rate(self, base_rate: float, chance_nats: float = 0.0) -> float:
+    def largest_rate(self, base_rate: float) -> float:
         """Return the learning rate that the region allows to the next step, in [0, base_rate].
 
         base_rate: of the optimizer's settings and schedule, at least 0.
-        chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
         """
         if self.horizon_steps == 0:
             return base_rate
         rate = base_rate / self.horizon_steps if self.bound is None else GROWTH * self.bound
-        return min(base_rate, max(min(rate, self._edge(chance_nats)), SMALLEST_SCALE * base_rate))
+        if self.drift > 0.0:
+            allowed_nats = -math.log(self.target_ess_ratio)
+            rate = min(rate, allowed_nats / (self.drift * math.sqrt(self.horizon_steps)))
+        return min(base_rate, max(rate, SMALLEST_SCALE * base_rate))
 
     def step(self, rate: float, bound: float | None = None) -> Self:
         """Return the region after a step.
@@ -154,7 +178,9 @@ class TrustRegion:
         """Return the observations as JSON values for a checkpoint, without the settings."""
         return {
             "squared_rates": list(self.squared_rates),
-            "means": [[each.missing_nats, each.squared_distance] for each in self.means],
+            "means": [[each.missing_nats, each.distance] for each in self.means],
+            "drift": self.drift,
+            "peak": self.peak,
             "bound": self.bound,
         }
 
@@ -167,13 +193,15 @@ class TrustRegion:
             kept = [float(each) for each in state["squared_rates"]]
             bound = state["bound"]
             means = tuple(
-                DriftMeans(steps=steps, missing_nats=float(nats), squared_distance=float(distance))
+                DriftMeans(steps=steps, missing_nats=float(nats), distance=float(distance))
                 for steps, (nats, distance) in zip(self._spans, state["means"], strict=False)
             )
             return replace(
                 self,
                 squared_rates=tuple(kept[max(0, len(kept) - self.horizon_steps) :]),
                 means=means,
+                drift=float(state["drift"]),
+                peak=float(state["peak"]),
                 bound=None if bound is None else float(bound),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -186,18 +214,10 @@ class TrustRegion:
         """Steps of the short and of the long means."""
         return SHORT_STEPS, max(SHORT_STEPS, self.horizon_steps)
 
-    def _edge(self, chance_nats: float) -> float:
-        """Return r*, at which data of the horizon's age has the target; infinite without drift."""
-        allowed = -math.log(self.target_ess_ratio)
-        squared_rate = min(
-            (each.squared_rate(chance_nats) for each in self.means), default=math.inf
-        )
-        return math.sqrt(allowed * squared_rate / self.horizon_steps)
-
-    def _squared_distances(self, longest_lag: int) -> list[float]:
-        """Return q of a token by its lag, [longest_lag + 1], from lag 0 on."""
-        sums = [0.0]
+    def _distances(self, longest_lag: int) -> list[float]:
+        """Return d of a token by its lag, [longest_lag + 1], from lag 0 on."""
+        squares = [0.0]
         for age in range(1, longest_lag + 1):
             is_known = age <= len(self.squared_rates)
-            sums.append(sums[-1] + (self.squared_rates[-age] if is_known else 0.0))
-        return sums
+            squares.append(squares[-1] + (self.squared_rates[-age] if is_known else 0.0))
+        return [math.sqrt(each) for each in squares]

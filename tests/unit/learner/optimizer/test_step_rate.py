@@ -45,7 +45,7 @@ def test_the_horizon_is_the_largest_lag_of_the_run():
 
 
 def test_the_target_is_that_of_the_spec():
-    # Second batch: one step of BASE / 4 away, and -log 0.9 missing, which 4 such steps may miss.
+    # Second batch: one step of BASE / 4 away, and -log 0.9 missing, which 4 steps of half may miss.
     rate = step_rate(targetEssRatio=0.9, maxPolicyLagSteps=4)
     found = taken(rate, [reading(1.0), reading(0.9)])
     assert found[1] == pytest.approx(BASE / 4 / math.sqrt(4))
