@@ -72,7 +72,7 @@ def compare(arguments: argparse.Namespace, workers: int, folder: Path) -> list[R
         place = folder / f"{workers}-workers-lag-{lag}"
         trials.append(run_trial(setting, hardware, place, prompts=arguments.prompts))
         rows.append(row(trials[-1], trials[0], hardware))
-        print(f"{workers} workers: {rows[-1]}", flush=True)
+        print(f"{workers} workers, {rows[-1].line()}", flush=True)
     return rows
 
 

@@ -45,6 +45,20 @@ class Row:
     final_accuracy: float
     """Mean over the last quarter of the steps."""
 
+    def line(self) -> str:
+        """Return the figures as one line of text."""
+        target = "target not reached"
+        if self.speedup is not None:
+            target = (
+                f"target after {self.steps_to_target:.1f} steps, {self.seconds_to_target:.0f} s"
+                f" (x{self.speedup:.2f})"
+            )
+        return (
+            f"k = {self.lag}: {self.seconds_per_step:.2f} s a step (x{self.step_speedup:.2f}, at"
+            f" most x{self.step_speedup_limit:.2f}), {target}, accuracy {self.final_accuracy:.3f},"
+            f" mean lag {self.lag_mean:.1f}, dropped {self.dropped_ratio:.0%}"
+        )
+
 
 def accuracy_course(trial: Trial) -> list[Point]:
     """Return the accuracies of a run in order of steps, each at the time when its step ended."""

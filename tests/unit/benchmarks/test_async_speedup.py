@@ -185,6 +185,12 @@ def test_a_run_that_steps_four_times_as_often_and_needs_twice_the_steps_is_twice
     assert found.final_accuracy == pytest.approx(0.76)
 
 
+def test_a_line_tells_a_target_that_was_reached_from_one_that_was_not():
+    reached, not_reached = (row(each, SYNCHRONOUS, HARDWARE).line() for each in (STALE, NEVER))
+    assert "0.50 s a step (x4.00, at most x1.25), target after 4.0 steps, 2 s (x2.00)" in reached
+    assert "target not reached" in not_reached
+
+
 def test_the_last_line_has_the_worst_over_the_numbers_of_workers():
     two = summary([row(each, SYNCHRONOUS, HARDWARE) for each in (SYNCHRONOUS, STALE)])
     six = summary([row(each, SYNCHRONOUS, HARDWARE) for each in (SYNCHRONOUS, NEVER)])
