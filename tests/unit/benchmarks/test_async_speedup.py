@@ -74,6 +74,11 @@ def test_the_slower_side_sets_the_time_of_an_asynchronous_step(workers, step_s):
     assert HARDWARE.asynchronous_step_s(workers) == pytest.approx(step_s)
 
 
+def test_two_workers_of_the_reference_are_too_few_for_its_learner_and_six_are_not():
+    assert REFERENCE.asynchronous_step_s(2) == pytest.approx(34.0, abs=0.5)
+    assert REFERENCE.asynchronous_step_s(6) == REFERENCE.learner_step_s == 25.0
+
+
 def test_faster_hardware_is_faster_on_both_sides():
     half = REFERENCE.faster(2.0)
     assert half.synchronous_step_s() == pytest.approx(REFERENCE.synchronous_step_s() / 2)
