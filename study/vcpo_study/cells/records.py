@@ -6,7 +6,7 @@
 ```
 
 A number of a step has five significant digits, and a log weight three decimals. So a record of 384
-steps takes at most about 12 kB, and a thousand of them fit into a repository.
+steps takes 5 to 14 kB, and a thousand of them fit into a repository.
 
 A failed cell leaves a file with its error instead, which is removed once the cell succeeds.
 """
