@@ -70,7 +70,7 @@ from vcpo.algo.ess.importance_weights import (
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
-from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion
+from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import Collapse, find_collapse
@@ -158,6 +158,7 @@ __all__ = [
     "ess_unit",
     "find_collapse",
     "finite_batch_law",
+    "horizon_of_lag",
     "judge_step",
     "lag_breakdown",
     "learning_rate_scale",

@@ -30,6 +30,7 @@ from vcpo.algo import (
     StepLimits,
     TrustRegion,
     Weight,
+    horizon_of_lag,
 )
 from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
 
@@ -111,9 +112,9 @@ class Algorithm(Section):
     `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo`, `trustRegion` for
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps at the largest lag, 0.5 if
-    unset. Raise it if rewards fall or dip; lower it if the learning rate is scaled down and rewards
-    rise steadily."""
+    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
+    lag, or of 32 steps where that is more; 0.5 if unset. Raise it if rewards fall or dip; lower it
+    if the learning rate is scaled down and rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
     acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the
@@ -157,7 +158,7 @@ class Algorithm(Section):
         if self.loss_config.learning_rate_rule is not LearningRateRule.TRUST_REGION:
             return None
         return TrustRegion(
-            horizon_steps=self.max_policy_lag_steps,
+            horizon_steps=horizon_of_lag(self.max_policy_lag_steps),
             target_ess_ratio=self.target_ess_ratio or TARGET_ESS_RATIO,
         )
 

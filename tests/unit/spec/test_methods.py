@@ -93,10 +93,10 @@ def test_limits_of_a_step_come_from_the_spec():
 
 def test_the_trust_region_has_the_horizon_of_the_largest_lag_and_the_target_of_the_spec():
     region = algorithm(
-        learningRateRule="trustRegion", maxPolicyLagSteps=12, targetEssRatio=0.5
+        learningRateRule="trustRegion", maxPolicyLagSteps=48, targetEssRatio=0.6
     ).trust_region
     assert region is not None
-    assert (region.horizon_steps, region.target_ess_ratio) == (12, 0.5)
+    assert (region.horizon_steps, region.target_ess_ratio) == (48, 0.6)
     assert algorithm(learningRateRule="sqrt").trust_region is None
 
 

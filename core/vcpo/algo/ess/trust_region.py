@@ -21,7 +21,7 @@ Memory. Weights have heavy tails, so e of one batch scatters by half of itself: 
 about 10 steps. It falls many-fold when the policy grows sure of its answers, because a sure
 answer's probability hardly moves with the parameters. The parameters move all the same, until the
 policy leaves what old data can show. So the largest `a` counts that the run has seen: the peak of a
-mean over H steps, which fades over 10 H steps. The rate falls within some steps, and rises over
+mean over H steps, which fades over a thousand. The rate falls within some steps, and rises over
 many. Means are of e and of d apart, so that chance around e = 0 cancels. What chance alone explains
 of a mean counts as 0, so batches that are not stale do not bound the rate.
 
@@ -45,14 +45,23 @@ TARGET_ESS_RATIO: Final = 0.5
 SHORT_STEPS: Final = 10
 """Steps of the short means; the long ones are over the horizon, if that is longer."""
 
-PEAK_HORIZONS: Final = 10
-"""Horizons over which the largest drift fades to 1/e of itself."""
+LEAST_HORIZON_STEPS: Final = 32
+"""Horizon of runs with less lag, but some. At little lag the noise of the steps is a closer limit
+than staleness, and the same distance keeps both."""
+
+PEAK_STEPS: Final = 1000
+"""Steps over which the largest drift fades to 1/e of itself."""
 
 GROWTH: Final = 2.0
 """Most by which the rate rises from one step to the next."""
 
 SMALLEST_SCALE: Final = 1 / 64
 """Least share of the base rate. Nats that persist below it have another cause than drift."""
+
+
+def horizon_of_lag(lag_steps: int) -> int:
+    """Return the horizon of a run whose tokens are at most so old, in steps; 0 for no lag."""
+    return max(lag_steps, LEAST_HORIZON_STEPS) if lag_steps > 0 else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +153,7 @@ class TrustRegion:
         short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
         peak = 0.0
         if len(self.squared_rates) >= min(SHORT_STEPS, self.horizon_steps):
-            faded = self.peak * (1.0 - 1.0 / (PEAK_HORIZONS * self.horizon_steps))
+            faded = self.peak * (1.0 - 1.0 / PEAK_STEPS)
             peak = max(faded, long.drift(chance_nats))
         drift = max(short.drift(chance_nats), peak)
         return replace(self, means=means, peak=peak, drift=drift)

@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 
@@ -12,7 +11,7 @@ BASE = 1e-3
 
 
 def step_rate(**algorithm):
-    fields = {"learningRateRule": "trustRegion", "maxPolicyLagSteps": 4, **algorithm}
+    fields = {"learningRateRule": "trustRegion", "maxPolicyLagSteps": 64, **algorithm}
     return StepRate(make_spec(**fields))
 
 
@@ -40,15 +39,18 @@ def test_under_another_rule_the_whole_base_rate_is_allowed():
 
 
 def test_the_horizon_is_the_largest_lag_of_the_run():
-    assert taken(step_rate(), [reading(1.0)] * 4) == [BASE / 4, BASE / 2, BASE, BASE]
+    found = taken(step_rate(), [reading(1.0)] * 8)
+    assert found == [BASE / 64, BASE / 32, BASE / 16, BASE / 8, BASE / 4, BASE / 2, BASE, BASE]
+    assert taken(step_rate(maxPolicyLagSteps=8), [reading(1.0)]) == [BASE / 32]
     assert taken(step_rate(maxPolicyLagSteps=0), [reading(0.1)] * 2) == [BASE] * 2
 
 
 def test_the_target_is_that_of_the_spec():
-    # Second batch: one step of BASE / 4 away, and -log 0.9 missing, which 4 steps of half may miss.
-    rate = step_rate(targetEssRatio=0.9, maxPolicyLagSteps=4)
-    found = taken(rate, [reading(1.0), reading(0.9)])
-    assert found[1] == pytest.approx(BASE / 4 / math.sqrt(4))
+    # The batch is four steps at BASE away; it misses what 64 steps at BASE / 4 may miss.
+    rate = step_rate(targetEssRatio=0.9)
+    for _ in range(4):
+        rate.take(BASE, BASE)
+    assert rate.allowed(BASE, reading(0.9), {4: 1}) == pytest.approx(BASE / 4)
 
 
 def test_nats_count_from_the_on_policy_ratio():
@@ -59,8 +61,8 @@ def test_nats_count_from_the_on_policy_ratio():
 
 def test_a_dead_band_that_is_given_takes_the_place_of_chance():
     found = taken(step_rate(deadBand=0.5), [reading(0.5, chance=9.0)] * 6)
-    assert found[-1] == BASE
-    assert taken(step_rate(deadBand=0.0), [reading(0.5, chance=9.0)] * 6)[-1] < BASE
+    assert found[-1] == BASE / 2
+    assert taken(step_rate(deadBand=0.0), [reading(0.5, chance=9.0)] * 6)[-1] < BASE / 2
 
 
 def test_a_skipped_step_does_not_count_for_the_warm_up():
@@ -91,4 +93,4 @@ def test_a_restored_rate_goes_on_as_the_saved_one():
 def test_a_state_of_before_the_region_starts_one():
     rate = step_rate()
     rate.load_state_dict({"updates_taken": 3})
-    assert taken(rate, [reading(1.0)]) == [BASE / 4]
+    assert taken(rate, [reading(1.0)]) == [BASE / 64]

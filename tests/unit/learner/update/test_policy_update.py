@@ -371,7 +371,7 @@ def test_a_state_without_a_trust_region_starts_one():
     restored = PolicyUpdate(seeded_model(llama), spec, PAD)
     restored.load_state_dict(state)
     result = restored.step(groups, policy_version=9)
-    assert result.learning_rate_scale <= 1 / 4
+    assert result.learning_rate_scale <= 1 / 32
 
 
 def test_a_state_that_lacks_a_part_is_refused():
