@@ -61,7 +61,7 @@ class Learner(Section):
     gradient_mode: GradientMode = GradientMode.AUTO
     """Backward passes of a step whose baseline needs gradient norms: `onePass` (norms and sums
     together), `twoPass` (first the norms, then the sum), or `auto` (`onePass` where the method
-    allows it). It does not change the update."""
+    and the ranks allow it). It does not change the update."""
     processes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Processes (ranks) on one machine that share the model: of a local run, or of each pod. If
     unset, `gpusPerReplica`, or 1."""
