@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from vcpo.service.lifecycle import StartError
 from vcpo_study.cells.cell import Cell
 
 LOG_WEIGHT_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -128,7 +129,7 @@ class CellStore:
         """Return a cell's record; None when there is none, or when it is of other settings.
 
         Raises:
-            ValueError: when the file is no record; it names the file.
+            StartError: when the file is no record; it names the file.
         """
         lines = self._lines(cell)
         if lines is None or not self._is_of(cell, lines[0]):
@@ -151,7 +152,7 @@ class CellStore:
         """Return whether the cell has been run with exactly these settings.
 
         Raises:
-            ValueError: as `load`.
+            StartError: as `load`.
         """
         lines = self._lines(cell)
         return lines is not None and self._is_of(cell, lines[0])
@@ -163,8 +164,8 @@ class CellStore:
         except FileNotFoundError:
             return None
         except (lzma.LZMAError, ValueError) as error:
-            message = f"{path} is no record of a cell ({error}): delete it to run the cell again"
-            raise ValueError(message) from None
+            message = f"{path} is no record of a cell ({error}); delete it to run the cell again"
+            raise StartError(message) from None
         return [header, columns]
 
     def _is_of(self, cell: Cell, header: str) -> bool:

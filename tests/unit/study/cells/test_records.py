@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.study import cell, record, steps
+from vcpo.service.lifecycle import StartError
 from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES, CellStore, model_identity
 
 
@@ -106,7 +107,7 @@ def test_nothing_half_written_stays(store, tmp_path):
 def test_a_file_that_is_no_record_is_named(store, tmp_path):
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / f"{cell().name}.json.xz").write_bytes(b"<<<<<<< ours")
-    with pytest.raises(ValueError, match=rf"{cell().name}.*delete it to run the cell again"):
+    with pytest.raises(StartError, match=rf"{cell().name}.*delete it to run the cell again"):
         store.holds(cell())
 
 
