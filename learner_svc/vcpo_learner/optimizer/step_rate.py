@@ -36,21 +36,22 @@ class StepRate:
             updates_taken=self._updates_taken,
         )
 
-    def allowed(
-        self, base_rate: float, reading: EssReading, tokens_by_lag: Mapping[int, int]
-    ) -> float:
-        """Return the rate that the trust region allows after this batch, in [0, base_rate].
+    def observe(self, reading: EssReading, tokens_by_lag: Mapping[int, int]) -> None:
+        """Take in the batch of the next step.
 
-        reading: of the batch. tokens_by_lag: of the batch, lags in policy versions.
+        tokens_by_lag: lags in policy versions.
         """
         if self._region is None:
-            return base_rate
+            return
         reference, chance_nats = reading.on_policy_ess_ratio, reading.chance_nats
         if self._dead_band is not None:
             reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
         missing_nats = math.log(reference / reading.ess_ratio)
         self._region = self._region.observe(missing_nats, tokens_by_lag, chance_nats)
-        return self._region.largest_rate(base_rate)
+
+    def allowed(self, base_rate: float) -> float:
+        """Return the rate that the trust region allows to the next step, in [0, base_rate]."""
+        return base_rate if self._region is None else self._region.largest_rate(base_rate)
 
     def take(self, rate: float | None, allowed: float | None = None) -> None:
         """Take in a step.

@@ -404,8 +404,8 @@ class PolicyUpdate:
         skipped = _skip_reason(decision.verdict, gradient_norm)
         version = pending.policy_version
         base = self._rate.base(steps_taken=version)
-        lags = tokens_by_lag(pending.trajectories, version)
-        allowed = self._rate.allowed(base, decision.reading, lags)
+        self._rate.observe(decision.reading, tokens_by_lag(pending.trajectories, version))
+        allowed = self._rate.allowed(base)
         scale, rate = 0.0, 0.0
         if skipped is None:
             scale = decision.verdict.scale * (allowed / base if base > 0.0 else 1.0)

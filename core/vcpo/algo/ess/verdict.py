@@ -14,7 +14,7 @@ chance does not explain is damped. With x = log(rho / rho_on) and c the reach of
 
 which is firm thresholding: the scale has no jump, and a stale batch keeps no advantage from the
 band. A given band width d moves the reference to (1 - d) rho_on for every batch; 0 is the rule as
-published.
+published. Under a trust region x counts from its target, target_ess_ratio times rho_on.
 
 *Refusal.* Optimizers divide by a running mean of squares. A gradient G times larger than usual
 enters that mean with (1 - beta2) G^2, at any learning rate, and slows down the steps after it. Its

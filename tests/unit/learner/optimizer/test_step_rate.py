@@ -28,7 +28,8 @@ def taken(rate, readings, lag=1):
     """The rates of steps on these readings, each taken as allowed."""
     found = []
     for each in readings:
-        allowed = rate.allowed(BASE, each, {lag: 64})
+        rate.observe(each, {lag: 64})
+        allowed = rate.allowed(BASE)
         rate.take(allowed, allowed)
         found.append(allowed)
     return found
@@ -50,7 +51,8 @@ def test_the_target_is_that_of_the_spec():
     rate = step_rate(targetEssRatio=0.9)
     for _ in range(4):
         rate.take(BASE, BASE)
-    assert rate.allowed(BASE, reading(0.9), {4: 1}) == pytest.approx(BASE / 4)
+    rate.observe(reading(0.9), {4: 1})
+    assert rate.allowed(BASE) == pytest.approx(BASE / 4)
 
 
 def test_nats_count_from_the_on_policy_ratio():
@@ -79,7 +81,8 @@ def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
     spec = make_spec(learningRateRule="trustRegion")
     rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
     assert rate.base(steps_taken=1) == 0.0
-    assert rate.allowed(0.0, reading(0.5), {1: 1}) == 0.0
+    rate.observe(reading(0.5), {1: 1})
+    assert rate.allowed(0.0) == 0.0
 
 
 def test_a_restored_rate_goes_on_as_the_saved_one():
