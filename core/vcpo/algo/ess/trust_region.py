@@ -26,8 +26,8 @@ many. Means are of e and of d apart, so that chance around e = 0 cancels. What c
 of a mean counts as 0, so batches that are not stale do not bound the rate.
 
 Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
-from step to step. So the first steps of a run do not move the policy out of the region before data
-shows it. With H = 0 there is no region.
+from one step that is taken to the next. So the first steps of a run do not move the policy out of
+the region before data shows it. With H = 0 there is no region.
 
 Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477),
 with the ESS ratio in place of a divergence and the lag in place of one step; the peak has the part
@@ -53,7 +53,7 @@ PEAK_STEPS: Final = 1000
 """Steps over which the largest drift fades to 1/e of itself."""
 
 GROWTH: Final = 2.0
-"""Most by which the rate rises from one step to the next."""
+"""Most by which the rate rises from one step that is taken to the next."""
 
 SMALLEST_SCALE: Final = 1 / 64
 """Least share of the base rate. Nats that persist below it have another cause than drift."""
@@ -123,7 +123,8 @@ class TrustRegion:
     """Largest a of the long means, faded; nats per unit of distance, at least 0."""
 
     bound: float | None = None
-    """Largest rate that the region allowed to the last step, at least 0; None before the first."""
+    """Largest rate that the region allowed to the last step that was taken, at least 0; None before
+    the first."""
 
     def __post_init__(self) -> None:
         if self.horizon_steps < 0:
@@ -153,8 +154,9 @@ class TrustRegion:
         short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
         peak = 0.0
         if len(self.squared_rates) >= min(SHORT_STEPS, self.horizon_steps):
-            faded = self.peak * (1.0 - 1.0 / PEAK_STEPS)
-            peak = max(faded, long.drift(chance_nats))
+            peak = self.peak * (1.0 - 1.0 / PEAK_STEPS)
+            if long.distance > 0.0:  # nats without one are no drift, and would never fade
+                peak = max(peak, long.drift(chance_nats))
         drift = max(short.drift(chance_nats), peak)
         return replace(self, means=means, peak=peak, drift=drift)
 
@@ -174,14 +176,18 @@ class TrustRegion:
     def step(self, rate: float, bound: float | None = None) -> Self:
         """Return the region after a step.
 
-        rate: at which the step was taken, 0 if it was skipped; it may be below the bound.
+        rate: at which the step was taken, 0 if it was skipped; it may be below the bound. A policy
+            that has not moved yet shows no drift: skipped steps do not end the start.
         bound: as `largest_rate` returned it; None if the batch had no ESS ratio.
         """
+        if self.horizon_steps == 0:
+            return self
+        if rate == 0.0 and not self.squared_rates:
+            return replace(self, means=(), drift=0.0)
         kept = (*self.squared_rates, rate * rate)
         first = max(0, len(kept) - self.horizon_steps)
-        return replace(
-            self, squared_rates=kept[first:], bound=self.bound if bound is None else bound
-        )
+        is_new = rate > 0.0 and bound is not None
+        return replace(self, squared_rates=kept[first:], bound=bound if is_new else self.bound)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the observations as JSON values for a checkpoint, without the settings."""

@@ -157,6 +157,34 @@ def test_a_skipped_step_is_no_distance():
     assert region.bound == 2.0
 
 
+def test_a_policy_that_has_not_moved_yet_is_at_its_start():
+    # No answer is right at first, so 40 steps have no gradient; chance lowers rho a little.
+    start = region = TrustRegion(horizon_steps=32)
+    for step in range(40):
+        region = region.observe(0.1, {min(step, 8): 64})
+        region = region.step(0.0, region.largest_rate(BASE))
+    assert region == start
+
+
+def test_batches_without_any_lag_leave_no_peak():
+    # The run allows lag, and has none at first; rho is below rho_on by rounding.
+    region = TrustRegion(horizon_steps=32)
+    for _ in range(40):
+        region = region.observe(1e-9, {0: 64}).step(BASE / 64, BASE / 64)
+    assert region.peak == 0.0
+    for _ in range(100):
+        region = region.observe(0.0, {8: 64})
+        rate = region.largest_rate(BASE)
+        region = region.step(rate, rate)
+    assert rate == BASE
+
+
+def test_a_run_that_is_given_lag_later_starts_its_region_then():
+    without = TrustRegion(horizon_steps=0).step(BASE, BASE)
+    region = TrustRegion(horizon_steps=32).restore(without.to_dict())
+    assert region.largest_rate(BASE) == BASE / 32
+
+
 @given(
     st.lists(st.tuples(st.floats(-0.5, 4.0), st.integers(0, 8)), min_size=1, max_size=30),
     st.floats(0.0, 1.0),

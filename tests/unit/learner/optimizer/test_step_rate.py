@@ -76,6 +76,15 @@ def test_a_skipped_step_does_not_count_for_the_warm_up():
     assert rate.base(steps_taken=2) == pytest.approx(0.2)
 
 
+def test_the_start_does_not_go_on_while_steps_are_skipped():
+    rate = step_rate()
+    taken(rate, [reading(1.0)])
+    for _ in range(10):
+        rate.observe(reading(1.0), {1: 64})
+        rate.take(None, rate.allowed(BASE))
+    assert taken(rate, [reading(1.0)] * 2) == [BASE / 32, BASE / 16]
+
+
 def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
     chosen = Optimizer.model_validate({"schedule": "linear", "finalLearningRateRatio": 0.0})
     spec = make_spec(learningRateRule="trustRegion")
