@@ -18,6 +18,10 @@ class EngineError(RuntimeError):
     """Generation failed or the engine has ended; the worker reports a typed failure."""
 
 
+class NonFiniteLogitsError(EngineError):
+    """The policy's logits are not finite; no token can be drawn."""
+
+
 class GenerationInterruptedError(RuntimeError):
     """The caller interrupted a generation.
 

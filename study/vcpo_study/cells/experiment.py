@@ -20,6 +20,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
+from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
 from vcpo_study.cells.lag_control import LagControl
@@ -32,8 +33,8 @@ def run_cell(cell: Cell, model_name: str) -> CellRecord:
     """Train and evaluate one cell in this thread.
 
     model_name: directory or hub name of the cell's model.
-    Raises: ValueError when the model or the environment cannot be loaded; EngineError when the
-    policy's logits are not finite.
+    Raises: ValueError when the model or the environment cannot be loaded; NonFiniteLogitsError as
+    `Experiment.run`.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     started_s = time.process_time()
@@ -115,16 +116,29 @@ class Experiment:
         self._versions = Versions(cell.lag)
 
     def run(self) -> tuple[list[UpdateResult], list[EvaluationRow]]:
-        """Take every step; evaluate at the start, at regular steps, and at the end."""
-        every, last = self._spec.evaluation.every_steps, self._spec.steps
+        """Take every step; evaluate at the start, at regular steps, and at the end.
+
+        Training that breaks the policy ends there, and the evaluations that are left count as 0:
+        a study must not lose the cells of the least stable method.
+
+        Raises: NonFiniteLogitsError when the policy's logits are not finite before the first step.
+        """
+        last = self._spec.steps
+        evaluated = [*range(0, last, self._spec.evaluation.every_steps), last]
         updates: list[UpdateResult] = []
         evaluations: list[EvaluationRow] = []
-        for version in range(last + 1):
-            self.publish()
-            if version % every == 0 or version == last:
-                evaluations.append(self.evaluate(version))
-            if version < last:
-                updates.append(self.step(version, self.sample(version)))
+        try:
+            for version in range(last + 1):
+                self.publish()
+                if version in evaluated:
+                    evaluations.append(self.evaluate(version))
+                if version < last:
+                    updates.append(self.step(version, self.sample(version)))
+        except NonFiniteLogitsError:
+            if not updates:
+                raise
+            left = evaluated[len(evaluations) :]
+            evaluations += [EvaluationRow(step=step, accuracy=0.0) for step in left]
         return updates, evaluations
 
     def publish(self) -> None:

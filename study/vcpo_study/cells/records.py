@@ -37,7 +37,10 @@ _Optionals = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepColumns:
-    """The numbers of a cell's steps: entry s - 1 of each tuple is of step s."""
+    """The numbers of a cell's steps: entry s - 1 of each tuple is of step s.
+
+    A cell whose policy gave logits that are not finite took no further step.
+    """
 
     reward_mean: _Numbers
     response_tokens_mean: _Numbers
@@ -69,6 +72,7 @@ class EvaluationRow:
     step: int
     """Steps taken before the evaluation."""
     accuracy: float
+    """0 where the policy's logits are not finite, and from there on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

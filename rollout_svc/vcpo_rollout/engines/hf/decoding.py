@@ -21,7 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
-from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
+from vcpo_rollout.engines.engine import (
+    EngineError,
+    Generation,
+    GenerationRequest,
+    NonFiniteLogitsError,
+)
 from vcpo_rollout.engines.hf.cache import DecodingCache
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 
@@ -131,7 +136,7 @@ class DecodeBatch:
     def step(self) -> Mapping[PartialSequence, Outcome]:
         """Sample one token per sequence; remove and return the sequences that ended.
 
-        A sequence whose logits are not finite ends with an EngineError; the others continue.
+        A sequence whose logits are not finite ends with a NonFiniteLogitsError; the others go on.
         """
         if self._logits is None or self._policy_version is None:
             return {}
@@ -171,7 +176,7 @@ class DecodeBatch:
     ) -> Outcome | None:
         """Append a token; return how the sequence ended, or None if it continues."""
         if not math.isfinite(logprob):
-            return EngineError(
+            return NonFiniteLogitsError(
                 f"policy version {policy_version} gives logits that are not finite after "
                 f"{len(sequence.context)} tokens; look at the learner's last steps"
             )

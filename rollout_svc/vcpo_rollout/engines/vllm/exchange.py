@@ -20,6 +20,7 @@ from vcpo_rollout.engines.engine import (
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
+    NonFiniteLogitsError,
 )
 
 _ABORTED = "abort"
@@ -78,7 +79,7 @@ def _to_partial_response(output: CompletionOutput) -> PartialResponse:
         for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
     )
     if not all(map(math.isfinite, logprobs)):
-        raise EngineError(
+        raise NonFiniteLogitsError(
             f"policy version {output.weight_versions[-1].version} gives logits that are not "
             "finite; look at the learner's last steps"
         )

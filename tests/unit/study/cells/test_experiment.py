@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.unit.study.echo import Echo
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
 from vcpo_study.cells.experiment import quantiles, run_cell
@@ -61,6 +64,47 @@ def test_with_lag_they_part_from_the_second_step_on():
 def test_a_cell_run_twice_has_the_same_numbers():
     first, second = (run_cell(cell_with(1), TINY) for _ in range(2))
     assert replace(first, cpu_s=0.0) == replace(second, cpu_s=0.0)
+
+
+TWO_TURNS = {"name": f"{Echo.__module__}:{Echo.__name__}", "parameters": {}}
+
+
+def break_version(monkeypatch, broken):
+    """Make the parameters NaN before a version is published."""
+    versions = itertools.count()
+
+    def published(model):
+        if next(versions) == broken:
+            next(model.parameters()).data.fill_(math.nan)
+        return policy_tensors(model)
+
+    monkeypatch.setattr("vcpo_study.cells.experiment.policy_tensors", published)
+
+
+@pytest.mark.parametrize("task", [{}, TWO_TURNS], ids=["one turn", "two turns"])
+@pytest.mark.parametrize(
+    # At lag 2 version 1 still samples for version 3, whose step is refused.
+    ("lag", "taken", "refused"),
+    [(0, 3, {}), (2, 4, {4: "non_finite_weight"})],
+)
+def test_a_policy_without_finite_logits_is_wrong_from_there_to_the_end(
+    monkeypatch, task, lag, taken, refused
+):
+    environment = SPEC.environment.model_copy(update=task)
+    cell = replace(cell_with(lag), spec=SPEC.model_copy(update={"environment": environment}))
+    whole = run_cell(cell, TINY)
+    break_version(monkeypatch, 3)
+    record = run_cell(cell, TINY)
+    assert record.evaluations[:2] == whole.evaluations[:2]
+    assert [(row.step, row.accuracy) for row in record.evaluations[2:]] == [(4, 0.0), (5, 0.0)]
+    assert len(record.steps.reward_mean) == taken
+    assert {step: why for step, why in record.steps.skipped.items() if step > 3} == refused
+
+
+def test_a_model_without_finite_logits_is_an_error_and_no_record(monkeypatch):
+    break_version(monkeypatch, 0)
+    with pytest.raises(NonFiniteLogitsError, match="policy version 0"):
+        run_cell(cell_with(0), TINY)
 
 
 @pytest.mark.parametrize(
