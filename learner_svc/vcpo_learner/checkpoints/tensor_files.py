@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from enum import Enum, EnumType
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, cast
@@ -214,10 +215,23 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("pathlib") and name in {"PosixPath", "WindowsPath"}:
             return Path
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in self._ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no part of an index of tensors")
+
+
+def _enum_member(owner: object, name: str) -> Enum:
+    """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute of it.
+
+    Raises: pickle.UnpicklingError for an attribute of anything else.
+    """
+    if isinstance(owner, EnumType) and name in owner.__members__:
+        member: Enum = owner.__members__[name]
+        return member
+    raise pickle.UnpicklingError(f"{name!r} of {owner!r} is no part of an index of tensors")
 
 
 class _ChecksummingWriter(FileSystemWriter):

@@ -1,10 +1,13 @@
 """Parameters and moments in files, written and read by one process."""
 
 import pickle
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import xxhash
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama
@@ -115,4 +118,32 @@ def test_an_index_that_would_run_code_is_not_read(tmp_path):
 
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
     with pytest.raises(pickle.UnpicklingError, match=r"exec is no part of an index"):
+        TensorReader(tmp_path).read_metadata()
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """Is pickled as an attribute of something, as Python 3.11.2 pickles a member of an enum."""
+
+    owner: object
+    name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.owner, self.name)
+
+
+def test_an_index_that_names_members_of_enums_by_attribute_is_read(tmp_path):
+    member = _Attribute(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST")
+    (tmp_path / ".metadata").write_bytes(
+        pickle.dumps(Metadata(state_dict_metadata={}, planner_data=member))
+    )
+    index = TensorReader(tmp_path).read_metadata()
+    assert index.planner_data is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+
+
+@pytest.mark.parametrize("name", ["__subclasses__", "mro"])
+def test_an_index_that_names_another_attribute_is_not_read(tmp_path, name):
+    attribute = _Attribute(_MEM_FORMAT_ENCODING, name)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(attribute))
+    with pytest.raises(pickle.UnpicklingError, match=rf"'{name}' of .* is no part of an index"):
         TensorReader(tmp_path).read_metadata()
