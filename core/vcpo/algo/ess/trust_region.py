@@ -140,12 +140,15 @@ class TrustRegion:
     ) -> Self:
         """Return the region after it has seen one more batch.
 
+        If every step that is remembered was skipped, the batch shows no drift and does not count.
+
         missing_nats: log(rho_on / rho) of the batch, nats, finite; below 0 by chance.
         tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
             are not remembered count as none.
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
         """
-        if self.horizon_steps == 0:
+        stands_still = self.squared_rates and not any(self.squared_rates)
+        if self.horizon_steps == 0 or stands_still:
             return self
         distances = self._distances(max(tokens_by_lag))
         total = sum(tokens_by_lag.values())

@@ -166,6 +166,17 @@ def test_a_policy_that_has_not_moved_yet_is_at_its_start():
     assert region == start
 
 
+def test_a_policy_that_stands_still_for_long_shows_no_drift():
+    # All prompts are solved for a time: no gradient, and what batches miss is chance.
+    region = TrustRegion(horizon_steps=32, squared_rates=(BASE**2,) * 32, bound=BASE)
+    for _ in range(40):
+        region = region.observe(0.1, {8: 64}).step(BASE, BASE)
+    before = region.peak
+    for _ in range(500):
+        region = region.observe(1e-3, {8: 64}).step(0.0, BASE)
+    assert region.peak <= before
+
+
 def test_batches_without_any_lag_leave_no_peak():
     # The run allows lag, and has none at first; rho is below rho_on by rounding.
     region = TrustRegion(horizon_steps=32)
