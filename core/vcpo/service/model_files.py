@@ -174,9 +174,8 @@ def _fetch(listing: _Listing, folder: Path) -> None:
                 transfers.shutdown(cancel_futures=True)
                 _refuse(listing.url, error)
             if pending:
-                so_far = sum(path.stat().st_size for path in partial.iterdir())
-                of_all = _size(listing.size_bytes)
-                _LOGGER.info("fetching %s: %s of %s", listing.url, _size(so_far), of_all)
+                so_far, of_all = _size(_bytes_in(partial)), _size(listing.size_bytes)
+                _LOGGER.info("fetching %s: %s of %s", listing.url, so_far, of_all)
     partial.rename(folder)
 
 
@@ -190,6 +189,15 @@ def _fetch_file(listing: _Listing, path: str, partial: Path) -> None:
         if expected is not None and found != expected:
             raise ValueError(f"{path} has {found} bytes, must have {expected}")
         incomplete.rename(target)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of the files of a folder; one that gets another name meanwhile may lack."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def _raise_errors(done: set[Future[None]]) -> None:

@@ -126,6 +126,15 @@ def test_a_long_transfer_says_how_far_it_is(bucket, monkeypatch, caplog):
     assert "MiB of " in caplog.text
 
 
+def test_a_file_that_is_complete_while_the_progress_is_counted_ends_no_transfer(
+    bucket, monkeypatch
+):
+    monkeypatch.setattr(model_files, "_REPORT_S", 0.0)
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: [*real(folder), folder / ".renamed"])
+    assert Path(local_model("memory://bucket/tiny"), "config.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
