@@ -25,7 +25,7 @@ those of the run's checkpoints, every eight steps, on the same held-out prompts;
 after the run. The final one is the mean over the last quarter of the steps. The clock starts when
 every worker has started.
 
-The last line printed is JSON: `speedup_k<k>`, time to the target over that of k = 0, and
+The last line printed is JSON: `speedup_k<k>`, time to the target at k = 0 over that at k, and
 `accuracy_gap`, final accuracy of k = 0 minus the lowest of the others; each is the worst over the
 numbers of workers, which `workers` has one by one, with all figures of each run. Aims: `speedup_k2`
 at least 1.5, `speedup_k8` at least 2.0, `accuracy_gap` at most 0.01.

@@ -10,10 +10,10 @@ from typing import Final
 
 from vcpo.report.numbers import compact
 from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES, CellRecord
-from vcpo_study.results.axis import round_ticks, widen
+from vcpo_study.results.drawing.axis import round_ticks, widen
+from vcpo_study.results.drawing.plot import AxisScale, Curve, Plot, draw_plot
+from vcpo_study.results.drawing.sheet import COLORS, FRAME_COLOR, PANEL, colored_curve, draw_sheet
 from vcpo_study.results.heat_map import HeatMap, draw_heat_map
-from vcpo_study.results.plot import AxisScale, Curve, Plot, draw_plot
-from vcpo_study.results.sheet import COLORS, FRAME_COLOR, PANEL, colored_curve, draw_sheet
 from vcpo_study.results.summary import StudySummary
 from vcpo_study.study import StudySpec
 

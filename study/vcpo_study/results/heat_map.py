@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from vcpo_study.results.plot import Size, text
+from vcpo_study.results.drawing.plot import Size, text
 
 _RAMP: Final = ((247, 251, 255), (107, 174, 214), (8, 48, 107))
 """Colors of 0, of half and of the full value; in between, channels are interpolated linearly."""

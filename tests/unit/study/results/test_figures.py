@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.fixtures.study import record, steps, study
+from vcpo_study.results.drawing.plot import AxisScale, Plot, draw_plot
+from vcpo_study.results.drawing.sheet import COLORS, PANEL, colored_curve, draw_sheet
 from vcpo_study.results.figures import figures
-from vcpo_study.results.plot import AxisScale, Plot, draw_plot
-from vcpo_study.results.sheet import COLORS, PANEL, colored_curve, draw_sheet
 from vcpo_study.results.summary import claim_records, summarize
 
 SVG = "{http://www.w3.org/2000/svg}"

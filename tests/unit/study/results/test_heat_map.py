@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from vcpo_study.results.drawing.plot import Size
 from vcpo_study.results.heat_map import HeatMap, draw_heat_map
-from vcpo_study.results.plot import Size
 
 SIZE = Size(width=120, height=130, left=10, right=10, top=10, bottom=20)
 """The map is 100 by 100 pixels, from (10, 10) to (110, 110)."""

@@ -1,7 +1,7 @@
 import math
 from xml.etree import ElementTree as ET
 
-from vcpo_study.results.plot import AxisScale, Curve, Plot, Size, draw_plot, points, runs
+from vcpo_study.results.drawing.plot import AxisScale, Curve, Plot, Size, draw_plot, points, runs
 
 SIZE = Size(width=120, height=130, left=10, right=10, top=10, bottom=20)
 """The plot area is 100 by 100 pixels, from (10, 10) to (110, 110)."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vcpo_study.results.plot import Curve, Size, points, text
+from vcpo_study.results.drawing.plot import Curve, Size, points, text
 
 COLORS: Final = (
     "#0072b2",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_study.results.axis import Axis, round_ticks, widen
+from vcpo_study.results.drawing.axis import Axis, round_ticks, widen
 
 
 @pytest.mark.parametrize(

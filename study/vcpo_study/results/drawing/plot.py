@@ -13,7 +13,7 @@ from html import escape
 from itertools import chain
 
 from vcpo.report.numbers import finite
-from vcpo_study.results.axis import Axis
+from vcpo_study.results.drawing.axis import Axis
 
 _LARGEST = 1e300
 """Largest number that is drawn; margins and sums of larger ones would overflow."""
