@@ -3,9 +3,9 @@
 A study asks what becomes of a synchronous recipe as its data grows old. It has three parts, whose
 cells are of one kind, a base run with one method, lag, learning rate and seed:
 
-    plane    every method, learning rate and lag, on few seeds
     tuning   every method and learning rate at lag 0, on seeds of its own; decides the synchronous
              rate of each method
+    plane    every method, learning rate and lag, on few seeds; at lag 0 the cells of the tuning
     claims   methods at their synchronous rates over some lags, on many seeds
 """
 
@@ -92,7 +92,7 @@ class Tuning(Section):
     """How each method gets its synchronous rate: the best of `learningRates` at lag 0."""
 
     seeds: _Seeds
-    """Seeds that no other part uses."""
+    """Seeds of all cells of plane and tuning at lag 0; neither stale cells nor claims use them."""
 
 
 class Claims(Section):
@@ -118,7 +118,7 @@ class StudySpec(Section):
     """Age of every batch of a cell, in policy versions; the first batches are younger. 0 must be
     among them."""
     seeds: _Seeds
-    """Seeds of the plane: of its training prompts and its sampling."""
+    """Seeds of the plane beyond lag 0: of its training prompts and its sampling."""
     tuning: Tuning
     claims: Claims | None = None
     """None makes no cells beside plane and tuning."""
@@ -196,6 +196,10 @@ class StudySpec(Section):
             if shared := sorted(set(seeds) & set(self.tuning.seeds)):
                 message = f"must not be seeds of `tuning` too; replace {shared} in one of them"
                 yield conflict(*location, value=list(seeds), message=message)
+
+    def plane_seeds(self, lag: int) -> tuple[int, ...]:
+        """Return the seeds of the plane at a lag."""
+        return self.seeds if lag else self.tuning.seeds
 
     def method(self, name: str) -> StudyMethod:
         """Return the method with a name.

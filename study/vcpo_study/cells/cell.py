@@ -135,8 +135,9 @@ def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cel
     """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
     return [
         _cell(study, method, lag, rate, seed)
-        for seed in study.seeds
+        for seed in (*study.tuning.seeds, *study.seeds)
         for lag in study.lags
+        if seed in study.plane_seeds(lag)
         for rate in study.learning_rates
         for method in _methods(study, selection)
         if _takes(selection, Part.PLANE, lag)

@@ -112,7 +112,8 @@ Final accuracy on the plane, for who tunes again at each lag.
 
 ### Every rate at every lag
 
-Final accuracy, mean ± standard deviation over seeds; bold: it reaches the target.
+Final accuracy, mean ± standard deviation over seeds; bold: it reaches the target. At k = 0 the
+seeds are those of the tuning.
 
 ![Final accuracy by rate and lag, a heat map per method]({folder}/heat_maps.svg)
 {plane}"""

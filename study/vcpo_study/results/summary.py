@@ -106,13 +106,11 @@ def claim_records(
     A method that `claims.methods` leaves out has those that the claims' seeds share with the plane.
     """
     rates = synchronous_rates(tuned)
-    part = study if study.claims is None else study.claims
+    at_their_rates = [each for each in records if each.learning_rate == rates.get(each.method)]
+    if (claims := study.claims) is None:
+        return _plane_records(study, at_their_rates)
     return [
-        each
-        for each in records
-        if each.seed in part.seeds
-        and each.lag in part.lags
-        and each.learning_rate == rates.get(each.method)
+        each for each in at_their_rates if each.seed in claims.seeds and each.lag in claims.lags
     ]
 
 
@@ -158,7 +156,7 @@ def _plane_records(study: StudySpec, records: Iterable[CellRecord]) -> list[Cell
     return [
         each
         for each in records
-        if each.seed in study.seeds
-        and each.lag in study.lags
+        if each.lag in study.lags
+        and each.seed in study.plane_seeds(each.lag)
         and each.learning_rate in study.learning_rates
     ]

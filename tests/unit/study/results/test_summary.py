@@ -51,7 +51,8 @@ def test_a_study_without_claims_makes_them_on_the_seeds_and_lags_of_its_plane():
     plain = study_document(STUDY.replace(line, "")).spec
     plane = [claimed("vcpo", 128, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
     rows = summarize(plain, [*TUNING, *plane]).claims
-    assert [(row.lag, row.num_seeds) for row in rows] == [(128, 1)]
+    found = [(row.method, row.lag, row.num_seeds) for row in rows]
+    assert found == [("vcpo", 0, 1), ("plain", 0, 1), ("vcpo", 128, 1)]
 
 
 def test_a_method_that_the_claims_leave_out_has_the_seeds_that_it_shares_with_the_plane():
@@ -62,9 +63,13 @@ def test_a_method_that_the_claims_leave_out_has_the_seeds_that_it_shares_with_th
     assert [(row.method, row.lag, row.num_seeds) for row in rows] == [("plain", 32, 1)]
 
 
-def test_the_plane_has_the_seeds_of_the_plane_only():
-    records = [*TUNING, claimed("vcpo", 32, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
-    assert [point.num_seeds for point in summarize(study(), records).plane] == [1]
+def test_the_plane_has_its_own_seeds_only_and_at_lag_0_those_of_the_tuning():
+    stale = [claimed("vcpo", 32, [0.8], seed=2), claimed("vcpo", 32, [0.8], seed=3)]
+    points = summarize(study(), [*TUNING, claimed("vcpo", 0, [0.1], seed=2), *stale]).plane
+    of_vcpo = [each for each in points if each.method == "vcpo"]
+    found = [(each.lag, each.learning_rate, each.final_accuracy_mean) for each in of_vcpo]
+    assert found == [(0, 1e-4, 0.8), (0, 1e-3, 0.8), (32, 1e-3, 0.8)]
+    assert {each.num_seeds for each in points} == {1}
 
 
 def test_the_order_of_the_records_changes_nothing():
@@ -73,7 +78,7 @@ def test_the_order_of_the_records_changes_nothing():
 
 
 def test_without_tuning_there_is_a_plane_and_nothing_that_needs_the_target():
-    found = summarize(study(), both_rates("vcpo", 0, 0.8, 0.1))
+    found = summarize(study(), both_rates("vcpo", 32, 0.8, 0.1))
     assert (found.target, len(found.plane)) == (None, 2)
     assert (found.tuned, found.safe, found.claims) == ((), (), ())
 
