@@ -12,7 +12,6 @@ from pydantic_core import InitErrorDetails
 from vcpo.algo import (
     MISMATCH_LIMITS_NATS,
     Baseline,
-    BaselineScope,
     GradientNormEstimator,
     MismatchClass,
 )
@@ -210,15 +209,6 @@ class VCPORunSpec(Section):
         mode = self.learner.gradient_mode
         if mode is GradientMode.ONE_PASS and not self.algorithm.fits_one_pass:
             message = "the method needs the whole batch before it weighs a token; use 'auto'"
-            yield conflict("learner", "gradientMode", value=mode.value, message=message)
-        size = self.learner.fsdp_size
-        has_copies = size is not None and size < self.learner.ranks
-        spans_batch = self.algorithm.loss_config.baseline_scope is BaselineScope.BATCH
-        if mode is GradientMode.ONE_PASS and has_copies and spans_batch:
-            message = (
-                f"one baseline per batch needs two passes where `fsdpSize` ({size}) is less than"
-                f" the number of ranks ({self.learner.ranks}); use 'auto'"
-            )
             yield conflict("learner", "gradientMode", value=mode.value, message=message)
         norms = self.algorithm.gradient_norms
         is_head = norms is GradientNormEstimator.LM_HEAD and self.learner.ranks > 1

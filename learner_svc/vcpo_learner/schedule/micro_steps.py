@@ -41,6 +41,11 @@ class MeshPlace:
         """The rank's number; the shards of a replica are neighbors."""
         return self.replica * self.num_shards + self.shard
 
+    @property
+    def of_one_replica(self) -> MeshPlace:
+        """The place of the same rank for work that all ranks share, as if they were one replica."""
+        return MeshPlace(num_shards=self.num_ranks, shard=self.rank)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchBudget:

@@ -8,9 +8,8 @@ The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_
                 the gradient with the last micro-batch of the group, or of the batch if all groups
                 share one baseline (`vcpo_learner.per_sample_gradients`).
     two passes  if k_it depends on the whole batch in another way, or those that share a baseline
-                exceed a micro-batch and their norms are not exact, or they are in several replicas:
-                score the batch, with norms if the baseline needs them; compute all k_it; run
-                backward.
+                exceed a micro-batch and their norms are not exact: score the batch, with norms if
+                the baseline needs them; compute all k_it; run backward.
                 If one micro-batch holds everything that is trained on, its graph is kept and the
                 second pass needs no forward pass.
 
@@ -114,15 +113,19 @@ class GradientAccumulation:
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
         memory = budget_on_ranks(PolicyNetwork.of(model).model, spec, self._ranks)
-        self._runner = MicroBatchRunner(model, spec, pad_token_id, mesh_place(self._ranks), memory)
+        self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
+        # Trajectories that share a baseline are in one replica, or in all if the batch shares one.
+        place = mesh_place(self._ranks)
+        self._runner = MicroBatchRunner(
+            model, spec, pad_token_id, place.of_one_replica if self._spans_batch else place, memory
+        )
+        self._share_in_group = (
+            self._ranks.share if self._spans_batch else self._ranks.share_in_replica
+        )
         self._inputs = TokenInputs(self._config, self._runner, self._ranks)
         self._fits_one_pass = (
             spec.algorithm.fits_one_pass and spec.learner.gradient_mode is not GradientMode.TWO_PASS
         )
-        self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
-        if self._spans_batch:
-            # A baseline completes a gradient in one replica; the others would have nothing to do.
-            self._fits_one_pass &= self._ranks.num_replicas == 1
         has_norms = self._config.baseline in NORM_BASELINES
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
         self._sharded: ShardedGradient | None = None
@@ -307,9 +310,7 @@ class GradientAccumulation:
             norms[positions] = measured.squared_norms[: len(positions)]
             if step.is_last:
                 known = torch.stack([log_weights, norms])[:, list(opened.positions)]
-                measured.add_to_parameters(
-                    opened.slopes(*self._ranks.share_in_replica(known).tolist())
-                )
+                measured.add_to_parameters(opened.slopes(*self._share_in_group(known).tolist()))
                 opened = None
             unused &= measured.unused
         release(self._runner.network)
@@ -332,7 +333,7 @@ class GradientAccumulation:
         trajectories that this rank ran.
         """
         members = [groups[number] for number in step.numbers]
-        known = self._ranks.share_in_replica(squares[list(chain.from_iterable(members))])
+        known = self._share_in_group(squares[list(chain.from_iterable(members))])
         return OpenGroups(
             members,
             rewards,

@@ -260,17 +260,6 @@ def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, i
         assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule} (got 'onePass')"]
 
 
-def test_one_baseline_per_batch_takes_two_passes_where_the_parameters_are_there_twice():
-    lines = (
-        "learner: {gradientMode: onePass, processes: 4, fsdpSize: 2}\nalgorithm: {method: vcpo2}"
-    )
-    rule = (
-        "one baseline per batch needs two passes where `fsdpSize` (2) is less than the number of"
-        " ranks (4); use 'auto' (got 'onePass')"
-    )
-    assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule}"]
-
-
 def test_norms_of_the_head_take_two_passes_on_several_ranks():
     lines = "learner: {gradientMode: onePass, processes: 2}\nalgorithm: {gradientNorms: lmHead}"
     rule = "several ranks need two passes for norms of kind 'lmHead'; use 'auto' (got 'onePass')"

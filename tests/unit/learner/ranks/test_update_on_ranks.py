@@ -32,6 +32,12 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 
 MESHES = {"2 ranks": (2, 2), "4 ranks": (4, 4), "2 x 2": (4, 2), "2 copies": (2, 1)}
 """Ranks, and how many of them hold the parameters once. Two ranks run every case."""
+BATCH_CASES = (
+    "one baseline per batch",
+    "one baseline per batch, many micro-steps",
+    "one baseline per batch, idle ranks",
+    "one baseline per batch, logitEnergy",
+)
 ON_FOUR = (
     "untied",
     "tied",
@@ -43,9 +49,9 @@ ON_FOUR = (
     "one pass, a group over many micro-steps",
     "one pass, idle ranks",
     "one pass, a weight that is no number",
-    "one baseline per batch",
+    *BATCH_CASES,
 )
-ON_COPIES = ("untied", "one pass", "one baseline per batch")
+ON_COPIES = ("untied", "one pass", *BATCH_CASES)
 BATCH = {"baselineScope": "batch", "importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 SPEC = {
@@ -108,6 +114,7 @@ def one_small_group(groups: list[Any]) -> list[Any]:
     return [groups[0][:3]]
 
 
+ONE_PASS = {"learner": {"gradientMode": "onePass"}}
 TWO_PASSES = {"learner": {"gradientMode": "twoPass"}}
 CASES = {
     "untied": Case(sections=TWO_PASSES),
@@ -125,9 +132,15 @@ CASES = {
     "one pass, adapters": Case(make=with_adapters),
     "one pass, a weight that is no number": Case(change=forged(math.nan)),
     "one pass, logitEnergy": Case(sections={"algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}),
-    "one baseline per batch": Case(sections={"algorithm": BATCH}),
+    "one baseline per batch": Case(sections={"algorithm": BATCH, **ONE_PASS}),
     "one baseline per batch, many micro-steps": Case(
-        sections={"algorithm": BATCH, "batch": {"microBatchTrajectories": 1}}
+        sections={"algorithm": BATCH, **ONE_PASS, "batch": {"microBatchTrajectories": 1}}
+    ),
+    "one baseline per batch, idle ranks": Case(
+        change=one_small_group, sections={"algorithm": BATCH, **ONE_PASS}
+    ),
+    "one baseline per batch, logitEnergy": Case(
+        sections={"algorithm": {**BATCH, "gradientNorms": "logitEnergy"}, **ONE_PASS}
     ),
     "idle ranks": Case(change=one_small_group, sections=TWO_PASSES),
     # One rank rounds products to bfloat16, several round all they compute; in so small a model
