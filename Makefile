@@ -5,7 +5,7 @@ PROMETHEUS ?= http://127.0.0.1:9090
 RUN ?= sort-digits
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test lint format protos bench board-picture clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test lint format protos locks licenses digests sbom bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -51,6 +51,9 @@ lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up 
 	@$(BIN)/python scripts/render_dashboards.py --check
 	@$(BIN)/python scripts/render_metrics.py --check
 	@$(BIN)/python scripts/layout_figures.py --check
+	@$(BIN)/python -m scripts.supply.locks --check
+	@$(BIN)/python -m scripts.supply.licenses --check
+	@$(BIN)/python -m scripts.supply.base_images --check
 
 format: .venv/installed ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
@@ -58,6 +61,18 @@ format: .venv/installed ## rewrite the sources as ruff likes them
 
 protos: .venv/installed ## generate core/vcpo/wire/v1 from protos/
 	@$(BIN)/python scripts/generate_stubs.py
+
+locks: .venv/installed ## compile deploy/locks, what each image installs, from pyproject.toml and deploy/constraints.txt
+	@$(BIN)/python -m scripts.supply.locks
+
+licenses: .venv/installed ## list the license of every package in an image (downloads files of packages that are new)
+	@$(BIN)/python -m scripts.supply.licenses
+
+digests: .venv/installed ## pin the base images by the digest that their tag has now (takes docker and a registry)
+	@$(BIN)/python -m scripts.supply.base_images
+
+sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (CycloneDX)
+	@$(BIN)/python -m scripts.supply.sbom
 
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
 	@for name in estimators.reference_parity rollout.generation learner.opob_overhead learner_step learner.packing learner.schedule estimators.norm_proxies estimators.gradient_variance estimators.ess_rules estimators.calibration operator_scale learner.ingest learner.record_step rollout.over_provision rollout.weight_sync rollout.vllm_pause rollout.fp8_product rollout.late_join learner.learner_host learner.checkpoint learner.publication estimators.critical_policy "study_cell examples/studies/countdown.yaml" async_speedup "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
