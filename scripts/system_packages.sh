@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the system packages the tests use: a Chromium that opens the HTML report, Prometheus with
-# its promtool, which judges what /metrics shows, and a library that vLLM for CPUs is linked with.
+# its promtool, which judges what /metrics shows, a library that vLLM for CPUs is linked with, and
+# bubblewrap, which isolates a model's programs.
 set -eu
 
 has_any() {
@@ -14,6 +15,7 @@ missing=""
 has_any chromium chromium-browser google-chrome || missing="$missing chromium"
 has_any promtool || missing="$missing prometheus"
 ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || [ "$(uname)" != Linux ] || missing="$missing libnuma1"
+has_any bwrap || [ "$(uname)" != Linux ] || missing="$missing bubblewrap"
 if [ -z "$missing" ]; then exit 0; fi
 
 if has_any apt-get && [ "$(id -u)" = 0 ]; then

@@ -193,7 +193,7 @@ def worker_gauges(
     """Return a worker's gauges; sandbox and engine fill theirs, where the worker has them."""
     gauges = RolloutGauges(metrics)
     if isinstance(environment, SandboxedEnvironment):
-        gauges.watch_sandbox(environment.unprotected())
+        gauges.watch_sandbox(environment.isolation())
     if isinstance(engine, ObservableEngine):
         engine.export_steps(gauges)
     return gauges

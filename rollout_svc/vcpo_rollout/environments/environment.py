@@ -23,6 +23,7 @@ from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 from vcpo.spec import VCPORun
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
+from vcpo_rollout.sandbox.runner import Isolation
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
@@ -123,8 +124,8 @@ class MultiTurnEnvironment(Environment, Protocol):
 class SandboxedEnvironment(Environment, Protocol):
     """A task that runs programs which the model wrote."""
 
-    def unprotected(self) -> tuple[str, ...]:
-        """Return the `PROTECTIONS` of `sandbox.runner` that this system does not support."""
+    def isolation(self) -> Isolation:
+        """Return how this system isolates the programs."""
         ...
 
 

@@ -15,7 +15,7 @@ from vcpo_rollout.environments.arithmetic import calculate
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer, parse_seconds, parse_span
-from vcpo_rollout.sandbox.runner import SandboxLimits, run_python, unprotected
+from vcpo_rollout.sandbox.runner import Isolation, SandboxLimits, isolation, run_python
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -66,11 +66,13 @@ class PythonTool:
         parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
         parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
-        if missing := self.unprotected():
+        how = self.isolation()
+        _LOGGER.info("python_tool: programs are isolated by %s", how.mechanism)
+        if how.missing:
             _LOGGER.warning(
                 "python_tool: this system does not isolate programs from %s; run the "
                 "workers in a sandbox for pods, see docs/environments.md",
-                ", ".join(missing),
+                ", ".join(how.missing),
             )
 
     def prompt(self, split: Split, index: int) -> Prompt:
@@ -97,9 +99,9 @@ class PythonTool:
         """Begin a conversation with all calls left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
 
-    def unprotected(self) -> tuple[str, ...]:
-        """Return the protections that this system does not support."""
-        return unprotected()
+    def isolation(self) -> Isolation:
+        """Return how this system isolates the programs."""
+        return isolation()
 
     def run(self, program: str) -> str:
         """Run a program within the limits and return its output."""

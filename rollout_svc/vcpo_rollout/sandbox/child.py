@@ -6,15 +6,17 @@ namespaces  its own: no network device, no memory shared with others, and a fold
             limited size (Linux, as root or with user namespaces)
 files       Landlock: it reads the interpreter's own files, and writes to its folder (Linux 5.13)
 processes   Landlock: no TCP, no signal to others (Linux 6.7, 6.12); and no new process or thread
-root        the child of a root process becomes nobody
+root        the child of a root process becomes nobody; nobody else keeps a capability
 limits      CPU time, memory, size of files, open files; it cannot raise them again
 parent      it is killed when its parent dies
-calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, no
-            mounts or namespaces, no escape from the parent's death (Linux, x86-64 and 64-bit ARM)
+calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, nor a
+            change of their limits or priority, no mounts or namespaces, no escape from the parent's
+            death, no change of the modes, owners or times of files (Linux, x86-64 and 64-bit ARM)
 
-It skips a step that the system refuses, and reports the skipped ones if the parent asks. This
-protects against mistakes and mischief of programs. Where programs may be hostile, run the workers
-in a sandbox for pods (gVisor, Kata).
+It skips a step that the system refuses, and reports the skipped ones if the parent asks. The parent
+may start it in bubblewrap (`bubblewrap.py`), which makes the namespaces, and adds a root folder and
+process ids of its own. This protects against mistakes and mischief of programs. Where programs may
+be hostile, run the workers in a sandbox for pods (gVisor, Kata).
 """
 
 import contextlib
@@ -23,6 +25,7 @@ import errno
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
@@ -49,38 +52,93 @@ _SCOPES = 0b11
 _MAX_FILES = 4096
 """Most files in a program's folder, where the system limits its size."""
 
-_READABLE = (
-    sys.base_prefix,
-    sys.base_exec_prefix,
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/share/zoneinfo",
-    "/etc/ld.so.cache",
-    "/dev/null",
-    "/dev/urandom",
-)
-
-# By machine: its constant in linux/audit.h, and the numbers of refused system calls.
+# By machine: its constant in linux/audit.h.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# The tables below hold the numbers of system calls on (x86-64, 64-bit ARM); None: it has no such
+# call. Calls since Linux 5.1 have the same number on both.
 _REFUSED_CALLS = {
-    # socket, connect, bind; shmget, semget, msgget, mq_open; ptrace, process_vm_readv and _writev;
-    # unshare, setns, mount, umount2, pivot_root, chroot; keyctl, add_key, request_key; bpf,
-    # perf_event_open, userfaultfd
-    "x86_64": (
-        *(41, 42, 49, 29, 64, 68, 240, 101, 310, 311, 272, 308, 165, 166, 155, 161),
-        *(250, 248, 249, 321, 298, 323),
-    ),
-    "aarch64": (
-        *(198, 203, 200, 194, 190, 186, 180, 117, 270, 271, 97, 268, 40, 39, 41, 51),
-        *(219, 217, 218, 280, 241, 282),
-    ),
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_by_handle_at": (304, 265),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "pidfd_send_signal": (424, 424),
+    "io_uring_setup": (425, 425),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "process_madvise": (440, 440),
+    "mount_setattr": (442, 442),
+    "process_mrelease": (448, 448),
 }
-# pidfd_send_signal, io_uring_setup, open_tree to fspick, pidfd_open, pidfd_getfd, mount_setattr.
-_REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 434, 438, 442)
-# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed to itself only.
-_SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
+_REFUSED_ON_SHARED_FILES = {
+    # Landlock governs none of them, and `truncate` only from Linux 6.2 on: with them a program
+    # could damage any file of its user, and the interpreter's.
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+}
+_ALLOWED_ON_ITSELF = {
+    # Their first argument is a process; 0 is the caller, or its group, which has no other process.
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "prlimit64": (302, 261),
+}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _X32_CALLS = 0x40000000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -155,7 +213,7 @@ def _limit_disk(folder: str, user: int, group: int, disk_bytes: int) -> bool:
     return True
 
 
-def _restrict_files(folder: str) -> bool:
+def _restrict_files(folder: str, readable: list[str]) -> bool:
     """Restrict file access by Landlock; return whether the system supports it."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
@@ -164,7 +222,7 @@ def _restrict_files(folder: str) -> bool:
     asked = _Ruleset(rights, _TCP_RIGHTS if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(asked), ctypes.c_size_t(size), 0)
-    for path in _READABLE:
+    for path in readable:
         _allow(ruleset, path, _READ)
     _allow(ruleset, folder, rights & ~_EXECUTE)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -183,22 +241,25 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(parent)
 
 
-def _drop_root(nobody: int, *, keep_reading: bool) -> None:
-    """Become nobody; keep root's right to read if Landlock limits what can be read.
+def _drop_privileges(nobody: int, *, keep_reading: bool) -> None:
+    """Become nobody, and drop all capabilities, those of a user namespace too.
 
-    An interpreter in root's home directory could not read its modules otherwise.
+    keep_reading: root keeps its right to read, because Landlock limits what can be read. An
+    interpreter in root's home directory could not read its modules otherwise.
     """
-    if os.geteuid() != 0:
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.setgroups([])
+        os.setgid(nobody)
+        if sys.platform == "linux":
+            _libc.prctl(_KEEP_CAPABILITIES, int(keep_reading), 0, 0, 0)
+        os.setuid(nobody)
+    if sys.platform != "linux":
         return
-    os.setgroups([])
-    os.setgid(nobody)
-    _libc.prctl(_KEEP_CAPABILITIES, int(keep_reading), 0, 0, 0)
-    os.setuid(nobody)
-    if keep_reading:
-        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-        kept = (ctypes.c_uint32 * 6)(_READ_SEARCH, _READ_SEARCH)
-        if _libc.capset(header, kept) != 0:  # the parent lacked the right: keep nothing
-            _libc.capset(header, (ctypes.c_uint32 * 6)())
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    right = _READ_SEARCH if was_root and keep_reading else 0
+    if _libc.capset(header, (ctypes.c_uint32 * 6)(right, right)) != 0:  # the parent lacked it
+        _libc.capset(header, (ctypes.c_uint32 * 6)())
 
 
 def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
@@ -212,20 +273,41 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def _restrict_calls() -> bool:
-    """Install the seccomp filter, as the last step; return whether the system supports it."""
+def _tell_worker(descriptor: int) -> None:
+    """Tell the worker that the program starts; end now if the worker is dead.
+
+    descriptor: a socket, of which the worker has the other end.
+    """
+    worker = select.poll()
+    worker.register(descriptor, 0)  # that the other end is closed is always reported
+    if worker.poll(0):  # it died before this process was bound to its parent's death
+        sys.exit(1)
+    os.write(descriptor, b"1")
+    os.close(descriptor)
+
+
+def _restrict_calls(*, has_own_root: bool) -> bool:
+    """Install the seccomp filter, as the last step; return whether the system supports it.
+
+    has_own_root: no file of another process is within reach, and none of the interpreter's can be
+    written, so the program may change the modes and times of its own.
+    """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return False
-    instructions = _filter_instructions(machine, os.getpid())
+    shared = {} if has_own_root else _REFUSED_ON_SHARED_FILES
+    instructions = _filter_instructions(machine, os.getpid(), {**_REFUSED_CALLS, **shared})
     array = (_Instruction * len(instructions))(*(_Instruction(*one) for one in instructions))
     program = _Filter(len(instructions), array)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     return bool(_libc.prctl(_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) == 0)
 
 
-def _filter_instructions(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+def _filter_instructions(
+    machine: str, own_pid: int, refused: dict[str, tuple[int, int | None]]
+) -> list[tuple[int, int, int, int]]:
     """Return the filter's instructions: (code, jump if true, jump if false, value) each."""
+    at = list(_ARCHITECTURES).index(machine)
     refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     first_argument = (_LOAD, 0, 0, _FIRST_ARGUMENT)
     checks = [
@@ -236,11 +318,12 @@ def _filter_instructions(machine: str, own_pid: int) -> list[tuple[int, int, int
         (_JUMP_AT_LEAST, 0, 1, _X32_CALLS),
         refuse,
     ]
-    for number in (*_REFUSED_CALLS[machine], *_REFUSED_EVERYWHERE):
-        checks += [(_JUMP_EQUAL, 0, 1, number), refuse]
-    for number in _SIGNALS[machine]:
-        own = (_JUMP_EQUAL, 0, 1, own_pid)
-        checks += [(_JUMP_EQUAL, 0, 4, number), first_argument, own, allow, refuse]
+    for numbers in refused.values():
+        if (number := numbers[at]) is not None:
+            checks += [(_JUMP_EQUAL, 0, 1, number), refuse]
+    for numbers in _ALLOWED_ON_ITSELF.values():
+        checks += [(_JUMP_EQUAL, 0, 5, numbers[at]), first_argument]
+        checks += [(_JUMP_EQUAL, 1, 0, own_pid), (_JUMP_EQUAL, 0, 1, 0), allow, refuse]
     escape = (_JUMP_EQUAL, 0, 1, _SIGNAL_OF_PARENTS_DEATH)
     checks += [(_JUMP_EQUAL, 0, 3, _PRCTL[machine]), first_argument, escape, refuse]
     return [*checks, allow]
@@ -266,31 +349,33 @@ def main() -> int:
     """Give up rights, then run the program; or print the unsupported protections as JSON."""
     settings = json.loads(sys.argv.pop())
     source = sys.stdin.buffer.read().decode()
+    own_root = settings["own_root"]
     has_namespaces = has_quota = is_restricted = has_filter = False
     if sys.platform == "linux":
         nobody = settings["nobody"]
         owner = (nobody, nobody) if os.geteuid() == 0 else (os.getuid(), os.getgid())
-        has_namespaces = _leave_namespaces()
+        has_namespaces = own_root or _leave_namespaces()
         has_quota = has_namespaces and _limit_disk(
             settings["folder"], owner[0], owner[1], settings["disk_bytes"]
         )
-        is_restricted = _restrict_files(settings["folder"])
-    _drop_root(settings["nobody"], keep_reading=is_restricted)
+        is_restricted = _restrict_files(settings["folder"], settings["readable"])
+    _drop_privileges(settings["nobody"], keep_reading=is_restricted)
     _limit(settings["cpu_s"], settings["memory_bytes"], settings["file_bytes"])
     if sys.platform == "linux":
         _libc.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != settings["parent"]:  # it died before the call
-            sys.exit(1)
-        has_filter = _restrict_calls()
+        has_filter = _restrict_calls(has_own_root=own_root)
+    _tell_worker(settings["worker_socket"])
     if settings["reports"]:
         kept = {
             "network": has_namespaces or has_filter,
-            "files": is_restricted,
+            "files": own_root or (is_restricted and has_filter),
             "sockets": has_filter,
+            "processes": own_root or has_filter,
             "shared memory": has_namespaces or has_filter,
-            "disk": has_quota,
+            "disk": own_root or has_quota,
         }
-        sys.stdout.write(json.dumps([name for name, holds in kept.items() if not holds]))
+        missing = [name for name, holds in kept.items() if not holds]
+        sys.stdout.write(json.dumps({"missing": missing, "has_namespaces": has_namespaces}))
         return 0
     return _run(source)
 

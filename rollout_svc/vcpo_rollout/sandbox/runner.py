@@ -1,8 +1,9 @@
 """Runs Python that a model wrote in its own process, within limits on time, memory and files.
 
 The child (`child.py`) gives up its rights before it runs the program, and documents how. This
-module does what only the parent can do: it limits the time and the output, checks the size of the
-program's folder where the system cannot limit it, and removes the folder.
+module does what only the parent can do: it starts the child in bubblewrap if the system can, limits
+the time and the output, checks the size of the program's folder where the system cannot limit it,
+and removes the folder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,7 +22,10 @@ import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
+
+from vcpo.metrics.label_values import SandboxMechanism
+from vcpo_rollout.sandbox.bubblewrap import bubblewrap_command, find_bubblewrap
 
 _LOGGER = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).parent / "child.py"
@@ -32,9 +37,24 @@ _MAX_FILES: Final = 4096
 _MAX_PATH: Final = 256
 """Longest path within the folder, in characters, where the parent checks its size."""
 
-PROTECTIONS: Final = ("network", "files", "sockets", "shared memory", "disk")
-"""What a program cannot use if the system supports it: networks, files other than the
-interpreter's, local sockets, memory shared with other processes, more disk than its limit."""
+_READABLE: Final = (
+    sys.base_prefix,
+    sys.base_exec_prefix,
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/dev/null",
+    "/dev/urandom",
+)
+"""The interpreter's own files and what it needs of the system; a program reads nothing else."""
+
+PROTECTIONS: Final = ("network", "files", "sockets", "processes", "shared memory", "disk")
+"""What a program cannot use if the system supports it: networks; files other than the
+interpreter's, and their modes, owners and times; local sockets; other processes, their limits and
+their priority; memory shared with them; more disk than its limit."""
 
 _FOLDERS_LEFT: Final[set[str]] = set()
 """Folders that could not be removed; the first one is logged, all are counted."""
@@ -61,6 +81,15 @@ class SandboxLimits:
     """Length of the returned output; the middle of a longer output is left out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """How this system isolates programs."""
+
+    mechanism: SandboxMechanism
+    missing: tuple[str, ...]
+    """Those of `PROTECTIONS` that the system does not support."""
+
+
 def run_python(source: str, limits: SandboxLimits) -> str:
     """Run a program; return its output, and the reason why it was stopped, if any.
 
@@ -70,7 +99,14 @@ def run_python(source: str, limits: SandboxLimits) -> str:
     Raises: SandboxError when the system cannot run any program now, as on a full disk.
     """
     try:
-        stop_reason, text = _run(source, limits, reports=False)
+        how = isolation()
+        is_wrapped = how.mechanism is SandboxMechanism.BUBBLEWRAP
+        stop_reason, text = _run(
+            source,
+            limits,
+            bubblewrap=find_bubblewrap() if is_wrapped else None,
+            is_watched="disk" in how.missing,
+        )
     except OSError as error:
         raise SandboxError(f"sandbox: a program cannot run: {error}") from error
     text = text.rstrip("\n")
@@ -82,17 +118,38 @@ def run_python(source: str, limits: SandboxLimits) -> str:
 
 
 @cache
-def unprotected() -> tuple[str, ...]:
-    """Return those of `PROTECTIONS` that this system does not support.
+def isolation() -> Isolation:
+    """Return how this system isolates programs, found out by a child in each mechanism.
 
     Raises: OSError, with the child's last line, when no program can run on this system.
     """
-    stop_reason, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
+    bubblewrap = find_bubblewrap()
+    if bubblewrap is not None:
+        try:
+            return _probe(bubblewrap)
+        except OSError as error:
+            _LOGGER.info("sandbox: bubblewrap does not work on this system: %s", error)
     try:
-        return tuple(json.loads(text))
-    except json.JSONDecodeError as error:
-        reason = stop_reason or text.strip().rpartition("\n")[2]
-        raise OSError(f"sandbox: programs cannot run on this system: {reason}") from error
+        return _probe(None)
+    except OSError as error:
+        raise OSError(f"sandbox: programs cannot run on this system: {error}") from error
+
+
+def _probe(bubblewrap: str | None) -> Isolation:
+    """Return the isolation by one mechanism, as a child reports it.
+
+    Raises: OSError, with the reason, when no child runs by it.
+    """
+    limits = SandboxLimits(wall_s=60.0)
+    stop_reason, text = _run("", limits, bubblewrap=bubblewrap, is_watched=False, reports=True)
+    if stop_reason:
+        raise OSError(stop_reason)
+    report = json.loads(text)
+    own = SandboxMechanism.NAMESPACES if report["has_namespaces"] else SandboxMechanism.FILTERS
+    return Isolation(
+        mechanism=own if bubblewrap is None else SandboxMechanism.BUBBLEWRAP,
+        missing=tuple(report["missing"]),
+    )
 
 
 def num_folders_left() -> int:
@@ -148,24 +205,41 @@ def _remove_files(here: int) -> list[str]:
     return folders
 
 
-def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str]:
-    """Run the child; return why it was stopped (empty if it was not) and its output."""
+def _run(
+    source: str,
+    limits: SandboxLimits,
+    *,
+    bubblewrap: str | None,
+    is_watched: bool,
+    reports: bool = False,
+) -> tuple[str, str]:
+    """Run the child; return why it was stopped (empty if it was not) and its output.
+
+    bubblewrap: its path; None starts the child without it.
+    is_watched: check the folder's size, where the system cannot limit it.
+    reports: the child reports the protections that are missing, and runs no program.
+
+    Raises: OSError, with the child's last line, when it ended before its program began.
+    """
     folder = tempfile.mkdtemp(prefix="vcpo-sandbox-")
     try:
         if os.geteuid() == 0:
             os.chown(folder, _NOBODY, _NOBODY)
-        settings = {
-            **asdict(limits),
-            "folder": folder,
-            "nobody": _NOBODY,
-            "parent": os.getpid(),
-            "reports": reports,
-        }
-        is_watched = not reports and "disk" in unprotected()
+        child = _Child(
+            source=source,
+            folder=folder,
+            limits=limits,
+            bubblewrap=bubblewrap,
+            is_watched=is_watched,
+            reports=reports,
+        )
         with tempfile.TemporaryFile() as output:
-            stop_reason = _run_child(source, settings, output, limits, is_watched=is_watched)
+            has_begun, stop_reason = child.run(output)
             output.seek(0)
-            return stop_reason, output.read(limits.file_bytes).decode(errors="replace")
+            text = output.read(limits.file_bytes).decode(errors="replace")
+        if not has_begun and not stop_reason:
+            raise OSError(text.strip().rpartition("\n")[2] or "the child ended without a word")
+        return stop_reason, text
     finally:
         # The model gets the program's output even if the folder cannot be removed.
         try:
@@ -176,46 +250,95 @@ def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str
             _FOLDERS_LEFT.add(folder)
 
 
-def _run_child(
-    source: str,
-    settings: dict[str, Any],
-    output: IO[bytes],
-    limits: SandboxLimits,
-    *,
-    is_watched: bool,
-) -> str:
-    """Run the child process; return why it was stopped, empty if it was not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """The process that runs one program; the arguments of `_run`."""
 
-    is_watched: check the folder's size, where the system cannot limit it.
-    """
-    process = subprocess.Popen(  # noqa: S603 - the purpose of this module
-        # Without this process's environment, packages and modules.
-        [sys.executable, "-I", "-S", "-B", str(_CHILD), json.dumps(settings)],
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        cwd=settings["folder"],
-        env={"TMPDIR": settings["folder"], "HOME": settings["folder"], "LANG": "C.UTF-8"},
-        start_new_session=True,
-    )
-    ends_s = time.monotonic() + limits.wall_s
-    text: bytes | None = source.encode(errors="replace")
-    try:
-        while (left_s := ends_s - time.monotonic()) > 0:
+    source: str
+    folder: str
+    limits: SandboxLimits
+    bubblewrap: str | None
+    is_watched: bool
+    reports: bool
+
+    def run(self, output: IO[bytes]) -> tuple[bool, str]:
+        """Run it; return whether its program began, and why it was stopped, empty if it was not."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = subprocess.Popen(  # noqa: S603 - the purpose of this module
+                    self._command(theirs.fileno()),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.folder,
+                    env={"TMPDIR": self.folder, "HOME": self.folder, "LANG": "C.UTF-8"},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
             try:
-                process.communicate(text, timeout=min(left_s, _CHECK_S) if is_watched else left_s)
+                stop_reason = self._wait(process)
+            finally:
+                # The whole session, in case the program evaded the limit on processes.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):  # a child that is being killed has it open
+                return bool(ours.recv(1)), stop_reason
+            return False, stop_reason
+
+    def _command(self, worker_socket: int) -> list[str]:
+        settings = {
+            **asdict(self.limits),
+            "folder": self.folder,
+            "nobody": _NOBODY,
+            "readable": _READABLE,
+            "own_root": self.bubblewrap is not None,
+            "worker_socket": worker_socket,
+            "reports": self.reports,
+        }
+        # The interpreter itself, without this process's environment, packages and modules.
+        python = [str(Path(sys.executable).resolve()), "-I", "-S", "-B", str(_CHILD)]
+        command = [*python, json.dumps(settings)]
+        if self.bubblewrap is None:
+            return command
+        wrapper = bubblewrap_command(
+            self.bubblewrap,
+            folder=self.folder,
+            disk_bytes=self.limits.disk_bytes,
+            readable=(*_READABLE, str(_CHILD)),
+        )
+        return [*wrapper, *command]
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> str:
+        """Wait for the end of the process; return why it must be stopped, empty if it ended."""
+        ends_s = time.monotonic() + self.limits.wall_s
+        text: bytes | None = self.source.encode(errors="replace")
+        while (left_s := ends_s - time.monotonic()) > 0:
+            timeout_s = min(left_s, _CHECK_S) if self.is_watched else left_s
+            try:
+                process.communicate(text, timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 text = None  # already written
-                if is_watched and _is_larger(settings["folder"], limits.disk_bytes):
-                    return f"[stopped: its files exceed {limits.disk_bytes:,} bytes]"
+                if self.is_watched and _is_larger(self.folder, self.limits.disk_bytes):
+                    return f"[stopped: its files exceed {self.limits.disk_bytes:,} bytes]"
             else:
-                return _describe_status(process.returncode, limits)
-        return f"[stopped: still running after {limits.wall_s:g} s]"
-    finally:
-        # The whole session, in case the program evaded the limit on processes.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+                return self._describe(process.returncode)
+        return f"[stopped: still running after {self.limits.wall_s:g} s]"
+
+    def _describe(self, status: int) -> str:
+        """Return why a process with this exit status was stopped, empty if it ended by itself.
+
+        bubblewrap ends with 128 and the number of the signal that ended its command.
+        """
+        number = -status if status < 0 or self.bubblewrap is None else status - 128
+        if number == signal.SIGXCPU:
+            return f"[stopped: used more than {self.limits.cpu_s} s of CPU time]"
+        if number < 1:
+            return ""
+        names = {one.value: one.name for one in signal.Signals}  # a few signals have no name
+        return f"[stopped: {names.get(number, f'signal {number}')}]"
 
 
 def _is_larger(folder: str, limit_bytes: int) -> bool:
@@ -240,11 +363,3 @@ def _is_larger(folder: str, limit_bytes: int) -> bool:
     except OSError:
         return True
     return False
-
-
-def _describe_status(status: int, limits: SandboxLimits) -> str:
-    if status == -signal.SIGXCPU:
-        return f"[stopped: used more than {limits.cpu_s} s of CPU time]"
-    if status < 0:
-        return f"[stopped: {signal.Signals(-status).name}]"
-    return ""

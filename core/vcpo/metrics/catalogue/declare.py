@@ -53,6 +53,7 @@ def gauge(
     *labels: Label,
     unit: Unit | None = None,
     appears_with: Feature | None = None,
+    not_shown: str = "",
 ) -> Metric:
     """Declare a gauge that is exported from the start, or with labels from its first value."""
     return Metric(
@@ -62,6 +63,7 @@ def gauge(
         unit=unit or unit_in_name(name),
         labels=labels,
         appears_with=appears_with,
+        not_shown=not_shown,
     )
 
 

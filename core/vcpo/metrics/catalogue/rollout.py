@@ -7,6 +7,7 @@ from vcpo.metrics.label_values import (
     EnvironmentFault,
     PeerFault,
     SampleOutcome,
+    SandboxMechanism,
     SandboxProtection,
     WeightSource,
 )
@@ -88,6 +89,14 @@ ENVIRONMENT_FAILURES = counter(
     "vcpo_rollout_environment_failures_total",
     "Calls to the environment that failed, by kind.",
     Label("kind", tuple(EnvironmentFault)),
+)
+SANDBOX_MECHANISM = gauge(
+    "vcpo_rollout_sandbox_mechanism",
+    "1 for what isolates programs here: bubblewrap, namespaces or filters; absent where none run.",
+    Label("mechanism", tuple(SandboxMechanism)),
+    unit=Unit.FLAG,
+    appears_with=Feature.SANDBOX,
+    not_shown="the board shows vcpo_rollout_sandbox_missing, which is what this leaves open",
 )
 SANDBOX_MISSING = gauge(
     "vcpo_rollout_sandbox_missing",

@@ -1,4 +1,4 @@
-"""The sandbox of a worker without root's rights."""
+"""The sandbox of a worker without root's rights, and without bubblewrap."""
 
 import os
 import subprocess
@@ -19,8 +19,9 @@ _PRELUDE = """
 import ctypes, logging, os
 from vcpo_rollout.sandbox import runner as sandbox
 from vcpo_rollout.sandbox import child as sandbox_child
-from vcpo_rollout.sandbox.runner import SandboxLimits, run_python, unprotected
+from vcpo_rollout.sandbox.runner import SandboxLimits, isolation, run_python
 logging.basicConfig(format="%(levelname)s %(message)s")
+sandbox.find_bubblewrap = lambda: None
 
 def run(source, **limits):
     return run_python(source, SandboxLimits(wall_s=120.0, cpu_s=20, **limits))
@@ -62,31 +63,41 @@ def worker(folders, script):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("mode", [0, 0o500], ids=["no rights", "no right to write"])
-def test_a_folder_that_its_program_locked_is_removed(folders, mode):
-    program = f"import os\nopen('file', 'w').close()\nos.chmod('.', {mode})\nprint('done')"
-    said = worker(folders, f"{NO_NAMESPACES}\nprint(run({program!r}))")
-    assert said == "done\n"
-    assert list(folders.iterdir()) == []
-
-
-def test_folders_within_that_a_program_locked_are_removed(folders):
+def test_folders_that_a_program_made_without_rights_are_removed(folders):
     program = (
-        "import os\nos.makedirs('a/b')\nopen('a/b/file', 'w').close()\nos.symlink('a', 'link')\n"
-        "os.chmod('a/b', 0)\nos.chmod('a', 0o500)\nprint('done')"
+        "import os\nos.mkdir('a')\nos.mkdir('a/b', 0)\nos.mkdir('c', 0o500)\n"
+        "open('a/file', 'w').close()\nos.symlink('a', 'link')\nprint('done')"
     )
     said = worker(folders, f"{NO_NAMESPACES}\nprint(run({program!r}))")
     assert said == "done\n"
     assert list(folders.iterdir()) == []
 
 
+def test_a_program_cannot_lock_the_folder_above_its_own(folders):
+    # The folder above belongs to the worker's user too.
+    program = "import os\nos.chmod(os.path.dirname(os.getcwd()), 0o500)"
+    said = worker(folders, f"{NO_NAMESPACES}\nprint(run({program!r}))")
+    assert "PermissionError: [Errno 13] Permission denied" in said
+    assert list(folders.iterdir()) == []
+
+
+LOCK_AFTERWARDS = """
+run_child = sandbox._Child.run
+def run_and_lock(child, output):
+    done = run_child(child, output)
+    os.chmod(os.environ["TMPDIR"], 0o500)
+    return done
+isolation()
+sandbox._Child.run = run_and_lock
+"""
+
+
 def test_what_a_program_printed_counts_where_its_folder_cannot_be_removed(folders):
-    # The folder above belongs to the worker too, so nothing keeps the program from locking it.
-    program = "import os\nprint(os.listdir())\nos.chmod(os.path.dirname(os.getcwd()), 0o500)"
+    program = "import os\nprint(os.listdir())"
     again = "os.chmod(os.environ['TMPDIR'], 0o700)"
     runs = f"print(run({program!r}))\n{again}\nprint(run({program!r}))\n"
     left = "print(sandbox.num_folders_left())"
-    said = worker(folders, f"{NO_NAMESPACES}\n{runs}{left}")
+    said = worker(folders, f"{NO_NAMESPACES}{LOCK_AFTERWARDS}\n{runs}{left}")
     folders.chmod(0o700)
     lines = said.splitlines()
     assert lines[:3] == ["[]", "[]", "2"]
@@ -113,7 +124,7 @@ namespaces.
 
 
 def test_only_the_disk_is_unprotected_where_namespaces_are_granted_and_maps_are_not(folders):
-    assert worker(folders, f"{NO_MAPS}\nprint(unprotected())") == "('disk',)\n"
+    assert worker(folders, f"{NO_MAPS}\nprint(isolation().missing)") == "('disk',)\n"
 
 
 def test_a_program_runs_where_namespaces_are_granted_and_maps_are_not(folders):
