@@ -113,7 +113,7 @@ class Algorithm(Section):
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
-    lag, or of 32 steps where that is more; 0.5 if unset. Raise it if rewards fall or dip; lower it
+    lag, or of 32 steps where that is more; 0.37 if unset. Raise it if rewards fall or dip; lower it
     if the learning rate is scaled down and rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner

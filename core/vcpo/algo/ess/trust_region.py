@@ -21,9 +21,9 @@ Memory. Weights have heavy tails, so e of one batch scatters by half of itself: 
 about 10 steps. It falls many-fold when the policy grows sure of its answers, because a sure
 answer's probability hardly moves with the parameters. The parameters move all the same, until the
 policy leaves what old data can show. So the largest `a` counts that the run has seen: the peak of a
-mean over H steps, which fades over a thousand. The rate falls within some steps, and rises over
-many. Means are of e and of d apart, so that chance around e = 0 cancels. What chance alone explains
-of a mean counts as 0, so batches that are not stale do not bound the rate.
+mean over H steps, from step H on, which fades over ten thousand. The rate falls within some steps,
+and hardly rises again. Means are of e and of d apart, so that chance around e = 0 cancels. What
+chance alone explains of a mean counts as 0, so batches that are not stale do not bound the rate.
 
 Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
 from one step that is taken to the next. So the first steps of a run do not move the policy out of
@@ -39,8 +39,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-TARGET_ESS_RATIO: Final = 0.5
-"""Share of the on-policy ESS ratio that data has left at the edge of the region."""
+TARGET_ESS_RATIO: Final = 0.37
+"""Share of the on-policy ESS ratio that data has left at the edge of the region: a nat is missing.
+There r exp(-a r sqrt(H)), a step's rate times the share of its batch that counts, is greatest."""
 
 SHORT_STEPS: Final = 10
 """Steps of the short means; the long ones are over the horizon, if that is longer."""
@@ -49,8 +50,8 @@ LEAST_HORIZON_STEPS: Final = 32
 """Horizon of runs with less lag, but some. At little lag the noise of the steps is a closer limit
 than staleness, and the same distance keeps both."""
 
-PEAK_STEPS: Final = 1000
-"""Steps over which the largest drift fades to 1/e of itself."""
+PEAK_STEPS: Final = 10_000
+"""Steps over which the largest drift fades to 1/e of itself, so that no freak lasts for ever."""
 
 GROWTH: Final = 2.0
 """Most by which the rate rises from one step that is taken to the next."""
@@ -156,7 +157,7 @@ class TrustRegion:
         before = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
         short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
         peak = 0.0
-        if len(self.squared_rates) >= min(SHORT_STEPS, self.horizon_steps):
+        if len(self.squared_rates) >= self.horizon_steps:
             peak = self.peak * (1.0 - 1.0 / PEAK_STEPS)
             if long.distance > 0.0:  # nats without one are no drift, and would never fade
                 peak = max(peak, long.drift(chance_nats))

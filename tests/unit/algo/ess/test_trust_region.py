@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vcpo.algo import DriftMeans, TrustRegion, horizon_of_lag
 
 BASE = 1e-3
-ALLOWED_NATS = math.log(2.0)
+ALLOWED_NATS = -math.log(0.37)
 """What data at the edge of the region misses, at the default target."""
 
 
@@ -45,12 +45,20 @@ def drifting(drifts, lag=32):
     return rates
 
 
-@pytest.mark.parametrize("power", [1.0, 2.0])
 @pytest.mark.parametrize("lag", [8, 32, 64])
 @pytest.mark.parametrize("edge", [1e-4, 5e-5])
-def test_the_rate_comes_to_the_edge_of_the_region_from_any_base_rate(edge, lag, power):
-    rates, missing = walk(BASE, edge, lag, power=power)
+def test_the_rate_comes_to_the_edge_of_the_region_from_any_base_rate(edge, lag):
+    rates, missing = walk(BASE, edge, lag)
     assert rates[-1] == pytest.approx(edge, rel=0.02)
+    assert max(missing) < 2.0
+
+
+@pytest.mark.parametrize("lag", [8, 32, 64])
+@pytest.mark.parametrize("edge", [1e-4, 5e-5])
+def test_where_drift_grows_faster_than_distance_the_rate_keeps_near_the_edge(edge, lag):
+    # The first steps overshoot, and what they showed of the drift is remembered.
+    rates, missing = walk(BASE, edge, lag, power=2.0)
+    assert 0.85 * edge < rates[-1] <= edge
     assert max(missing) < 2.0
 
 
@@ -101,9 +109,9 @@ def test_the_rate_falls_within_the_short_mean_when_the_drift_grows():
 
 def test_the_rate_keeps_to_the_largest_drift_when_the_policy_stands_still():
     rates = drifting([1.0] * 100 + [0.0] * 500)
-    # The peak fades by 1/1000 a step: to 0.905 in 100 steps, and to 0.606 in 500.
-    assert rates[99 + 100] == pytest.approx(rates[99] / 0.905, rel=0.01)
-    assert rates[99 + 500] == pytest.approx(rates[99] / 0.606, rel=0.01)
+    # The peak fades by 1/10,000 a step: to 0.990 in 100 steps, and to 0.951 in 500.
+    assert rates[99 + 100] == pytest.approx(rates[99] / 0.990, rel=0.01)
+    assert rates[99 + 500] == pytest.approx(rates[99] / 0.951, rel=0.01)
 
 
 def test_without_a_lag_there_is_no_region():
@@ -138,7 +146,7 @@ def test_what_chance_explains_of_a_mean_is_no_drift():
 def test_a_peak_is_of_whole_means_only():
     # The first batches are near, and chance decides what they miss.
     region = TrustRegion(horizon_steps=32)
-    for _ in range(10):
+    for _ in range(32):
         region = region.observe(0.5, {1: 64}).step(BASE, BASE)
         assert region.peak == 0.0
     assert region.observe(0.5, {1: 64}).peak > 0.0
