@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from difflib import SequenceMatcher
 from typing import Any
 
-from vcpo.service.lifecycle import TOKEN_VARIABLE
+from vcpo.wire.access.roles import CallerRole, keys_from_environment
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
 
@@ -44,7 +43,7 @@ class RewardService(reward_pb2_grpc.RewardServiceServicer):
 
 async def serve(listen: str) -> None:
     """Serve until the process is ended."""
-    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+    server = WireServer(keys=keys_from_environment([CallerRole.REWARD]) or None)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(RewardService(), server.grpc_server)
     port = await server.start(listen, (SERVICE,))
     print(f"judging on port {port}", flush=True)

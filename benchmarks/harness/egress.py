@@ -37,7 +37,7 @@ from vcpo_rollout.weights.fetcher import WeightFetcher
 _INCARNATION = "benchmark"
 _ANY_PORT = "127.0.0.1:0"
 _CHANGED_SHARE = 0.01
-_open_channel = partial(open_channel, token=None)
+_open_channel = partial(open_channel, key=None)
 
 
 class CountingService(PolicyService):
@@ -111,7 +111,7 @@ async def _connect(
 
 
 async def _port(stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceServicer) -> int:
-    server = WireServer(token=None)
+    server = WireServer(keys=None)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server.grpc_server)
     port = await server.start(_ANY_PORT, ())
     stack.push_async_callback(server.stop, 0)

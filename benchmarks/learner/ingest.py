@@ -150,13 +150,13 @@ async def _lease_step(
 @asynccontextmanager
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
     """Submit with the worker's client to the learner's service."""
-    server = WireServer(token=None, meter=LearnerMetrics(run="benchmark").calls)
+    server = WireServer(keys=None, meter=LearnerMetrics(run="benchmark").calls)
     bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server
     )
     port = await server.start("127.0.0.1:0", ())
-    channel = open_channel(f"127.0.0.1:{port}", token=None)
+    channel = open_channel(f"127.0.0.1:{port}", key=None)
     try:
         yield LearnerClient(channel, worker_id=_WORKER, rollout_group="main").submit
     finally:

@@ -133,7 +133,7 @@ class LearnerServices:
 
     async def serve(self, stack: AsyncExitStack) -> int:
         """Serve until the stack is closed; return the port."""
-        server = WireServer(token=None)
+        server = WireServer(keys=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(self.work, server.grpc_server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(self.policy, server.grpc_server)
         port = await server.start(_ANY_PORT, ())

@@ -147,7 +147,7 @@ class InstantLearner:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[LearnerClient]:
         """Yield a worker's client of the services."""
-        server = WireServer(token=None)
+        server = WireServer(keys=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self.spec), server.grpc_server
         )
@@ -155,7 +155,7 @@ class InstantLearner:
             PolicyService(self.store, PeerAssignment(self.registry)), server.grpc_server
         )
         port = await server.start("127.0.0.1:0", ())
-        channel = open_channel(f"127.0.0.1:{port}", token=None)
+        channel = open_channel(f"127.0.0.1:{port}", key=None)
         try:
             yield LearnerClient(channel, worker_id="worker", rollout_group="main")
         finally:

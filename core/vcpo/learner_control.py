@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from vcpo.algo import WarningLevel
 from vcpo.control.signals import RunSignals
 from vcpo.wire.limits import CALL_TIMEOUT_S
-from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
 """Timeout of a request for signals."""
@@ -29,7 +29,6 @@ class LearnerControl:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._control = control_pb2_grpc.ControlServiceStub(channel)
-        self._work = work_pb2_grpc.WorkServiceStub(channel)
 
     async def signals(self, *, timeout_s: float = SIGNALS_TIMEOUT_S) -> control_pb2.Signals:
         """Return the current signals of the run."""
@@ -53,8 +52,8 @@ class LearnerControl:
 
     async def release_all_leases(self, worker_id: str) -> int:
         """Release all leases of a worker that died, and return their number."""
-        request = work_pb2.ReleaseRequest(worker_id=worker_id)
-        response = await self._work.Release(request, timeout=CALL_TIMEOUT_S)
+        request = control_pb2.ReleaseWorkerRequest(worker_id=worker_id)
+        response = await self._control.ReleaseWorker(request, timeout=CALL_TIMEOUT_S)
         return response.num_released
 
 

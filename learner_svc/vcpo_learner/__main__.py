@@ -65,8 +65,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner",
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
-        "policy. If VCPO_TOKEN is set, every call must carry this token. Under torchrun every "
-        "process is one rank of the learner; rank 0 leads.",
+        "policy. With VCPO_WORKER_KEY and VCPO_STEERING_KEY set, every caller must show the key of "
+        "its role. Under torchrun every process is one rank of the learner; rank 0 leads.",
     )
     parser.add_argument("run_file", type=Path, help="YAML file with the VCPORun")
     parser.add_argument(

@@ -18,7 +18,6 @@ from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
 from vcpo.records.journal import Journal, read_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
-    TOKEN_VARIABLE,
     Ready,
     StartError,
     on_parent_exit,
@@ -32,6 +31,7 @@ from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.tracking.services import check_packages
 from vcpo.tracking.sink import TrackedRun
 from vcpo.tracking.tracker import Tracker
+from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import (
@@ -51,6 +51,7 @@ from vcpo_learner.model.loading import vocabulary_size
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.response_bounds import ResponseBounds
@@ -213,11 +214,16 @@ class _Learner:
 
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
-        server = WireServer(token=os.environ.get(TOKEN_VARIABLE), meter=self.metrics.calls)
+        keys = keys_from_environment(LEARNER_ROLES)
+        server = WireServer(keys=keys or None, meter=self.metrics.calls)
+        callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, self._spec, self._bounds, self.traces), server.grpc_server
+            WorkService(self.dispatcher, self._spec, self._bounds, self.traces, callers),
+            server.grpc_server,
         )
-        policies = PolicyService(self.policies, self.peers, self.archive_writer, self.traces)
+        policies = PolicyService(
+            self.policies, self.peers, self.archive_writer, self.traces, callers
+        )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server.grpc_server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

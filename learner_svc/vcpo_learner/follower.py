@@ -14,7 +14,6 @@ from vcpo.metrics import serve_metrics
 from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
-    TOKEN_VARIABLE,
     Ready,
     on_stop_request,
     split_address,
@@ -22,6 +21,7 @@ from vcpo.service.lifecycle import (
     write_ready,
 )
 from vcpo.spec import load_run
+from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.server import WireServer
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -49,7 +49,7 @@ async def _follow(
     policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str
 ) -> None:
     """Serve health and metrics while the tensor thread follows rank 0."""
-    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+    server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
     with start_errors():
         host, port = split_address(_own_port(options.metrics_listen, environment))
         endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)

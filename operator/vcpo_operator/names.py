@@ -63,9 +63,6 @@ ROLLOUT_METRICS_PORT: Final = 7611
 RUN_FILE: Final = "run.yaml"
 """Key of the ConfigMap, and file name in the pods."""
 
-TOKEN_KEY: Final = "token"  # noqa: S105 - the key's name, not a secret
-"""Key of a run's token in its Secret, whether the operator or the user created it."""
-
 
 class Role(StrEnum):
     """What a pod does for its run; also the name of its container."""
@@ -136,8 +133,8 @@ def config_name(run: str) -> str:
 
 
 def credential_name(run: str) -> str:
-    """Return the name of the Secret with the token that the operator creates for the run."""
-    return f"{base_name(run)}-token"
+    """Return the name of the Secret with the keys that the operator makes for the run."""
+    return f"{base_name(run)}-keys"
 
 
 def account_name(run: str) -> str:

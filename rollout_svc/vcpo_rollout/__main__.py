@@ -43,7 +43,8 @@ def _options() -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_rollout",
         description="Leases prompts from the learner, samples responses with the newest policy, "
-        "judges them and submits them. Sends the token in VCPO_TOKEN if that is set.",
+        "judges them and submits them. Shows the learner the key in VCPO_WORKER_KEY, and other "
+        "workers the one in VCPO_PEER_KEY, if they are set.",
     )
     parser.add_argument("run_file", type=Path, help="file with the run, a VCPORun in YAML")
     parser.add_argument("--learner", required=True, help="host:port of the learner's gRPC server")
@@ -68,6 +69,12 @@ def _options() -> Options:
         help="seconds in which running responses may finish at a shutdown; then they are released "
         "for other workers (%(default)s)",
     )
+    parser.add_argument(
+        "--identity-file",
+        type=Path,
+        help="file that keeps the key to which the learner binds the worker's id, so that a "
+        "restarted worker may go on under its id at once (default: a new key at every start)",
+    )
     parser.add_argument("--ready-file", type=Path, help="file to write when the worker is ready")
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="shut down when standard input ends"
@@ -81,6 +88,7 @@ def _options() -> Options:
         listen=arguments.listen,
         metrics_listen=arguments.metrics_listen,
         drain_s=arguments.drain_seconds,
+        identity_file=arguments.identity_file,
         ready_file=arguments.ready_file,
         exit_with_parent=arguments.exit_with_parent,
     )

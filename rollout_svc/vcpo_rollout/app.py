@@ -14,7 +14,6 @@ from vcpo import tracing
 from vcpo.metrics import RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
-    TOKEN_VARIABLE,
     Ready,
     on_parent_exit,
     on_stop_request,
@@ -25,6 +24,7 @@ from vcpo.service.lifecycle import (
 from vcpo.service.model_files import local_model
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
+from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, keys_from_environment
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
@@ -40,6 +40,7 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.identity import worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.peer_client import PeerClient
 from vcpo_rollout.transport.peer_service import PeerService
@@ -65,6 +66,7 @@ class Options:
     listen: str
     metrics_listen: str
     drain_s: float
+    identity_file: Path | None
     ready_file: Path | None
     exit_with_parent: bool
 
@@ -90,10 +92,13 @@ async def run_worker(options: Options) -> RunPhase:
         metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
         metrics_host, metrics_port = split_address(options.metrics_listen)
         endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
-    token = os.environ.get(TOKEN_VARIABLE)
-    server, cache = WireServer(token=token, meter=metrics.calls), TransferCache()
+    keys = keys_from_environment(WORKER_ROLES)
+    of_peers = keys_from_environment([CallerRole.PEER]) or None
+    server, cache = WireServer(keys=of_peers, meter=metrics.calls), TransferCache()
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
-    channel = open_channel(options.learner, token=token)
+    with start_errors():
+        identity = worker_identity(options.identity_file)
+    channel = open_channel(options.learner, key=keys.get(CallerRole.WORKER), identity=identity)
     with endpoint:
         with start_errors():
             port = await server.start(options.listen, _SERVICES, serving=False)
@@ -104,7 +109,9 @@ async def run_worker(options: Options) -> RunPhase:
         )
         gauges = worker_gauges(metrics, environment, engine)
         peers = PeerClient(
-            partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
+            partial(open_channel, key=keys.get(CallerRole.PEER)),
+            worker_id=options.worker_id,
+            gauges=gauges,
         )
         archive_url = run.spec.weights.archive_url
         archive = ArchiveReader(archive_url, run.metadata.name) if archive_url else None

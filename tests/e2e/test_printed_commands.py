@@ -39,9 +39,9 @@ THERE_ALREADY: dict[str, tuple[str, dict[str, Any]]] = {
             "spec": {"containers": [{"name": "learner", "image": "learner:1"}]},
         },
     ),
-    f"secret {KEY.name}-token": (
+    f"secret {KEY.name}-keys": (
         "/api/v1/namespaces/default/secrets",
-        {"metadata": {"name": f"{KEY.name}-token"}, "stringData": {"token": "t"}},
+        {"metadata": {"name": f"{KEY.name}-keys"}, "stringData": {"worker": "w"}},
     ),
     f"configmap {KEY.name}-config": (
         "/api/v1/namespaces/default/configmaps",

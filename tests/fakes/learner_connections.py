@@ -20,14 +20,14 @@ class FakeConnections(LearnerConnections):
         self.throttles: list[int] = []
         self.reasons: list[str] = []
         """Why each throttle was sent."""
-        self.tokens: dict[RunKey, str] = {}
+        self.steering_keys: dict[RunKey, str] = {}
         self.drains: list[str] = []
         self.in_flight_after_drain: int = 0
         """Trajectories still in flight once a learner drains."""
 
-    async def set_token(self, key: RunKey, token: str) -> None:
-        """Record the token."""
-        self.tokens[key] = token
+    async def set_steering_key(self, key: RunKey, steering: str) -> None:
+        """Record the key."""
+        self.steering_keys[key] = steering
 
     async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Return the report at once."""

@@ -102,7 +102,7 @@ class Host:
             clock=clock,
         )
         self._connection = LearnerConnection(
-            token=self._fleet.token, answer_timeout_s=options.answer_timeout_s, clock=clock
+            key=self._fleet.steering_key, answer_timeout_s=options.answer_timeout_s, clock=clock
         )
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
         self._journal = Journal(run_dir.path)
@@ -128,7 +128,7 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
-        self._run_dir.write_token(self._fleet.token)
+        self._run_dir.write_steering_key(self._fleet.steering_key)
         try:
             with serve_metrics(
                 self._metrics.registry, "127.0.0.1", self._options.metrics_port

@@ -7,7 +7,7 @@ checkpoints/   checkpoints to resume from    model/         the trained model, a
 logs/          one log per process           report.html    the report
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
-               prometheus.json names them for a Prometheus, token is what they share
+               prometheus.json names them for a Prometheus, steering-key lets `vcpo top` ask
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
 """
@@ -31,7 +31,7 @@ class RunDir:
         self.spec = path / "spec.yaml"
         self.logs = path / "logs"
         self.processes = path / "processes"
-        self.token = self.processes / "token"
+        self.steering_key = self.processes / "steering-key"
         self.scrape_targets = self.processes / "prometheus.json"
         self.model = path / "model"
 
@@ -51,17 +51,17 @@ class RunDir:
         partial.write_text(run_to_yaml(run), encoding="utf-8")
         partial.replace(self.spec)
 
-    def write_token(self, token: str) -> None:
-        """Write the run's shared token to a file that only this user can read."""
-        self.token.unlink(missing_ok=True)
-        descriptor = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    def write_steering_key(self, key: str) -> None:
+        """Write the key of who steers the run to a file that only this user can read."""
+        self.steering_key.unlink(missing_ok=True)
+        descriptor = os.open(self.steering_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(token)
+            file.write(key)
 
-    def read_token(self) -> str | None:
-        """Return the run's shared token; None if there is none, or if another user owns it."""
+    def read_steering_key(self) -> str | None:
+        """Return the key of who steers the run; None if there is none, or another user owns it."""
         try:
-            return self.token.read_text(encoding="utf-8")
+            return self.steering_key.read_text(encoding="utf-8")
         except OSError:
             return None
 

@@ -100,7 +100,7 @@ class LocalRun:
             if self._channel is not None:
                 await self._channel.close()
             address = f"127.0.0.1:{ready.grpc_port}"
-            self._channel = open_channel(address, token=self._run_dir.read_token())
+            self._channel = open_channel(address, key=self._run_dir.read_steering_key())
             self._channel_of = ready
         try:
             signals = await LearnerControl(self._channel).signals(timeout_s=_ANSWER_TIMEOUT_S)

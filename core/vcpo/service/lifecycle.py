@@ -21,9 +21,6 @@ from pathlib import Path
 
 from vcpo.service.logs import report_end
 
-TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
-"""Environment variable with the run's shared token; if it is unset, no token is required."""
-
 GPU_MEMORY_VARIABLE = "VCPO_GPU_MEMORY_RATIO"
 """Environment variable with the share of a GPU's memory that a service may use, in (0, 1]."""
 

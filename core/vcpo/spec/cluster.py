@@ -91,9 +91,10 @@ class Pods(Section):
     """PriorityClass of the pods. If unset, the cluster's default."""
     queue_name: ObjectName | None = None
     """Kueue LocalQueue that admits the pods. If unset, Kueue is not used. Immutable."""
-    token_secret_name: ObjectName | None = None
-    """Secret with the shared token of learner, workers and operator, under the key `token`. If
-    unset, the operator makes one for this run."""
+    keys_secret_name: ObjectName | None = None
+    """Secret with the keys by which the run's processes know each other: `worker` of the workers at
+    the learner, `steering` of the operator at the learner, `peer` of workers at each other; three
+    random texts. If unset, the operator makes one for this run."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
     `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed

@@ -1,23 +1,29 @@
-"""The client side of the wire: channels with the shared token, and classes of errors."""
+"""The client side of the wire: channels that show a caller's keys, and classes of errors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from vcpo.wire.guard import TOKEN_KEY
+from vcpo.wire.access.roles import IDENTITY, authorization
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 
-def open_channel(address: str, *, token: str | None) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; its calls carry the token, if there is one.
+def open_channel(address: str, *, key: str | None, identity: str | None = None) -> grpc.aio.Channel:
+    """Open a channel to `host:port`, which connects at the first call.
 
-    The channel connects at the first call. Every call needs a timeout of its own.
+    Every call needs a timeout of its own.
+
+    key: key of the caller's role at that server, shown with every call; None or empty shows none.
+    identity: a worker's own key, for the learner alone; None or empty shows none.
     """
+    shown = [authorization(key)] if key else []
+    shown += [(IDENTITY, identity)] if identity else []
     interceptors: list[grpc.aio.ClientInterceptor] = []
-    if token:
-        interceptors = [_UnaryToken(token), _StreamToken(token)]
+    if shown:
+        interceptors = [_UnaryKeys(shown), _StreamKeys(shown)]
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
 
 
@@ -53,12 +59,12 @@ def is_doubtful(error: grpc.aio.AioRpcError) -> bool:
     return error.code() in _DOUBTFUL
 
 
-class _Token:
-    def __init__(self, token: str) -> None:
-        self._header = (TOKEN_KEY, f"Bearer {token}")
+class _Keys:
+    def __init__(self, shown: Sequence[tuple[str, str]]) -> None:
+        self._shown = tuple(shown)
 
-    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
+    def _with_keys(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), *self._shown)
         return grpc.aio.ClientCallDetails(
             method=details.method,
             timeout=details.timeout,
@@ -68,15 +74,15 @@ class _Token:
         )
 
 
-class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
+class _UnaryKeys(_Keys, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(self._with_token(client_call_details), request)
+        return await continuation(self._with_keys(client_call_details), request)
 
 
-class _StreamToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
+class _StreamKeys(_Keys, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(self._with_token(client_call_details), request)
+        return await continuation(self._with_keys(client_call_details), request)

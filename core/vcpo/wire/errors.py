@@ -3,6 +3,7 @@
 ```
 WireError
 ├── InvalidMessageError   the caller must change the message    INVALID_ARGUMENT
+├── PermissionDeniedError the caller may not act for another PERMISSION_DENIED
 ├── NotFoundError         the caller must ask for another one   NOT_FOUND
 └── UnavailableError      nobody; repeat the call later         UNAVAILABLE
 ```
@@ -29,6 +30,12 @@ class InvalidMessageError(WireError, ValueError):
     def __init__(self, field: str, value: object, requirement: str) -> None:
         self.field = field
         super().__init__(f"{field}: must be {requirement}, got {value!r:.80}")
+
+
+class PermissionDeniedError(WireError):
+    """A caller that acts for a worker that it is not."""
+
+    status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class NotFoundError(WireError, LookupError):

@@ -1,4 +1,4 @@
-"""The guard of every method: it checks token, deadline and message size, and maps errors.
+"""The guard of every method: it checks key, role, deadline and message size, and maps errors.
 
 The guard checks a call before its message is read. gRPC reads a message only on request, beyond a
 window of about 64 KiB, so messages of unauthorized callers are never read. For this reason every
@@ -6,20 +6,19 @@ method is registered with a stream of requests, of which the guard reads one; on
 no difference.
 
 ```
-token ---> deadline ---> slot to read ---> message ---> method ---> responses, read in time
+key ---> role ---> deadline ---> slot to read ---> message ---> method ---> responses, read in time
 ```
 
-Health checks need no token, so that probes can call them. All services of a server have the same
-health, so the guard does not read a probe's message. Reflection needs the token.
+Health checks need no key, so that probes can call them. All services of a server have the same
+health, so the guard does not read a probe's message. Reflection needs a key, of any role.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -27,7 +26,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from vcpo.wire.errors import WireError
+from vcpo.wire.access.roles import (
+    AUTHORIZATION,
+    IDENTITY,
+    METHODS_OF,
+    CallerRole,
+    RoleKeys,
+    role_of,
+)
+from vcpo.wire.errors import PermissionDeniedError, WireError
 from vcpo.wire.limits import (
     MAX_CONTROL_MESSAGES_READ,
     MAX_DEADLINE_S,
@@ -38,18 +45,21 @@ from vcpo.wire.limits import (
 )
 from vcpo.wire.v1 import control_pb2
 
-TOKEN_KEY = "authorization"  # noqa: S105 - the metadata key, not a secret
-
 _Context = grpc.aio.ServicerContext[Any, Any]
 _PROBE = f"/{health.SERVICE_NAME}/Check"
+_OURS = "/vcpo."
 _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
 
 
 class CallRefusal(StrEnum):
     """Why the guard refused a call or ended a stream early."""
 
-    TOKEN = "token"  # noqa: S105 - a reason
-    """The token is missing or wrong."""
+    KEY = "key"
+    """The caller shows no key that this server knows, or a worker shows none of its own."""
+    ROLE = "role"
+    """The key is that of a role which may not call the method."""
+    IDENTITY = "identity"
+    """The worker's name, or the lease, belongs to a worker with another key."""
     DEADLINE = "deadline"
     """The call has no deadline, or one too far away."""
     MESSAGE = "message"
@@ -72,21 +82,21 @@ class _RefusedError(WireError):
 class Guard(grpc.aio.ServerInterceptor):
     """Interceptor that checks every call and converts a `WireError` to its gRPC status.
 
-    token: the shared token; None accepts every caller.
+    keys: the key of each role that is let in; None accepts every caller.
     read_timeout_s: time for a message to arrive.
     stalled_reader_s: time for a caller to read one response of a stream.
     """
 
     def __init__(
         self,
-        token: str | None,
+        keys: RoleKeys | None,
         *,
         read_timeout_s: float = READ_TIMEOUT_S,
         stalled_reader_s: float = STALLED_READER_S,
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
         """Number of refused calls by reason."""
-        self._expected = f"Bearer {token}" if token else None
+        self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
@@ -105,10 +115,11 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method == _PROBE:
             return _probe_handler(handler)
-        if not self._has_token(handler_call_details.invocation_metadata):
-            self.refusals[CallRefusal.TOKEN] += 1
-            return grpc.stream_stream_rpc_method_handler(_refuse_token)
-        if not method.startswith("/vcpo."):  # reflection and other services of the libraries
+        refusal = self._refusal(method, dict(handler_call_details.invocation_metadata or ()))
+        if refusal is not None:
+            self.refusals[refusal.reason] += 1
+            return grpc.stream_stream_rpc_method_handler(_refusing(refusal))
+        if not method.startswith(_OURS):  # reflection and other services of the libraries
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
         if handler.response_streaming:
@@ -120,11 +131,24 @@ class Guard(grpc.aio.ServerInterceptor):
             self._guard_unary(handler, reading), response_serializer=handler.response_serializer
         )
 
-    def _has_token(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-        if self._expected is None:
-            return True
-        received = str(dict(metadata or ()).get(TOKEN_KEY, ""))
-        return hmac.compare_digest(received.encode(), self._expected.encode())
+    def _refusal(self, method: str, metadata: Mapping[str, str | bytes]) -> _RefusedError | None:
+        """Return why a caller may not call a method; None if it may."""
+        if self._keys is None:
+            return None
+        role = role_of(str(metadata.get(AUTHORIZATION, "")), self._keys)
+        if role is None:
+            variables = " or ".join(each.variable for each in self._keys)
+            text = f"{AUTHORIZATION}: must be 'Bearer <key>' of a role; set {variables}"
+            return _RefusedError(CallRefusal.KEY, grpc.StatusCode.UNAUTHENTICATED, text)
+        if not method.startswith(_OURS):
+            return None
+        if method not in METHODS_OF[role]:
+            text = f"{AUTHORIZATION}: the key of the role {role} may not call {method}"
+            return _RefusedError(CallRefusal.ROLE, grpc.StatusCode.PERMISSION_DENIED, text)
+        if role is CallerRole.WORKER and not metadata.get(IDENTITY):
+            text = f"{IDENTITY}: a worker must show a random key of its own with every call"
+            return _RefusedError(CallRefusal.KEY, grpc.StatusCode.UNAUTHENTICATED, text)
+        return None
 
     def _guard_unary(
         self, handler: Any, reading: asyncio.Semaphore
@@ -135,7 +159,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     await self._request(handler.request_deserializer, context, reading), context
                 )
             except WireError as error:
-                refusal = error.status, str(error)
+                refusal = self._answer(error)
             # Outside `except` traceback and message are freed; `abort` takes a while.
             return await context.abort(*refusal)
 
@@ -172,7 +196,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     async with asyncio.timeout(self._stalled_reader_s):
                         await context.write(response)
         except WireError as error:
-            return error.status, str(error)
+            return self._answer(error)
         except TimeoutError:
             self.refusals[CallRefusal.STALLED] += 1
             text = f"stream: the caller read nothing for {self._stalled_reader_s:g} s"
@@ -181,6 +205,12 @@ class Guard(grpc.aio.ServerInterceptor):
             if not context.cancelled():  # a caller may disconnect in the middle of a chunk
                 raise
         return None
+
+    def _answer(self, error: WireError) -> tuple[grpc.StatusCode, str]:
+        """Return status and text of an error; count it if the caller is not who it says."""
+        if isinstance(error, PermissionDeniedError):
+            self.refusals[CallRefusal.IDENTITY] += 1
+        return error.status, str(error)
 
     async def _request(
         self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
@@ -222,9 +252,11 @@ def _check_deadline(remaining_s: float | None) -> None:
         raise _RefusedError(*invalid, text)
 
 
-async def _refuse_token(_: Any, context: _Context) -> None:
-    text = f"{TOKEN_KEY}: must be 'Bearer <token of the run>'; set VCPO_TOKEN"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+def _refusing(refusal: _RefusedError) -> Callable[[Any, _Context], Awaitable[None]]:
+    async def refuse(_: Any, context: _Context) -> None:
+        await context.abort(refusal.status, str(refusal))
+
+    return refuse
 
 
 def _probe_handler(handler: Any) -> Any:

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from vcpo.wire.access.roles import RoleKeys
 from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import MAX_CALLS, server_options
@@ -21,14 +22,15 @@ class WireServer:
     """
 
     def __init__(
-        self, *, token: str | None, guard: Guard | None = None, meter: CallMeter | None = None
+        self, *, keys: RoleKeys | None, guard: Guard | None = None, meter: CallMeter | None = None
     ) -> None:
         """Create the server.
 
-        guard: replaces the default guard with this token.
+        keys: the key of each role that is let in; None accepts every caller.
+        guard: replaces the default guard with these keys.
         meter: counts and times the calls; None for a server without metrics.
         """
-        self.guard = guard or Guard(token)
+        self.guard = guard or Guard(keys)
         self.grpc_server = grpc.aio.server(
             interceptors=[self.guard] if meter is None else [meter, self.guard],
             options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),

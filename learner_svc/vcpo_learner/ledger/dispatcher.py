@@ -93,6 +93,20 @@ class Dispatcher:
         """Return the workers that have asked for work and are not lost."""
         return self._registry.workers()
 
+    def is_known(self, worker_id: str) -> bool:
+        """Return whether a worker is registered and not lost, or holds leases."""
+        return (
+            self._registry.is_alive(worker_id)
+            or bool(self._ledger.held_by(worker_id))
+            or (self._round is not None and bool(self._round.held_by(worker_id)))
+        )
+
+    def holder_of(self, lease_id: str) -> str | None:
+        """Return the worker of an open lease, of training or evaluation; None if it is not open."""
+        if self._round is not None and self._round.has_issued(lease_id):
+            return self._round.holder_of(lease_id)
+        return self._ledger.holder_of(lease_id)
+
     def weight_updates_in_flight(self) -> int:
         """Count the versions that workers loaded while they generated, over all workers so far."""
         return self._updates_in_flight.total

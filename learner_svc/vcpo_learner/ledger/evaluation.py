@@ -112,6 +112,10 @@ class EvaluationRound:
         """Return whether the lease belongs to this round, open or closed."""
         return self._book.has_issued(lease_id)
 
+    def holder_of(self, lease_id: str) -> str | None:
+        """Return the worker of an open lease of this round; None if it is none."""
+        return self._book.holder_of(lease_id)
+
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept responses; a repeated submission changes nothing.
 

@@ -159,6 +159,11 @@ class LeaseBook:
         """Return whether the id has the form of this book's leases, open or closed."""
         return lease_id.startswith(f"{self._prefix}-")
 
+    def holder_of(self, lease_id: str) -> str | None:
+        """Return the worker of an open lease; None if it is not open."""
+        lease = self._open.get(lease_id)
+        return None if lease is None else lease.worker_id
+
     def submit(
         self, lease_id: str, trajectories: Sequence[Trajectory]
     ) -> tuple[list[SubmitOutcome], OpenLease | None]:

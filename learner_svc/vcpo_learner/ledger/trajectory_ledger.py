@@ -201,6 +201,10 @@ class TrajectoryLedger:
         """Return the open leases of a worker, oldest first."""
         return [lease.lease_id for lease in self._book.held_by(worker_id)]
 
+    def holder_of(self, lease_id: str) -> str | None:
+        """Return the worker of an open lease; None if it is not open."""
+        return self._book.holder_of(lease_id)
+
     def expire(self) -> list[str]:
         """End the leases whose time is over; return the worker of each."""
         leases = self._book.expired_leases()

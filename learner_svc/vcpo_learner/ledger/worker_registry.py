@@ -53,6 +53,11 @@ class WorkerRegistry:
         """Return whether the worker is registered, lost or not."""
         return worker_id in self._workers
 
+    def is_alive(self, worker_id: str) -> bool:
+        """Return whether the worker is registered and not lost."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and self._is_alive(worker)
+
     def workers(self) -> list[RegisteredWorker]:
         """Return the workers that have asked for work and are not lost."""
         return [
@@ -63,8 +68,7 @@ class WorkerRegistry:
 
     def serving_address(self, worker_id: str) -> str:
         """Return where a worker serves weights; empty if it does not, or if it is lost."""
-        worker = self._workers.get(worker_id)
-        return worker.address if worker is not None and self._is_alive(worker) else ""
+        return self._workers[worker_id].address if self.is_alive(worker_id) else ""
 
     def record_request(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
         """Record that a worker asks for work; return the number of its request."""

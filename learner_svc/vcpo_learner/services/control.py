@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
+from vcpo.wire.checks import check_id
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -54,3 +55,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Start to drain the run; return its phase."""
         self._drain(request.reason or "asked for")
         return control_pb2.DrainResponse(phase=phase_to_message(self._dispatcher.phase))
+
+    async def ReleaseWorker(  # noqa: N802 - named by the contract
+        self, request: control_pb2.ReleaseWorkerRequest, context: Any
+    ) -> control_pb2.ReleaseWorkerResponse:
+        """End all leases of a worker that died; its name is free again."""
+        check_id("worker_id", request.worker_id)
+        released = self._dispatcher.release(request.worker_id, ())
+        return control_pb2.ReleaseWorkerResponse(num_released=released)

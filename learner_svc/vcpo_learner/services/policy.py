@@ -11,6 +11,7 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
@@ -28,10 +29,16 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         peers: PeerAssignment,
         archive_writer: ArchiveWriter | None = None,
         traces: TrajectoryTraces | None = None,
+        callers: Callers | None = None,
     ) -> None:
+        """Serve a store.
+
+        callers: those of the learner's other services; None binds no name to a key.
+        """
         self._traces = traces or TrajectoryTraces()
         self._store = store
         self._peers = peers
+        self._callers = callers
         self._archive_writer = archive_writer
         self.served_bytes: Counter[WeightForm] = Counter()
         """Bytes sent so far, by form."""
@@ -40,7 +47,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
         """Describe the newest version; wait for one that the caller does not hold."""
-        check_id("worker_id", request.worker_id)
+        self._admit(request.worker_id, context)
         if request.serving_port > _MAX_PORT:
             raise InvalidMessageError("serving_port", request.serving_port, f"0 to {_MAX_PORT}")
         address = serving_address(context.peer(), request.serving_port)
@@ -57,7 +64,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
         """Stream a full set or a delta from an offset."""
-        check_id("worker_id", request.worker_id)
+        self._admit(request.worker_id, context)
         incarnation, version = request.incarnation, request.policy_version
         if request.HasField("base_policy_version"):
             form = WeightForm.DELTA
@@ -71,6 +78,12 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
             chunk = data[offset : offset + CHUNK_BYTES]
             yield policy_pb2.PolicyChunk(policy_version=version, offset=offset, data=chunk)
             self.served_bytes[form] += len(chunk)
+
+    def _admit(self, worker_id: str, context: Any) -> None:
+        if self._callers is None:
+            check_id("worker_id", worker_id)
+        else:
+            self._callers.admit(worker_id, context)
 
     def _manifest_for(
         self, request: policy_pb2.GetManifestRequest, policy: PublishedPolicy

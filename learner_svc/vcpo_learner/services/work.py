@@ -21,6 +21,7 @@ from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 
@@ -46,14 +47,17 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         spec: VCPORunSpec,
         bounds: ResponseBounds | None = None,
         traces: TrajectoryTraces | None = None,
+        callers: Callers | None = None,
     ) -> None:
         """Serve a dispatcher.
 
+        callers: those of the learner's other services; None binds names for this one alone.
         bounds: of the run's model; None applies the bounds of the spec only.
         traces: those of the run; None traces apart from its training loop.
         """
         self._traces = traces or TrajectoryTraces()
         self._dispatcher = dispatcher
+        self._callers = callers or Callers(dispatcher)
         self._spec = spec
         self._bounds = bounds or ResponseBounds.from_spec(spec)
 
@@ -61,7 +65,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.LeaseRequest, context: Any
     ) -> work_pb2.LeaseResponse:
         """Grant admissible prompts; wait for some up to `wait_seconds`."""
-        check_id("worker_id", request.worker_id)
+        self._callers.admit(request.worker_id, context)
         check_id("rollout_group", request.rollout_group)
         if not 1 <= request.max_trajectories <= _MAX_SEQUENCES:
             requirement = f"1 to {_MAX_SEQUENCES}"
@@ -92,7 +96,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
         """Accept trajectories, or a failure in their place."""
-        check_id("worker_id", request.worker_id)
+        self._callers.admit(request.worker_id, context, lease_ids=[request.lease_id])
         check_id("lease_id", request.lease_id)
         if request.HasField("failure"):
             if request.trajectories:
@@ -118,7 +122,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.ReleaseRequest, context: Any
     ) -> work_pb2.ReleaseResponse:
         """End some or all leases of a worker."""
-        check_id("worker_id", request.worker_id)
+        self._callers.admit(request.worker_id, context, lease_ids=request.lease_ids)
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         return work_pb2.ReleaseResponse(num_released=released)
@@ -127,7 +131,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.RecallRequest, context: Any
     ) -> work_pb2.RecallResponse:
         """Return a worker's preempted leases; wait for one that it does not know."""
-        check_id("worker_id", request.worker_id)
+        self._callers.admit(request.worker_id, context)
         wait_s = check_wait("wait_seconds", request.wait_seconds)
         lease_ids = await self._dispatcher.wait_for_preemptions(
             request.worker_id, request.heard_lease_ids, wait_s=wait_s

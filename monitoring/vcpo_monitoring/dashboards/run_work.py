@@ -205,8 +205,9 @@ AFTER_A_CRASH: Final = Row(
             slug="refusals",
             title="Refused calls, full disks, dropped records",
             question="Does the learner refuse calls, or fail to write?",
-            reading="`token`: a process with another token. `stalled`: a worker that reads too "
-            "slowly. A full disk keeps the last checkpoint.",
+            reading="`key`: a process with another key. `role`, `identity`: one that acts for "
+            "another. `stalled`: a worker that reads too slowly. A full disk keeps the last "
+            "checkpoint.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(

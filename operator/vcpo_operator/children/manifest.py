@@ -112,7 +112,7 @@ class Parent:
     run_file: str
     """YAML of the run for its processes."""
     credential_uid: str = ""
-    """Uid of the Secret with the run's token; with another Secret pods are replaced."""
+    """Uid of the Secret with the run's keys; with another Secret pods are replaced."""
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
+    SCRATCH_PATH,
     Workload,
     pod_template,
     queue_labels,
@@ -88,6 +89,8 @@ def _command(run: str, group: RolloutGroup) -> list[str]:
         f"--learner={learner_name(run)}:{LEARNER_PORT}",
         f"--group={group.name}",
         "--worker-id=$(POD_NAME)",
+        # It lives as long as the pod, so a restarted container goes on under the pod's name.
+        f"--identity-file={SCRATCH_PATH}/vcpo-worker-identity",
         f"--listen=0.0.0.0:{ROLLOUT_PORT}",
         f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
         f"--drain-seconds={group.drain_seconds}",

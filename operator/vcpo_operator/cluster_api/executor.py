@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import logging
-import secrets
 from typing import Any
 
 from vcpo.spec import API_VERSION, KIND
+from vcpo.wire.access.roles import CallerRole, new_run_keys
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
 from vcpo_operator.decisions.actions import (
@@ -17,7 +17,7 @@ from vcpo_operator.decisions.actions import (
     DeletePod,
     DeleteRun,
     Drain,
-    IssueToken,
+    IssueKeys,
     ReleaseLeases,
     ReportScale,
     Scale,
@@ -36,7 +36,6 @@ from vcpo_operator.names import (
     FIELD_MANAGER,
     PLURAL,
     SCALE_MANAGER,
-    TOKEN_KEY,
     RunKey,
 )
 from vcpo_operator.observed.parse import parse_child
@@ -44,7 +43,6 @@ from vcpo_operator.observed.records import ObservedChild, RunRecord
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
-_TOKEN_BYTES = 32
 
 
 class NameConflictError(Exception):
@@ -81,8 +79,8 @@ class Executor:
         match action:
             case Apply():
                 return await self._apply(key, action)
-            case IssueToken():
-                return await self._issue_token(key, action.child)
+            case IssueKeys():
+                return await self._issue_keys(key, action.child)
             case SeedScaler():
                 await self._seed_scaler(key, action)
             case Scale():
@@ -111,35 +109,35 @@ class Executor:
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else parse_child(kind, body)
 
-    async def read_token(
+    async def read_keys(
         self, key: RunKey, secret: str, *, owner_uid: str | None
     ) -> ObservedChild | None:
-        """Read the Secret with a run's token; None when it does not exist.
+        """Read the Secret with a run's keys; None when it does not exist.
 
-        The token goes to the connections and nowhere else.
+        The key for steering goes to the connections and nowhere else. The others are not kept.
 
         owner_uid: Uid of the run that must own the Secret; None: the user named the Secret. The
-            token of somebody else's Secret is sent to nobody.
+            key of somebody else's Secret is sent to nobody.
         Raises: ApiError.
         """
         body = await self._cluster.get(_child(Kind.SECRET, key, secret))
         if body is None:
-            await self._learners.set_token(key, "")
+            await self._learners.set_steering_key(key, "")
             return None
         existing = parse_child(Kind.SECRET, body)
-        token = ""
+        steering = ""
         if owner_uid is None or is_ours(existing, owner_uid):
             try:
-                encoded = (body.get("data") or {}).get(TOKEN_KEY, "")
-                token = base64.b64decode(encoded).decode("ascii")
+                encoded = (body.get("data") or {}).get(CallerRole.STEERING, "")
+                steering = base64.b64decode(encoded).decode("ascii")
             except ValueError:
-                _LOGGER.debug("%s: Secret %s holds no token", key, secret)
-        await self._learners.set_token(key, token)
+                _LOGGER.debug("%s: Secret %s holds no key for steering", key, secret)
+        await self._learners.set_steering_key(key, steering)
         return existing
 
     def forget(self, key: RunKey) -> None:
-        """Forget the token of a deleted run."""
-        self._learners.forget_token(key)
+        """Forget the key of a deleted run."""
+        self._learners.forget_steering_key(key)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
         """Apply the status of the run with this uid, not of a later run of its name.
@@ -182,28 +180,28 @@ class Executor:
             raise
         return parse_child(child.kind, body)
 
-    async def _issue_token(self, key: RunKey, child: Child) -> ObservedChild:
-        """Create a Secret with a new token, unless it exists already.
+    async def _issue_keys(self, key: RunKey, child: Child) -> ObservedChild:
+        """Create a Secret with new keys, unless it exists already.
 
         Raises: ApiError, NameConflictError.
         """
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        encoded = base64.b64encode(token.encode()).decode()
+        keys = new_run_keys()
+        data = {role.value: base64.b64encode(made.encode()).decode() for role, made in keys.items()}
         collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
-        manifest = {**child.manifest, "data": {TOKEN_KEY: encoded}}
+        manifest = {**child.manifest, "data": data}
         try:
             body = await self._cluster.create(collection, manifest)
         except ApiError as error:
             if not error.is_gone:
                 raise
-            existing = await self.read_token(key, child.name, owner_uid=child.owner_uid)
+            existing = await self.read_keys(key, child.name, owner_uid=child.owner_uid)
             if existing is None:
                 raise
             conflict = name_conflict(existing, child.owner_uid)
             if conflict is not None:
                 raise NameConflictError(conflict) from error
             return existing
-        await self._learners.set_token(key, token)
+        await self._learners.set_steering_key(key, keys[CallerRole.STEERING])
         return parse_child(Kind.SECRET, body)
 
     async def _is_adopted(self, key: RunKey, child: Child) -> bool:

@@ -20,8 +20,8 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IssueToken:
-    """Create the Secret of a run's token, with a new token."""
+class IssueKeys:
+    """Create the Secret of a run's keys, with new keys."""
 
     child: Child
 
@@ -113,7 +113,7 @@ class DeleteRun:
 
 Action = (
     Apply
-    | IssueToken
+    | IssueKeys
     | SeedScaler
     | Scale
     | ReportScale
@@ -130,7 +130,7 @@ Action = (
 def target_name(action: Action) -> str:
     """Return kind and name of the child that an action changes; empty for other actions."""
     match action:
-        case Apply(child=child) | IssueToken(child=child) | SeedScaler(child=child):
+        case Apply(child=child) | IssueKeys(child=child) | SeedScaler(child=child):
             return f"{child.kind.kind} {child.name}"
         case Scale(name=name):
             return f"{Kind.DEPLOYMENT.kind} {name}"

@@ -14,8 +14,9 @@ from decimal import Decimal
 from typing import Final
 
 from vcpo.spec import VCPORunSpec
+from vcpo.wire.access.roles import RUN_ROLES
 from vcpo_operator.children.manifest import Child, Kind, with_digest
-from vcpo_operator.names import ADOPT_ANNOTATION, TOKEN_KEY
+from vcpo_operator.names import ADOPT_ANNOTATION
 from vcpo_operator.observed.records import ObservedChild, ObservedClaim
 
 _UNITS: Final = {
@@ -60,7 +61,7 @@ def name_conflict(existing: ObservedChild, owner_uid: str | None) -> Conflict | 
     elif existing.kind is Kind.SECRET:
         message = (
             f"{what} exists already and is not this run's. Delete or rename it. If it holds the"
-            f" run's token under the key `{TOKEN_KEY}`, name it in `pods.tokenSecretName` instead"
+            f" run's keys `{'`, `'.join(RUN_ROLES)}`, name it in `pods.keysSecretName` instead"
         )
     else:
         message = (
@@ -132,8 +133,8 @@ def claim_growth_refusal(name: str, refusal: str) -> str:
     )
 
 
-def unreadable_token_conflict(refusal: str) -> Conflict:
-    """Return the conflict of an operator that may not read the Secret with the run's token."""
+def unreadable_keys_conflict(refusal: str) -> Conflict:
+    """Return the conflict of an operator that may not read the Secret with the run's keys."""
     message = f"{refusal.rstrip('.')}. Give the operator's role `get` and `create` of secrets"
     return Conflict(reason="ApplyFailed", message=message)
 

@@ -25,7 +25,7 @@ from vcpo_operator.decisions.actions import (
     DeleteChild,
     DeletePod,
     Drain,
-    IssueToken,
+    IssueKeys,
     ReleaseLeases,
     ReportScale,
     Scale,
@@ -137,7 +137,7 @@ def _applies(
             continue
         if child.kind is Kind.SECRET:
             if existing is None:
-                yield IssueToken(child=child)
+                yield IssueKeys(child=child)
                 return  # the pod templates hold its uid, which is not known yet
             continue
         if child.kind is Kind.DEPLOYMENT:
@@ -237,7 +237,7 @@ def _removals(desired: DesiredState, observed: ObservedState) -> Iterator[Action
     """Yield the deletion of children that the run no longer wants.
 
     A group that left the spec is scaled to zero first, so that its workers finish their work. The
-    token's Secret goes with the run: the operator has no right to delete Secrets.
+    Secret of keys goes with the run: the operator has no right to delete Secrets.
     """
     wanted = {(child.kind, child.name) for child in desired.children}
     groups = {group.child.uid: group for group in observed.groups.values()}

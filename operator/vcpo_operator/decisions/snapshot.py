@@ -82,7 +82,7 @@ class PlanResult:
     note: str = ""
     """How the operator departs from the spec, in sentences; empty when it does not."""
     needs_replan: bool = False
-    """Whether a token was created, on which the rest of the plan depends."""
+    """Whether keys were created, on which the rest of the plan depends."""
 
     @property
     def blocker(self) -> Conflict | None:

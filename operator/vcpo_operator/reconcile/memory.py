@@ -13,7 +13,7 @@ from vcpo.control import ControlState
 from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
-from vcpo_operator.decisions.actions import Action, Apply, DeleteChild, IssueToken
+from vcpo_operator.decisions.actions import Action, Apply, DeleteChild, IssueKeys
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState
 from vcpo_operator.decisions.status_model import RunStatus
@@ -53,8 +53,8 @@ class RunMemory:
     """Version of each child after this process applied it, by uid of the child."""
     unwatched_read_s: float | None = None
     """Unix time at which the unwatched kinds were read last."""
-    token_conflict: Conflict | None = None
-    """Why the Secret with the token could not be read last; None when it could."""
+    keys_conflict: Conflict | None = None
+    """Why the Secret with the keys could not be read last; None when it could."""
     status: RunStatus | None = None
     """The status that this process wrote last."""
     status_version: int = 0
@@ -132,7 +132,7 @@ class RunMemory:
         """Record what an executed action changed and no watch reports."""
         if isinstance(action, Apply):
             self._refusals.pop(action.child.digest, None)
-        if isinstance(action, Apply | IssueToken) and action.child.kind in UNWATCHED:
+        if isinstance(action, Apply | IssueKeys) and action.child.kind in UNWATCHED:
             self.record_unwatched(action.child.kind, action.child.name, applied)
         if isinstance(action, DeleteChild):
             self._child_uids.pop((action.kind, action.name), None)

@@ -8,7 +8,7 @@ from vcpo.spec import VCPORun
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.decisions.conflicts import is_ours, unreadable_token_conflict
+from vcpo_operator.decisions.conflicts import is_ours, unreadable_keys_conflict
 from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import RunKey, credential_name
@@ -29,7 +29,7 @@ class View(Protocol):
         """Return a run; None when it does not exist."""
 
     def observed_state(self, key: RunKey) -> ObservedState:
-        """Return the objects of a run, except PodMonitors and the token's Secret."""
+        """Return the objects of a run, except PodMonitors and the Secret of keys."""
 
 
 class Observer:
@@ -54,7 +54,7 @@ class Observer:
         if is_old or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             memory.record_unwatched(Kind.POD_MONITOR, key.name, monitor)
-            await self._read_token(record, run, memory)
+            await self._read_keys(record, run, memory)
             memory.unwatched_read_s = now_s
         observed = memory.with_unwatched(watched)
         for child in observed.children:
@@ -74,17 +74,17 @@ class Observer:
             return None
         return await self._signals.fetch_report(record.key, period_s=signals_period_s(run, before))
 
-    async def _read_token(self, record: RunRecord, run: VCPORun, memory: RunMemory) -> None:
-        """Read the Secret with the run's token; if that is forbidden, keep what is known."""
-        named, own = run.spec.pods.token_secret_name, credential_name(record.key.name)
+    async def _read_keys(self, record: RunRecord, run: VCPORun, memory: RunMemory) -> None:
+        """Read the Secret with the run's keys; if that is forbidden, keep what is known."""
+        named, own = run.spec.pods.keys_secret_name, credential_name(record.key.name)
         owner_uid = None if named else record.uid
         try:
-            secret = await self._executor.read_token(record.key, named or own, owner_uid=owner_uid)
+            secret = await self._executor.read_keys(record.key, named or own, owner_uid=owner_uid)
         except ApiError as error:
             if not error.is_forbidden:
                 raise
-            memory.token_conflict = unreadable_token_conflict(str(error))
+            memory.keys_conflict = unreadable_keys_conflict(str(error))
             return
-        memory.token_conflict = None
+        memory.keys_conflict = None
         if named is None:
             memory.record_unwatched(Kind.SECRET, own, secret)

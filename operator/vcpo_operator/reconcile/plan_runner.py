@@ -13,7 +13,7 @@ from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_r
 from vcpo_operator.decisions.actions import (
     Action,
     Apply,
-    IssueToken,
+    IssueKeys,
     SeedScaler,
     Throttle,
     target_name,
@@ -50,7 +50,7 @@ class PlanRunner:
     async def run(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
     ) -> PlanResult:
-        """Plan and execute; twice if the first plan creates the token that the rest needs.
+        """Plan and execute; twice if the first plan creates the keys that the rest needs.
 
         autoscale: None while the control loop does not run.
         """
@@ -78,8 +78,8 @@ class PlanRunner:
         except ValueError as error:
             return PlanResult(refusal=str(error))
         actions = plan(desired, observed, applied=memory.applied_versions, report=snapshot.report)
-        if memory.token_conflict is not None:  # the Secret may exist, but cannot be read
-            actions = tuple(each for each in actions if not isinstance(each, IssueToken))
+        if memory.keys_conflict is not None:  # the Secret may exist, but cannot be read
+            actions = tuple(each for each in actions if not isinstance(each, IssueKeys))
         try:
             await self._execute(snapshot, memory, actions)
         except ApiError as error:
@@ -90,9 +90,9 @@ class PlanRunner:
             return PlanResult(conflict=error.conflict)
         return PlanResult(
             refusal=memory.refusal_message(desired),
-            conflict=first_conflict(desired, observed) or memory.token_conflict,
+            conflict=first_conflict(desired, observed) or memory.keys_conflict,
             note=skipped_monitor_note(parent, self._defaults),
-            needs_replan=any(isinstance(action, IssueToken) for action in actions),
+            needs_replan=any(isinstance(action, IssueKeys) for action in actions),
         )
 
     async def _execute(

@@ -86,22 +86,22 @@ class LearnerConnections:
         self._metrics = metrics
         self._clock = clock
         self._address_of = address_of
-        self._tokens: dict[RunKey, str] = {}
+        self._steering_keys: dict[RunKey, str] = {}
         self._connections: dict[RunKey, _Connection] = {}
 
-    async def set_token(self, key: RunKey, token: str) -> None:
-        """Send this token to the learner of a run from now on; empty: none is known."""
-        if self._tokens.get(key, "") == token:
+    async def set_steering_key(self, key: RunKey, steering: str) -> None:
+        """Show this key to the learner of a run from now on; empty: none is known."""
+        if self._steering_keys.get(key, "") == steering:
             return
-        self._tokens[key] = token
+        self._steering_keys[key] = steering
         connection = self._connections.get(key)
         if connection is not None:
             await connection.channel.close()
-            connection.channel = open_channel(self._address_of(key), token=token)
+            connection.channel = open_channel(self._address_of(key), key=steering)
 
-    def forget_token(self, key: RunKey) -> None:
-        """Forget the token of a deleted run."""
-        self._tokens.pop(key, None)
+    def forget_steering_key(self, key: RunKey) -> None:
+        """Forget the key of a deleted run."""
+        self._steering_keys.pop(key, None)
 
     async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Return a fresh report, else the last known one with its age; None: none was received.
@@ -172,7 +172,7 @@ class LearnerConnections:
 
     def _connect(self, key: RunKey) -> _Connection:
         if key not in self._connections:
-            channel = open_channel(self._address_of(key), token=self._tokens.get(key))
+            channel = open_channel(self._address_of(key), key=self._steering_keys.get(key))
             now_s = self._clock()
             self._connections[key] = _Connection(channel=channel, opened_s=now_s, asked_s=now_s)
         return self._connections[key]
@@ -189,8 +189,8 @@ class LearnerConnections:
         cause = call_failure(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
         if status is grpc.StatusCode.UNAUTHENTICATED:
             cause = (
-                "it refuses the run's token: its pod is older than the Secret; suspend and resume"
-                " the run, or delete the pod"
+                "it refuses the run's key for steering: its pod is older than the Secret; suspend"
+                " and resume the run, or delete the pod"
             )
         may_be_starting = connection.report is None and status is grpc.StatusCode.UNAVAILABLE
         is_starting = may_be_starting and self._clock() - connection.opened_s < _STARTING_S

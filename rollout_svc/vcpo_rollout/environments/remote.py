@@ -5,14 +5,13 @@ Another environment makes the prompts. Prompt, ground truth and response go to a
 """
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Final
 
 import grpc
 
-from vcpo.service.lifecycle import TOKEN_VARIABLE, split_address
-from vcpo.wire.guard import TOKEN_KEY
+from vcpo.service.lifecycle import split_address
+from vcpo.wire.access.roles import CallerRole, authorization, keys_from_environment
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
 from vcpo_rollout.environments.environment import (
@@ -49,8 +48,8 @@ class RemoteReward:
     timeout_seconds: Limit for one reward, including the wait for the server to start and retries.
         After it the prompt counts as failed and is leased again.
 
-    Every call carries the run's token, if the run has one. Raises ValueError, naming the parameter,
-    when address or time is malformed, and as `make_environment`.
+    Every call shows the key in `VCPO_REWARD_KEY`, if there is one. Raises ValueError, naming the
+    parameter, when address or time is malformed, and as `make_environment`.
     """
 
     def __init__(
@@ -78,8 +77,8 @@ class RemoteReward:
             )
         options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
         self._stub = reward_pb2_grpc.RewardServiceStub(grpc.insecure_channel(reward, options))
-        token = os.environ.get(TOKEN_VARIABLE)
-        self._metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+        keys = keys_from_environment([CallerRole.REWARD])
+        self._metadata = tuple(authorization(key) for key in keys.values())
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return the other environment's prompt."""

@@ -90,9 +90,9 @@ def test_a_variable_may_be_a_field_of_the_pod():
 
 def test_a_variable_may_be_a_key_of_a_secret():
     source = {"secretKeyRef": {"name": "shared", "key": "token"}}
-    container = {"env": [{"name": "VCPO_TOKEN", "valueFrom": source}]}
+    container = {"env": [{"name": "VCPO_WORKER_KEY", "valueFrom": source}]}
     assert environment(container, POD, lambda *place: "/".join(place)) == {
-        "VCPO_TOKEN": "secrets/shared/token"
+        "VCPO_WORKER_KEY": "secrets/shared/token"
     }
 
 

@@ -1,4 +1,4 @@
-"""A token for each run: issued by the operator, given to one learner, replaced when deleted."""
+"""Keys for each run: made by the operator, one shown to one learner, replaced when deleted."""
 
 import base64
 import json
@@ -19,14 +19,14 @@ from tests.fixtures.operator.operator import (
     run_body,
 )
 from vcpo.metrics import OperatorMetrics
-from vcpo.wire.guard import TOKEN_KEY
+from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.names import RunKey
 from vcpo_operator.signals.client import LearnerConnections
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
-SECRET = f"{NAMESPACE}/secrets/demo-token"
+SECRET = f"{NAMESPACE}/secrets/demo-keys"
 PERIOD_S = 60.0
 
 
@@ -36,8 +36,12 @@ async def operator(endpoint):
         yield started
 
 
-def token_of(secret):
-    return base64.b64decode(secret["data"]["token"]).decode()
+def keys_of(secret):
+    return {role: base64.b64decode(secret["data"][role]).decode() for role in RUN_ROLES}
+
+
+def steering_key_of(secret):
+    return keys_of(secret)[CallerRole.STEERING]
 
 
 async def condition(operator, kind):
@@ -64,21 +68,22 @@ async def test_a_run_gets_a_secret_of_its_own_that_its_pods_read(operator):
     (owner,) = secret["metadata"]["ownerReferences"]
     assert owner["uid"] == run["metadata"]["uid"]
     assert secret["immutable"] is True
-    assert len(token_of(secret)) >= 43  # 256 bits in base 64
-    reference = {"secretKeyRef": {"name": "demo-token", "key": "token"}}
-    assert (await environment(operator))["VCPO_TOKEN"] == reference
+    assert all(len(key) >= 43 for key in keys_of(secret).values())  # 256 bits in base 64
+    assert len(set(keys_of(secret).values())) == 3
+    reference = {"secretKeyRef": {"name": "demo-keys", "key": "worker"}}
+    assert (await environment(operator))["VCPO_WORKER_KEY"] == reference
 
 
-async def test_the_token_is_sent_to_nobody_else(operator):
+async def test_the_keys_are_sent_to_nobody_else(operator):
     await operator.create()
     await operator.settle()
-    token = token_of(await operator.client.get(SECRET))
+    keys = keys_of(await operator.client.get(SECRET)).values()
     everything = {
         name: await operator.client.get(f"{NAMESPACE}/{name}") for name in ("events", "pods")
     }
     told = json.dumps([await operator.run(), await operator.client.get(DEPLOYMENT), everything])
-    assert token not in told
-    assert base64.b64encode(token.encode()).decode() not in told
+    assert not any(key in told for key in keys)
+    assert not any(base64.b64encode(key.encode()).decode() in told for key in keys)
 
 
 async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_old_one(operator):
@@ -91,12 +96,12 @@ async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_ol
     operator.now_s += PERIOD_S
     await operator.settle()
     after = await operator.client.get(SECRET)
-    assert token_of(after) != token_of(before)
+    assert not {*keys_of(after).values()} & {*keys_of(before).values()}
     assert await template_hash(operator) != hash_before
     assert (await operator.client.get(learner))["metadata"]["uid"] != pod_before["metadata"]["uid"]
     events = await operator.client.get(f"{NAMESPACE}/events")
     told = [each["message"] for each in events["items"] if each["reason"] == "Recreated"]
-    assert told == ["Secret demo-token was deleted by somebody else and is created again."]
+    assert told == ["Secret demo-keys was deleted by somebody else and is created again."]
 
 
 async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once(operator):
@@ -104,15 +109,15 @@ async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once
     await operator.settle()
     await operator.client.delete(SECRET)
     pod = f"{NAMESPACE}/pods/demo-learner-0"
-    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "demo-token" not found'}
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "demo-keys" not found'}
     container = {"name": "learner", "image": "i", "imageID": "", "restartCount": 0, "ready": False}
     statuses = [{**container, "state": {"waiting": waiting}}]
     await operator.client.merge_patch(f"{pod}/status", {"status": {"containerStatuses": statuses}})
     await operator.settle()
-    assert token_of(await operator.client.get(SECRET))
+    assert keys_of(await operator.client.get(SECRET))
 
 
-async def test_an_operator_that_comes_later_keeps_the_token_and_the_pods(operator):
+async def test_an_operator_that_comes_later_keeps_the_keys_and_the_pods(operator):
     await operator.create()
     await operator.settle()
     before, hash_before = await operator.client.get(SECRET), await template_hash(operator)
@@ -123,35 +128,36 @@ async def test_an_operator_that_comes_later_keeps_the_token_and_the_pods(operato
 
 
 async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
-    body = {"metadata": {"name": "mine"}, "stringData": {"token": "t"}}
+    body = {"metadata": {"name": "mine"}, "stringData": {role: role.value for role in RUN_ROLES}}
     await operator.client.create(f"{NAMESPACE}/secrets", body)
-    await operator.create(pods={"tokenSecretName": "mine"})
+    await operator.create(pods={"keysSecretName": "mine"})
     await operator.settle()
-    assert (await environment(operator))["VCPO_TOKEN"]["secretKeyRef"]["name"] == "mine"
+    assert (await environment(operator))["VCPO_WORKER_KEY"]["secretKeyRef"]["name"] == "mine"
+    assert operator.connections.steering_keys == {KEY: "steering"}
     listed = await operator.client.get(f"{NAMESPACE}/secrets")
-    assert "demo-token" not in {each["metadata"]["name"] for each in listed["items"]}
+    assert "demo-keys" not in {each["metadata"]["name"] for each in listed["items"]}
 
 
 async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_so(operator):
-    body = {"metadata": {"name": "demo-token"}, "stringData": {"token": "t"}}
+    body = {"metadata": {"name": "demo-keys"}, "stringData": {"steering": "s"}}
     theirs = await operator.client.create(f"{NAMESPACE}/secrets", body)
     await operator.create()
     await operator.settle()
     reason, message = await condition(operator, "Ready")
     assert reason == "NameTaken"
-    assert "`pods.tokenSecretName`" in message
+    assert "`pods.keysSecretName`" in message
     assert await operator.client.get(SECRET) == theirs
-    assert operator.connections.tokens == {KEY: ""}, "what is theirs is shown to no learner"
+    assert operator.connections.steering_keys == {KEY: ""}, "what is theirs is shown to no learner"
 
 
 class Learner(control_pb2_grpc.ControlServiceServicer):
-    """A learner that notes the tokens that it is shown."""
+    """A learner that notes the keys that it is shown."""
 
     def __init__(self):
         self.shown = set()
 
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
-        self.shown.add(dict(context.invocation_metadata())[TOKEN_KEY].removeprefix("Bearer "))
+        self.shown.add(dict(context.invocation_metadata())[AUTHORIZATION].removeprefix("Bearer "))
         return control_pb2.Signals(
             phase=work_pb2.RUN_PHASE_RUNNING,
             on_policy_ess_ratio=0.8,
@@ -160,16 +166,16 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
         )
 
 
-async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(operator):
+async def test_each_learner_is_shown_its_own_key_for_steering_and_answers_to_no_other(operator):
     runs = {name: RunKey(KEY.namespace, name) for name in ("demo", "other")}
     learners, addresses = {name: Learner() for name in runs}, {}
     for name in runs:
         await operator.client.create(RUNS, run_body(name))
-        await operator.reconcile(runs[name])  # makes the token
+        await operator.reconcile(runs[name])  # makes the keys
     async with AsyncExitStack() as stack:
         for name, key in runs.items():
-            secret = await operator.client.get(f"{NAMESPACE}/secrets/{name}-token")
-            server = WireServer(token=token_of(secret))
+            secret = await operator.client.get(f"{NAMESPACE}/secrets/{name}-keys")
+            server = WireServer(keys=keys_of(secret))
             control_pb2_grpc.add_ControlServiceServicer_to_server(
                 learners[name], server.grpc_server
             )
@@ -181,13 +187,14 @@ async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(opera
         )
         stack.push_async_callback(operator.connections.close)
         operator.restart_operator()  # it reads what the one before it made
-        tokens = {}
+        keys = {}
         for name, key in runs.items():
             await operator.settle(key)
-            tokens[name] = token_of(await operator.client.get(f"{NAMESPACE}/secrets/{name}-token"))
-    assert tokens["demo"] != tokens["other"]
+            secret = await operator.client.get(f"{NAMESPACE}/secrets/{name}-keys")
+            keys[name] = steering_key_of(secret)
+    assert keys["demo"] != keys["other"]
     assert {name: each.shown for name, each in learners.items()} == {
-        name: {token} for name, token in tokens.items()
+        name: {key} for name, key in keys.items()
     }
 
 
@@ -209,7 +216,7 @@ async def unreadable():
         operator.connections.report = report()
         await operator.settle()
         why = 'User "operator" cannot get resource "secrets" in API group ""'
-        error = forbidden("secrets", "demo-token", why)
+        error = forbidden("secrets", "demo-keys", why)
         fault = Fault(error=error, resource="secrets", user_agent=USER_AGENT, times=None)
         operator.server.faults.add(fault)
         operator.restart_operator()
@@ -236,6 +243,6 @@ async def test_a_run_whose_secret_may_not_be_read_is_steered_and_keeps_its_pods(
     assert await unreadable.replicas() == 2
     assert await template_hash(unreadable) == hash_before
     assert await unreadable.client.get(SECRET) == before
-    assert unreadable.connections.tokens[KEY] == token_of(before)
+    assert unreadable.connections.steering_keys[KEY] == steering_key_of(before)
     generation = (await unreadable.run())["metadata"]["generation"]
     assert (await unreadable.run())["status"]["observedGeneration"] == generation

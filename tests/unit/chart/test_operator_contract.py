@@ -8,8 +8,8 @@ import pytest
 
 from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_pod
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
-from vcpo.service.lifecycle import TOKEN_VARIABLE
 from vcpo.spec import VCPORun
+from vcpo.wire.access.roles import CallerRole
 from vcpo_operator.__main__ import parser, pod_environment
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
@@ -127,8 +127,9 @@ def test_learners_are_asked_unless_a_prometheus_is_given():
     assert parse({"prometheus": {"url": url}}).prometheus_url == url
 
 
-def test_the_operator_holds_no_token_that_learners_ask_for():
-    assert TOKEN_VARIABLE not in {each["name"] for each in container(EVERYTHING)["env"]}
+def test_the_operator_has_no_key_of_a_run_in_its_environment():
+    names = {each["name"] for each in container(EVERYTHING)["env"]}
+    assert not names & {role.variable for role in CallerRole}
     assert "env" not in container()
 
 

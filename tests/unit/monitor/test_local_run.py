@@ -17,6 +17,7 @@ from vcpo.records.journal import EventRecord, Journal
 from vcpo.service.lifecycle import Ready, write_ready
 from vcpo.service.run_lock import LockHolder, is_held, run_lock
 from vcpo.spec import parse_run
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 
@@ -67,10 +68,10 @@ def directory(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 async def served(directory: RunDir) -> AsyncIterator[Served]:
-    learner, server = Learner(), WireServer(token="secret")
+    learner, server = Learner(), WireServer(keys={CallerRole.STEERING: "secret"})
     control_pb2_grpc.add_ControlServiceServicer_to_server(learner, server.grpc_server)
     port = await server.start("127.0.0.1:0", [])
-    directory.write_token("secret")
+    directory.write_steering_key("secret")
     for name in ("learner", "main-0", "main-1"):
         write_ready(directory.ready_file(name), Ready(pid=1, grpc_port=port, metrics_port=1))
     with run_lock(directory.path, LockHolder.HOST):
@@ -198,8 +199,8 @@ def test_a_lock_is_held_while_its_last_holder_may_live(tmp_path, monkeypatch, ow
     assert is_held(tmp_path, LockHolder.HOST) is held
 
 
-def test_nobody_else_reads_the_token(directory):
-    directory.write_token("one")
-    directory.write_token("two")
-    assert directory.read_token() == "two"
-    assert stat.S_IMODE(directory.token.stat().st_mode) == 0o600
+def test_nobody_else_reads_the_key(directory):
+    directory.write_steering_key("one")
+    directory.write_steering_key("two")
+    assert directory.read_steering_key() == "two"
+    assert stat.S_IMODE(directory.steering_key.stat().st_mode) == 0o600

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 
 SERVICE = "vcpo.wire.v1.PolicyService"
 
 
-TOKEN = "right-token"
+KEY = "right-key"
+KEYS = {CallerRole.WORKER: KEY}
+IDENTITY = "own-key-of-w"
 
 
 TIMEOUT_S = 30.0

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tests.unit.wire.echo_service import SERVICE, TOKEN, Echo, chunks, manifest
+from tests.unit.wire.echo_service import IDENTITY, KEY, KEYS, SERVICE, Echo, chunks, manifest
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.call_meter import METHODS, CallMeter
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
@@ -27,17 +28,17 @@ class Slow(Echo):
 
 
 @contextlib.asynccontextmanager
-async def metered(servicer=None, *, token=None):
+async def metered(servicer=None, *, keys=KEYS):
     """A channel to a server, and a function that returns its calls by method and code."""
     registry = CollectorRegistry()
     meter = CallMeter(
         Counter("calls", "Calls.", ("method", "code"), registry=registry),
         Histogram("calls_seconds", "Durations.", ("method",), registry=registry),
     )
-    server = WireServer(token=token, meter=meter)
+    server = WireServer(keys=keys, meter=meter)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer or Echo(), server.grpc_server)
     port = await server.start("127.0.0.1:0", [SERVICE])
-    channel = open_channel(f"127.0.0.1:{port}", token=TOKEN)
+    channel = open_channel(f"127.0.0.1:{port}", key=KEY, identity=IDENTITY)
 
     def counted():
         samples = [each for family in registry.collect() for each in family.samples]
@@ -84,7 +85,7 @@ async def test_an_error_is_counted_under_its_code(worker_id, code):
 
 
 async def test_a_call_that_the_guard_refuses_is_counted():
-    async with metered(token="another") as (channel, counted):
+    async with metered(keys={CallerRole.WORKER: "another"}) as (channel, counted):
         with pytest.raises(grpc.aio.AioRpcError):
             await manifest(channel)
         calls, _ = counted()

@@ -8,7 +8,16 @@ import struct
 import grpc
 import pytest
 
-from tests.unit.wire.echo_service import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
+from tests.unit.wire.echo_service import (
+    IDENTITY,
+    KEY,
+    KEYS,
+    SERVICE,
+    TIMEOUT_S,
+    Echo,
+    chunks,
+    manifest,
+)
 from vcpo.wire import guard as guard_module
 from vcpo.wire import limits
 from vcpo.wire.client import open_channel
@@ -29,9 +38,9 @@ class Steered(control_pb2_grpc.ControlServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def serve(servicer=None, *, token=None, guard=None, **limits):
+async def serve(servicer=None, *, keys=None, guard=None, **limits):
     """The address of a server with these limits."""
-    server = WireServer(token=token, guard=guard or Guard(token, **limits))
+    server = WireServer(keys=keys, guard=guard or Guard(keys, **limits))
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer or Echo(), server.grpc_server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(Steered(), server.grpc_server)
     port = await server.start("127.0.0.1:0", [SERVICE])
@@ -90,18 +99,18 @@ async def window_for(address, method, *headers):
 
 @pytest.mark.parametrize("method", [GET_MANIFEST, CHECK])
 async def test_of_what_a_stranger_sends_the_server_takes_in_next_to_nothing(method):
-    async with serve(token=TOKEN) as address:
+    async with serve(keys=KEYS) as address:
         assert await window_for(address, method) <= 1 << 17
 
 
 async def test_what_a_friend_sends_it_asks_for_a_mebibyte_at_a_time():
-    async with serve(token=TOKEN) as address:
-        token = ("authorization", f"Bearer {TOKEN}")
-        assert await window_for(address, GET_MANIFEST, token) >= 1 << 20
+    async with serve(keys=KEYS) as address:
+        shown = ("authorization", f"Bearer {KEY}"), ("vcpo-worker-identity", IDENTITY)
+        assert await window_for(address, GET_MANIFEST, *shown) >= 1 << 20
 
 
 async def test_a_deadline_too_far_away_is_refused():
-    async with serve() as address, open_channel(address, token=None) as channel:
+    async with serve() as address, open_channel(address, key=None) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await manifest(channel, timeout=4000.0)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -197,7 +206,7 @@ async def test_a_reader_that_stops_is_let_go_of_with_what_it_was_sent():
 
 async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_STREAMS", 1)
-    async with serve(Long()) as address, open_channel(address, token=None) as channel:
+    async with serve(Long()) as address, open_channel(address, key=None) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
         first = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
         await first.read()
@@ -215,7 +224,7 @@ async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch)
     async with serve() as address:
         host, port = address.split(":")
         idle = [await asyncio.open_connection(host, port) for _ in range(3)]
-        async with open_channel(address, token=None) as channel:
+        async with open_channel(address, key=None) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await manifest(channel, timeout=0.5)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -225,13 +234,13 @@ async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch)
 
 
 async def test_refused_calls_are_counted_by_reason():
-    guard = Guard(TOKEN)
+    guard = Guard(KEYS)
     async with serve(guard=guard) as address:
-        for token in (None, "wrong", TOKEN):
-            async with open_channel(address, token=token) as channel:
+        for key in (None, "wrong", KEY):
+            async with open_channel(address, key=key, identity=IDENTITY) as channel:
                 with pytest.raises(grpc.aio.AioRpcError):
                     await manifest(channel, timeout=None)
-    assert guard.refusals == {"token": 2, "deadline": 1}
+    assert guard.refusals == {"key": 2, "deadline": 1}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,25 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.unit.wire.echo_service import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
+from tests.unit.wire.echo_service import (
+    IDENTITY,
+    KEY,
+    KEYS,
+    SERVICE,
+    TIMEOUT_S,
+    Echo,
+    chunks,
+    manifest,
+)
+from vcpo.wire.access.roles import RoleKeys
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc
 
 
-async def start_server(token: str | None) -> tuple[WireServer, str]:
-    server = WireServer(token=token)
+async def start_server(keys: RoleKeys | None) -> tuple[WireServer, str]:
+    server = WireServer(keys=keys)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(Echo(), server.grpc_server)
     port = await server.start("127.0.0.1:0", [SERVICE])
     return server, f"127.0.0.1:{port}"
@@ -25,7 +35,7 @@ async def start_server(token: str | None) -> tuple[WireServer, str]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[WireServer]:
-    running, running.address = await start_server(TOKEN)  # type: ignore[attr-defined]
+    running, running.address = await start_server(KEYS)  # type: ignore[attr-defined]
     yield running
     await running.stop(grace_s=0)
 
@@ -37,26 +47,26 @@ def address(server) -> str:
 
 @pytest.fixture
 async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(address, token=TOKEN) as opened:
+    async with open_channel(address, key=KEY, identity=IDENTITY) as opened:
         yield opened
 
 
 @pytest.mark.parametrize(("call", "answer"), [(manifest, 7), (chunks, [0, 1, 2])])
-class TestToken:
-    async def test_the_right_token_is_let_in(self, channel, call, answer):
+class TestKey:
+    async def test_the_right_key_is_let_in(self, channel, call, answer):
         assert await call(channel) == answer
 
-    @pytest.mark.parametrize("token", [None, "", "wrong-token", f"{TOKEN}x"])
-    async def test_another_or_none_is_turned_away(self, address, token, call, answer):
-        async with open_channel(address, token=token) as stranger:
+    @pytest.mark.parametrize("key", [None, "", "wrong-key", f"{KEY}x"])
+    async def test_another_or_none_is_turned_away(self, address, key, call, answer):
+        async with open_channel(address, key=key) as stranger:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call(stranger)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "set VCPO_TOKEN" in refused.value.details()
+        assert "set VCPO_WORKER_KEY" in refused.value.details()
 
     async def test_nobody_is_asked_where_none_is_configured(self, call, answer):
         server, address = await start_server(None)
-        async with open_channel(address, token=None) as anybody:
+        async with open_channel(address, key=None) as anybody:
             assert await call(anybody) == answer
         await server.stop(grace_s=0)
 
@@ -70,7 +80,7 @@ class TestDeadline:
         assert refused.value.details() == "deadline: every call must set a timeout"
 
     async def test_a_stranger_learns_nothing_but_that_he_is_one(self, address, call):
-        async with open_channel(address, token="wrong") as stranger:
+        async with open_channel(address, key="wrong") as stranger:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call(stranger, timeout=None)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -96,7 +106,7 @@ async def test_an_error_becomes_its_status_with_its_text(channel, call, error, c
 
 
 class TestProbes:
-    """Health checks answer without a token, and nothing else does."""
+    """Health checks answer without a key, and nothing else does."""
 
     async def health(self, channel: grpc.aio.Channel, service: str) -> int:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -105,43 +115,43 @@ class TestProbes:
 
     @pytest.mark.parametrize("service", ["", SERVICE])
     async def test_a_started_server_is_serving(self, address, service):
-        async with open_channel(address, token=None) as probe:
+        async with open_channel(address, key=None) as probe:
             status = await self.health(probe, service)
         assert status == health_pb2.HealthCheckResponse.SERVING
 
     @pytest.mark.parametrize("service", ["", SERVICE])
     async def test_a_server_may_say_that_it_is_not_serving(self, server, address, service):
         await server.set_serving(serving=False)
-        async with open_channel(address, token=None) as probe:
+        async with open_channel(address, key=None) as probe:
             status = await self.health(probe, service)
         assert status == health_pb2.HealthCheckResponse.NOT_SERVING
 
-    async def services(self, address: str, token: str) -> set[str]:
+    async def services(self, address: str, key: str) -> set[str]:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             question = reflection_pb2.ServerReflectionRequest(list_services="")
-            metadata = [("authorization", f"Bearer {token}")]
+            metadata = [("authorization", f"Bearer {key}")]
             stream = stub.ServerReflectionInfo(
                 iter([question]), timeout=TIMEOUT_S, metadata=metadata
             )
             answers = [answer async for answer in stream]
         return {each.name for each in answers[0].list_services_response.service}
 
-    async def test_reflection_lists_the_services_to_who_has_the_token(self, address):
-        assert {SERVICE, "grpc.health.v1.Health"} <= await self.services(address, TOKEN)
+    async def test_reflection_lists_the_services_to_who_has_a_key(self, address):
+        assert {SERVICE, "grpc.health.v1.Health"} <= await self.services(address, KEY)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await self.services(address, "wrong")
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
-    async def test_a_probe_that_watches_for_ever_needs_the_token(self, address):
-        async with open_channel(address, token=None) as probe:
+    async def test_a_probe_that_watches_for_ever_needs_a_key(self, address):
+        async with open_channel(address, key=None) as probe:
             watching = health_pb2_grpc.HealthStub(probe).Watch(health_pb2.HealthCheckRequest())
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await watching.read()
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     async def test_an_unknown_method_is_unimplemented(self, address):
-        async with open_channel(address, token=None) as probe:
+        async with open_channel(address, key=None) as probe:
             call = probe.unary_unary(f"/{SERVICE}/Nothing")
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call(b"", timeout=TIMEOUT_S)
@@ -161,11 +171,14 @@ class TestSizes:
                 await manifest(
                     careless,
                     "w" * MAX_MESSAGE_BYTES,
-                    metadata=[("authorization", f"Bearer {TOKEN}")],
+                    metadata=[
+                        ("authorization", f"Bearer {KEY}"),
+                        ("vcpo-worker-identity", IDENTITY),
+                    ],
                 )
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_taken_port_is_an_error_of_the_system(address):
     with pytest.raises(OSError, match=f"cannot listen on {address}"):
-        await WireServer(token=None).start(address, [])
+        await WireServer(keys=None).start(address, [])

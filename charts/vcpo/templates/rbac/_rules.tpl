@@ -32,7 +32,7 @@ rights. */}}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  # Each run's token, by name. Not `list`, `watch` or `patch`: they would show all Secrets.
+  # Each run's keys, by name. Not `list`, `watch` or `patch`: they would show all Secrets.
   verbs: [get, create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]

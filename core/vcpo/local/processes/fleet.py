@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
@@ -18,8 +16,15 @@ from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.processes.scrape_targets import ScrapeTarget
 from vcpo.local.run_dir import RunDir
-from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
 from vcpo.spec import VCPORun
+from vcpo.wire.access.roles import (
+    LEARNER_ROLES,
+    WORKER_ROLES,
+    CallerRole,
+    key_variables,
+    new_run_keys,
+)
 
 LEARNER_MODULE: Final = "vcpo_learner"
 _ANY_PORT = "127.0.0.1:0"
@@ -65,8 +70,7 @@ class Fleet:
         learner_module: str = LEARNER_MODULE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.token = secrets.token_urlsafe(24)
-        """Token that only this run's processes share."""
+        self._keys = new_run_keys()
         self.learner_ranks: list[ChildProcess] = []
         """The learner's processes by rank; empty before the first start."""
         self._run = run
@@ -89,6 +93,11 @@ class Fleet:
         """Number of workers ever started."""
         self._productive: set[str] = set()
         """Names of the workers that submitted trajectories."""
+
+    @property
+    def steering_key(self) -> str:
+        """The key by which the learner knows who steers the run."""
+        return self._keys[CallerRole.STEERING]
 
     @property
     def workers(self) -> Mapping[str, Sequence[ChildProcess]]:
@@ -131,7 +140,10 @@ class Fleet:
                 options,
                 learner.threads,
                 self.gpu_plan.learner,
-                rank_variables(rank, num_ranks=num_ranks, port=meeting_port),
+                {
+                    **key_variables(self._keys, LEARNER_ROLES),
+                    **rank_variables(rank, num_ranks=num_ranks, port=meeting_port),
+                },
             )
             for rank in range(num_ranks)
         ]
@@ -227,7 +239,8 @@ class Fleet:
         share = self.gpu_plan.share_for_next_worker(on_gpus)
         if share is not None:
             self._gpu_of[name] = share.gpu
-        return self._start(name, "vcpo_rollout", options, threads, share)
+        variables = key_variables(self._keys, WORKER_ROLES)
+        return self._start(name, "vcpo_rollout", options, threads, share, variables)
 
     def _start(
         self,
@@ -236,10 +249,10 @@ class Fleet:
         options: Sequence[str],
         threads: int | None,
         gpu: GpuShare | None,
-        variables: Mapping[str, str] = MappingProxyType({}),
+        variables: Mapping[str, str],
     ) -> ChildProcess:
         ready_file = self._run_dir.ready_file(name)
-        environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token, **variables}
+        environment = {**SERVICE_ENVIRONMENT, **os.environ, **variables}
         if gpu is not None:
             environment |= gpu.environment
         if threads is not None:

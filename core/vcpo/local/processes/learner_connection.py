@@ -17,11 +17,12 @@ from vcpo.wire.v1 import control_pb2
 class LearnerConnection:
     """Connection to the learner across its restarts; every process serves on the same port.
 
+    key: the key of who steers the run.
     answer_timeout_s: timeout of a request for signals.
     """
 
     def __init__(
-        self, *, token: str, answer_timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self, *, key: str, answer_timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.port = 0
         """Port of the learner; 0 before it first serves."""
@@ -33,7 +34,7 @@ class LearnerConnection:
         """Whether the last poll succeeded. If not, other calls would only time out as well."""
         self.failure = ""
         """Why the last poll brought no signals to act on, in a clause; empty if it did."""
-        self._token = token
+        self._key = key
         self._answer_timeout_s = answer_timeout_s
         self._clock = clock
         self._latest_s = 0.0
@@ -58,7 +59,7 @@ class LearnerConnection:
         """Connect to the port where the learner serves."""
         self.port = port
         if self._channel is None:
-            self._channel = open_channel(f"127.0.0.1:{port}", token=self._token)
+            self._channel = open_channel(f"127.0.0.1:{port}", key=self._key)
 
     async def poll(self) -> None:
         """Request signals; `is_answering` says whether they came."""

@@ -51,6 +51,11 @@ class ControlServiceStub:
                 request_serializer=vcpo_dot_wire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=vcpo_dot_wire_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ReleaseWorker = channel.unary_unary(
+                '/vcpo.wire.v1.ControlService/ReleaseWorker',
+                request_serializer=vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerRequest.SerializeToString,
+                response_deserializer=vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -79,6 +84,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseWorker(self, request, context):
+        """Ends all leases of a worker that died and forgets the worker; its prompts are requeued at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=vcpo_dot_wire_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=vcpo_dot_wire_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'ReleaseWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseWorker,
+                    request_deserializer=vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerRequest.FromString,
+                    response_serializer=vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class ControlService:
             '/vcpo.wire.v1.ControlService/Drain',
             vcpo_dot_wire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             vcpo_dot_wire_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/vcpo.wire.v1.ControlService/ReleaseWorker',
+            vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerRequest.SerializeToString,
+            vcpo_dot_wire_dot_v1_dot_control__pb2.ReleaseWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

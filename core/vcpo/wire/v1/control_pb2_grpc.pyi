@@ -41,6 +41,8 @@ class ControlServiceStub:
     """Sets the lag limit for leases and for training. It stays in force until it is replaced."""
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
     """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
+    ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReleaseWorkerRequest, _control_pb2.ReleaseWorkerResponse]
+    """Ends all leases of a worker that died and forgets the worker; its prompts are requeued at once."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -55,6 +57,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Sets the lag limit for leases and for training. It stays in force until it is replaced."""
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
+    ReleaseWorker: _aio.UnaryUnaryMultiCallable[_control_pb2.ReleaseWorkerRequest, _control_pb2.ReleaseWorkerResponse]  # type: ignore[assignment]
+    """Ends all leases of a worker that died and forgets the worker; its prompts are requeued at once."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Control: the learner reports signals and accepts limits. The operator and the local host use only
@@ -84,5 +88,13 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
         """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
+
+    @_abc_1.abstractmethod
+    def ReleaseWorker(
+        self,
+        request: _control_pb2.ReleaseWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ReleaseWorkerResponse, _abc.Awaitable[_control_pb2.ReleaseWorkerResponse]]:
+        """Ends all leases of a worker that died and forgets the worker; its prompts are requeued at once."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

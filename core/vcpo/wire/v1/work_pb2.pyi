@@ -604,9 +604,7 @@ class ReleaseRequest(_message.Message):
     worker_id: _builtins.str
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Leases to release; empty releases every lease of the worker. A host releases the leases of a
-        worker that died.
-        """
+        """Leases to release; empty releases every lease of the worker."""
 
     @_builtins.property
     def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialResponse]:

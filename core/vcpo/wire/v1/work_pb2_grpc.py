@@ -32,6 +32,10 @@ class WorkServiceStub:
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -69,6 +73,10 @@ class WorkServiceServicer:
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     def Lease(self, request, context):
@@ -140,6 +148,10 @@ class WorkService:
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     @staticmethod

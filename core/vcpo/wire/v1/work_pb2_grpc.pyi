@@ -33,6 +33,10 @@ class WorkServiceStub:
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     @_typing.overload
@@ -61,6 +65,10 @@ class WorkServiceAsyncStub(WorkServiceStub):
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -85,6 +93,10 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
+
+    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
+    name is bound to that key while it is known to the learner. A call under the name with another
+    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
     """
 
     @_abc_1.abstractmethod

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
+from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.children.pod_template.overlay import merge_template
@@ -20,7 +21,6 @@ from vcpo_operator.names import (
     QUEUE_LABEL,
     RUN_FILE,
     TEMPLATE_HASH_ANNOTATION,
-    TOKEN_KEY,
     Role,
     account_name,
     config_name,
@@ -83,7 +83,7 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
     metadata = template.setdefault("metadata", {})
     own_labels = labels(parent.name, workload.role, workload.group) | queue_labels(parent)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
-    # Processes read the run file and the token when they start, so another one needs another pod.
+    # Processes read the run file and the keys when they start, so another one needs another pod.
     content = {
         "template": template,
         "run_file": parent.run_file,
@@ -141,7 +141,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
         "image": workload.image,
         "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
-        "env": [*_environment(parent, defaults, workload.threads), *workload.variables],
+        "env": [*_environment(parent, defaults, workload), *workload.variables],
         **({} if secret is None else {"envFrom": [{"secretRef": {"name": secret}}]}),
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
@@ -166,9 +166,8 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
     }
 
 
-def _environment(parent: Parent, defaults: OperatorDefaults, threads: int | None) -> list[Manifest]:
-    secret = parent.run.spec.pods.token_secret_name or credential_name(parent.name)
-    token = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
+def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> list[Manifest]:
+    threads = workload.threads
     own = [] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}]
     return [
         # The root file system is read-only, and libraries cache under the home directory.
@@ -182,8 +181,21 @@ def _environment(parent: Parent, defaults: OperatorDefaults, threads: int | None
             {"name": name, "value": value}
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()
         ),
-        {"name": TOKEN_VARIABLE, "valueFrom": token},
+        *_keys(parent, workload.role),
         *own,
+    ]
+
+
+def _keys(parent: Parent, role: Role) -> list[Manifest]:
+    """Return the variables with the keys that a pod needs, and no others."""
+    secret = parent.run.spec.pods.keys_secret_name or credential_name(parent.name)
+    roles = LEARNER_ROLES if role is Role.LEARNER else WORKER_ROLES
+    return [
+        {
+            "name": each.variable,
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": each.value}},
+        }
+        for each in roles
     ]
 
 

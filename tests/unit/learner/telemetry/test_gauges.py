@@ -333,9 +333,9 @@ async def test_invented_groups_do_not_become_labels_without_end(gauges, fixture)
 
 
 def test_refused_calls_are_counted_once_by_reason(gauges):
-    gauges.count_refused_calls({CallRefusal.TOKEN: 2})
-    gauges.count_refused_calls({CallRefusal.TOKEN: 5, CallRefusal.STALLED: 1})
-    assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
+    gauges.count_refused_calls({CallRefusal.KEY: 2})
+    gauges.count_refused_calls({CallRefusal.KEY: 5, CallRefusal.STALLED: 1})
+    assert value(gauges, "vcpo_learner_calls_refused_total", reason="key") == 5
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1
 
 

@@ -11,6 +11,7 @@ from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, wait_for_e
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import Gpu
+from vcpo.wire.access.roles import RUN_ROLES
 
 
 def names(children: list[ChildProcess]) -> list[str]:
@@ -29,6 +30,12 @@ def start_dying_worker(
     fleet.scale({"main": 1}, 7600, {})
     monkeypatch.delenv("EXIT")
     return wait_for_end(fleet.workers["main"][0])
+
+
+def keys_of(process):
+    """Keys that a process was started with, by role."""
+    environment = read_launch(process)["environment"]
+    return {role: environment[role.variable] for role in RUN_ROLES}
 
 
 class TestCommands:
@@ -65,10 +72,19 @@ class TestCommands:
         expected = {"--learner=127.0.0.1:7600", "--group=main", "--worker-id=main-0"}
         assert expected <= set(arguments)
 
-    def test_all_share_a_token_that_no_other_run_has(self, fleet, run_dir, monkeypatch):
+    def test_each_process_holds_the_keys_of_its_roles_alone(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        environment = read_launch(fleet.start_learner(resume=False)[0])["environment"]
-        assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
+        monkeypatch.setenv("VCPO_STEERING_KEY", "that of the shell")
+        learner = keys_of(fleet.start_learner(resume=False)[0])
+        fleet.scale({"main": 1}, 7600, {})
+        worker = keys_of(fleet.workers["main"][0])
+        assert (learner["peer"], worker["steering"]) == ("", "")
+        assert learner["steering"] == fleet.steering_key
+        assert learner["worker"] == worker["worker"]
+        assert len({*learner.values(), *worker.values()}) == 4  # three keys, and none
+
+    def test_no_two_runs_share_a_key(self, fleet, run_dir):
+        assert fleet.steering_key != Fleet(RUN, run_dir).steering_key
 
     @pytest.mark.usefixtures("fleet")  # for its fake processes
     def test_each_process_has_its_gpu(self, run_dir, monkeypatch):

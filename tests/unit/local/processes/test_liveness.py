@@ -12,6 +12,7 @@ from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock
 from vcpo.local.processes.child import ChildProcess, start_child
 from vcpo.local.processes.liveness import Liveness, answers_health_check
 from vcpo.service.lifecycle import Ready, write_ready
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 
 
@@ -84,7 +85,7 @@ def test_processes_that_ended_are_forgotten(liveness, child, clock):
 
 @pytest.fixture
 async def server() -> AsyncIterator[WireServer]:
-    server = WireServer(token="secret")
+    server = WireServer(keys={CallerRole.STEERING: "secret"})
     yield server
     await server.stop(0)
 

@@ -19,7 +19,7 @@ from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL, TEMPLATE_HASH_ANNOTATION
 EVERYTHING = {
     "pods": {
         "queueName": "gpus",
-        "tokenSecretName": "run-token",
+        "keysSecretName": "run-keys",
         "priorityClassName": "batch",
         "networkIsolation": "DenyAll",
         "extraEgress": [{"port": 443}],
@@ -304,11 +304,26 @@ def test_a_queued_run_labels_its_workloads_and_their_pods():
         assert manifest["spec"]["template"]["metadata"]["labels"][QUEUE_LABEL] == "gpus"
 
 
-def test_the_token_comes_from_the_secret_that_the_run_names():
-    (container,) = pod_spec(build(**EVERYTHING)["Deployment demo-rollout-main"])["containers"]
-    env = {each["name"]: each for each in container["env"]}
-    reference = {"secretKeyRef": {"name": "run-token", "key": "token"}}
-    assert env["VCPO_TOKEN"]["valueFrom"] == reference
+@pytest.mark.parametrize(
+    ("workload", "held"),
+    [
+        (
+            "StatefulSet demo-learner",
+            {"VCPO_WORKER_KEY": "worker", "VCPO_STEERING_KEY": "steering"},
+        ),
+        ("Deployment demo-rollout-main", {"VCPO_WORKER_KEY": "worker", "VCPO_PEER_KEY": "peer"}),
+    ],
+)
+def test_a_pod_has_the_keys_of_its_roles_and_no_others(workload, held):
+    (container,) = pod_spec(build(**EVERYTHING)[workload])["containers"]
+    references = {
+        each["name"]: each["valueFrom"]["secretKeyRef"]
+        for each in container["env"]
+        if "secretKeyRef" in each.get("valueFrom", {})
+    }
+    assert references == {
+        variable: {"name": "run-keys", "key": key} for variable, key in held.items()
+    }
 
 
 def test_isolated_pods_still_reach_each_other_and_dns():

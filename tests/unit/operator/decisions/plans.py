@@ -51,13 +51,13 @@ def desired_for(
 def settled_cluster(state: DesiredState) -> FakeCluster:
     """A cluster whose objects are those of a desired state."""
     cluster = FakeCluster()
-    for _ in range(2):  # the rest follows on the token
+    for _ in range(2):  # the rest follows on the keys
         cluster.execute(plan(state, cluster.observed, applied=cluster.applied))
     return cluster
 
 
-def with_token() -> FakeCluster:
-    """A cluster in which a run has its token, and nothing else yet."""
+def with_keys() -> FakeCluster:
+    """A cluster in which a run has its keys, and nothing else yet."""
     cluster = FakeCluster()
     cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied))
     return cluster

@@ -12,7 +12,7 @@ from tests.unit.operator.decisions.plans import (
     desired_for,
     plan_names,
     settled_cluster,
-    with_token,
+    with_keys,
 )
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import ReleaseLeases, Throttle
@@ -35,11 +35,11 @@ EVERYTHING = [
 
 
 def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
-    assert plan_names(desired_for(), FakeCluster()) == ["Issue demo-token"]
+    assert plan_names(desired_for(), FakeCluster()) == ["Issue demo-keys"]
 
 
 def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
-    assert plan_names(desired_for(), with_token()) == [
+    assert plan_names(desired_for(), with_keys()) == [
         *EVERYTHING,
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 2",
@@ -49,11 +49,11 @@ def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
 
 def test_a_group_of_one_worker_needs_no_pause():
     one = desired_for(rollouts=[{"name": "main", "minReplicas": 1}])
-    assert plan_names(one, with_token()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+    assert plan_names(one, with_keys()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
 def test_what_was_never_seen_is_applied_without_force():
-    actions = plan(desired_for(), with_token().observed, applied={})
+    actions = plan(desired_for(), with_keys().observed, applied={})
     assert not actions[0].force
 
 
@@ -62,7 +62,7 @@ def test_a_settled_run_needs_nothing():
 
 
 def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
-    cluster = with_token()
+    cluster = with_keys()
     cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied)[:9])
     assert plan_names(desired_for(), cluster) == [
         "Scale demo-rollout-main 2",
@@ -132,7 +132,7 @@ def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
-    assert plan_names(desired_for(LifecyclePhase.SUSPEND), with_token())[-3:] == [
+    assert plan_names(desired_for(LifecyclePhase.SUSPEND), with_keys())[-3:] == [
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 0",
         "Apply Deployment demo-rollout-main",
@@ -230,7 +230,7 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
         digest=None,
         version=1,
     )
-    observed = ObservedState(children=(*with_token().observed.children, unowned))
+    observed = ObservedState(children=(*with_keys().observed.children, unowned))
     assert names(plan(desired_for(), observed, applied={})) == EVERYTHING[:2]
     conflict = first_conflict(desired_for(), observed)
     assert conflict is not None

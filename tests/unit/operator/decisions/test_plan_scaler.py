@@ -7,7 +7,7 @@ from tests.unit.operator.decisions.plans import (
     desired_for,
     plan_names,
     settled_cluster,
-    with_token,
+    with_keys,
 )
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import ReportScale, Scale, SeedScaler
@@ -34,7 +34,7 @@ def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
 
 
 def test_a_scaler_starts_with_the_least_number_of_workers():
-    actions = plan_names(desired_for(rollouts=OUTSIDE), with_token())
+    actions = plan_names(desired_for(rollouts=OUTSIDE), with_keys())
     at = actions.index("Seed demo-rollout-main 2")
     assert actions[at + 1] == "Apply VCPORolloutScaler demo-rollout-main"
 
@@ -47,7 +47,7 @@ def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
 
 def test_a_scaler_never_starts_with_none():
     idle = [{**OUTSIDE[0], "minReplicas": 0}]
-    assert "Seed demo-rollout-main 1" in plan_names(desired_for(rollouts=idle), with_token())
+    assert "Seed demo-rollout-main 1" in plan_names(desired_for(rollouts=idle), with_keys())
     assert "Seed demo-rollout-main 2" in plan_names(
         desired_for(LifecyclePhase.SUSPEND, rollouts=OUTSIDE),
         settled_cluster(desired_for(LifecyclePhase.SUSPEND)),
@@ -55,7 +55,7 @@ def test_a_scaler_never_starts_with_none():
 
 
 def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
-    cluster = with_token()
+    cluster = with_keys()
     actions = plan(desired_for(rollouts=OUTSIDE), cluster.observed, applied={})
     seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
     cluster.execute(actions[: seeded + 1])
@@ -77,7 +77,7 @@ def test_a_scaler_leaves_its_number_to_the_autoscaler():
 
 
 def test_a_scaler_tells_which_pods_it_is_about():
-    cluster = with_token()
+    cluster = with_keys()
     cluster.execute(plan(desired_for(rollouts=OUTSIDE), cluster.observed, applied=cluster.applied))
     told = plan(desired_for(rollouts=OUTSIDE), cluster.observed, applied=cluster.applied)[-1]
     assert isinstance(told, ReportScale)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.operator.runs import KEY
 from vcpo.metrics import OperatorMetrics
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.observed.report import learner_report
@@ -267,24 +268,24 @@ def test_a_collapse_is_reported_in_the_learner_s_words():
     assert learner_report(message(collapse="The run collapsed.")).collapse == "The run collapsed."
 
 
-async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
-    server = WireServer(token="second")
+async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
+    server = WireServer(keys={CallerRole.STEERING: "second"})
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
     lines = LearnerConnections(
         OperatorMetrics(), clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}"
     )
-    await lines.set_token(KEY, "first")
+    await lines.set_steering_key(KEY, "first")
     assert await lines.fetch_report(KEY, period_s=0.0) is None
     assert await lines.fetch_report(KEY, period_s=0.0) is None
-    assert caplog.text.count("it refuses the run's token") == 1
+    assert caplog.text.count("it refuses the run's key for steering") == 1
     assert "first" not in caplog.text
-    await lines.set_token(KEY, "second")
+    await lines.set_steering_key(KEY, "second")
     report = await lines.fetch_report(KEY, period_s=0.0)
     assert report is not None
-    lines.forget_token(KEY)
+    lines.forget_steering_key(KEY)
     await lines.disconnect(KEY)
     await lines.fetch_report(KEY, period_s=0.0)
-    assert caplog.text.count("it refuses the run's token") == 2
+    assert caplog.text.count("it refuses the run's key for steering") == 2
     await lines.close()
     await server.stop(0.0)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from vcpo.service.lifecycle import TOKEN_VARIABLE
+from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.errors import InvalidMessageError, UnavailableError
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
@@ -32,8 +32,8 @@ class Judge(reward_pb2_grpc.RewardServiceServicer):
 
 
 @asynccontextmanager
-async def serve_judge(judge, token=None):
-    server = WireServer(token=token)
+async def serve_judge(judge, keys=None):
+    server = WireServer(keys=keys)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(judge, server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
     try:
@@ -81,11 +81,12 @@ def test_a_server_that_is_not_there_is_an_error_after_the_deadline():
         remote("127.0.0.1:1", timeout_seconds=0.2).reward(PROMPT, "12")
 
 
-async def test_the_runs_token_is_shown_to_the_server(monkeypatch):
-    async with serve_judge(Judge(), token="secret") as address:
+async def test_the_key_for_rewards_is_shown_to_the_server_and_no_key_of_the_run(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret")
+    async with serve_judge(Judge(), keys={CallerRole.REWARD: "secret"}) as address:
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             await asyncio.to_thread(remote(address).reward, PROMPT, "12")
-        monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        monkeypatch.setenv("VCPO_REWARD_KEY", "secret")
         assert await asyncio.to_thread(remote(address).reward, PROMPT, "12") == 1.0
 
 

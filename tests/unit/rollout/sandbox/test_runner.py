@@ -105,8 +105,8 @@ def test_limits_cannot_be_raised():
 
 
 def test_the_workers_secrets_are_out_of_sight(system, monkeypatch):
-    monkeypatch.setenv("VCPO_TOKEN", "secret")
-    assert run("import os\nprint('VCPO_TOKEN' in os.environ)") == "False"
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret")
+    assert run("import os\nprint('VCPO_WORKER_KEY' in os.environ)") == "False"
     said = run(f"open('/proc/{os.getpid()}/environ').read()")
     assert said.splitlines()[-1].startswith(("PermissionError", "FileNotFoundError"))
 

@@ -86,7 +86,7 @@ async def test_a_repeated_submission_counts_as_taken():
 
 
 async def test_leaving_a_learner_that_is_gone_is_no_error():
-    channel = open_channel("127.0.0.1:1", token=None)
+    channel = open_channel("127.0.0.1:1", key=None)
     await learner_at(channel).release_all()
     await channel.close()
 

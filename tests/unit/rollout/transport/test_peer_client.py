@@ -32,7 +32,7 @@ class Sharer:
         self.clock = ManualClock()
         self.metrics = RolloutMetrics(run="run", group="main")
         self.cache = TransferCache()
-        self.server = WireServer(token=None)
+        self.server = WireServer(keys=None)
         add_policy_service(PeerService(self.cache, wait_s=0.5), self.server.grpc_server)
         self._channel = channel
         self.held = None
@@ -48,7 +48,7 @@ class Sharer:
         )
         gauges = RolloutGauges(self.metrics)
         self.peers = PeerClient(
-            lambda address: open_channel(address, token=None),
+            lambda address: open_channel(address, key=None),
             worker_id=self.name,
             gauges=gauges,
             clock=self.clock,
@@ -153,7 +153,7 @@ async def test_a_peer_that_says_nothing_is_left():
             yield policy_pb2.PolicyChunk(offset=0, data=payload_of(4)[:50])
             await asyncio.Event().wait()
 
-    server = WireServer(token=None)
+    server = WireServer(keys=None)
     add_policy_service(Silent(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
     async with a_fleet(4) as fleet:
@@ -193,7 +193,7 @@ class Lying(policy_pb2_grpc.PolicyServiceServicer):
 @contextlib.asynccontextmanager
 async def a_bad_peer(service):
     """Its address."""
-    server = WireServer(token=None)
+    server = WireServer(keys=None)
     add_policy_service(service, server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
     yield f"127.0.0.1:{port}"
@@ -322,7 +322,7 @@ async def test_a_peer_that_does_not_hold_a_version_is_asked_for_the_next():
 async def test_a_worker_says_that_it_has_no_manifests():
     async with a_fleet(4) as fleet:
         worker = await fleet.join("worker")
-        async with open_channel(f"127.0.0.1:{worker.port}", token=None) as channel:
+        async with open_channel(f"127.0.0.1:{worker.port}", key=None) as channel:
             stub = policy_pb2_grpc.PolicyServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="ask the learner"):
                 await stub.GetManifest(policy_pb2.GetManifestRequest(worker_id="w"), timeout=5)
@@ -332,7 +332,7 @@ async def test_an_offset_behind_the_end_is_refused():
     async with a_fleet(4) as fleet:
         worker = await fleet.join("worker")
         await worker.take()
-        async with open_channel(f"127.0.0.1:{worker.port}", token=None) as channel:
+        async with open_channel(f"127.0.0.1:{worker.port}", key=None) as channel:
             stub = policy_pb2_grpc.PolicyServiceStub(channel)
             request = policy_pb2.FetchRequest(
                 worker_id="w", incarnation=INCARNATION, policy_version=4, offset=1 << 30

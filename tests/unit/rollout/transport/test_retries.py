@@ -143,9 +143,12 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
         (LearnerFailedError("Lease failed 10 times in a row"), "Lease failed 10 times in a row"),
         (
             aio.AioRpcError(
-                StatusCode.UNAUTHENTICATED, aio.Metadata(), aio.Metadata(), details="set VCPO_TOKEN"
+                StatusCode.UNAUTHENTICATED,
+                aio.Metadata(),
+                aio.Metadata(),
+                details="set VCPO_WORKER_KEY",
             ),
-            "refused with UNAUTHENTICATED: set VCPO_TOKEN",
+            "refused with UNAUTHENTICATED: set VCPO_WORKER_KEY",
         ),
     ],
     ids=["failed", "refused"],

@@ -1,0 +1,1 @@
+"""Who may call a server: roles and their keys."""

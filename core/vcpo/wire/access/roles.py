@@ -1,0 +1,119 @@
+"""The roles of callers, the methods that each may call, and the keys by which a server knows them.
+
+```
+role       methods                              key held by
+worker     WorkService, PolicyService           learner, workers
+steering   ControlService                       learner, operator or local host
+peer       Fetch of PolicyService               workers
+reward     RewardService                        workers, the user's reward server
+```
+A key opens its own row and nothing else. The first three keys belong to one run. The fourth is the
+user's, so that no key of a run reaches a server outside of it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from google.protobuf.descriptor import FileDescriptor
+
+from vcpo.wire.v1 import control_pb2, policy_pb2, reward_pb2, work_pb2
+
+AUTHORIZATION: Final = "authorization"
+"""Metadata key under which a caller shows its role's key."""
+IDENTITY: Final = "vcpo-worker-identity"
+"""Metadata key under which a worker shows, to the learner alone, the key of its own."""
+
+_KEY_BYTES = 32
+
+
+class CallerRole(StrEnum):
+    """What a caller is to a server."""
+
+    WORKER = "worker"
+    STEERING = "steering"
+    PEER = "peer"
+    REWARD = "reward"
+
+    @property
+    def variable(self) -> str:
+        """Environment variable with the role's key; unset or empty: the process has none."""
+        return f"VCPO_{self.name}_KEY"
+
+
+RUN_ROLES: Final = (CallerRole.WORKER, CallerRole.STEERING, CallerRole.PEER)
+"""Roles whose keys are made for each run."""
+
+LEARNER_ROLES: Final = (CallerRole.WORKER, CallerRole.STEERING)
+"""Roles that call a learner, and so the keys that it holds."""
+WORKER_ROLES: Final = (CallerRole.WORKER, CallerRole.PEER)
+"""Roles of a worker, and so the keys that it holds; it serves peers only."""
+
+RoleKeys = Mapping[CallerRole, str]
+"""Keys by role."""
+
+
+def _methods(file: FileDescriptor, service: str) -> frozenset[str]:
+    """Return the paths of a service's methods."""
+    described = file.services_by_name[service]
+    return frozenset(f"/{described.full_name}/{method.name}" for method in described.methods)
+
+
+_POLICY = _methods(policy_pb2.DESCRIPTOR, "PolicyService")
+
+METHODS_OF: Final[Mapping[CallerRole, frozenset[str]]] = {
+    CallerRole.WORKER: _methods(work_pb2.DESCRIPTOR, "WorkService") | _POLICY,
+    CallerRole.STEERING: _methods(control_pb2.DESCRIPTOR, "ControlService"),
+    CallerRole.PEER: frozenset(path for path in _POLICY if path.endswith("/Fetch")),
+    CallerRole.REWARD: _methods(reward_pb2.DESCRIPTOR, "RewardService"),
+}
+"""Paths of the methods that a role may call."""
+
+
+def new_key() -> str:
+    """Return a new random key of 256 bits."""
+    return secrets.token_urlsafe(_KEY_BYTES)
+
+
+def new_run_keys() -> RoleKeys:
+    """Return new keys for one run."""
+    return {role: new_key() for role in RUN_ROLES}
+
+
+def keys_from_environment(roles: Iterable[CallerRole]) -> RoleKeys:
+    """Return the keys of these roles that the environment holds."""
+    return {role: key for role in roles if (key := os.environ.get(role.variable))}
+
+
+def key_variables(keys: RoleKeys, roles: Iterable[CallerRole]) -> dict[str, str]:
+    """Return the environment of a process that holds these roles' keys and none of the run's else.
+
+    The variables of the other roles are empty, whatever the parent's environment holds.
+    """
+    held = set(roles)
+    return {role.variable: keys[role] if role in held else "" for role in RUN_ROLES}
+
+
+def role_of(authorization: str, keys: RoleKeys) -> CallerRole | None:
+    """Return the role whose key a caller shows; None if it shows none of them.
+
+    authorization: the call's metadata, `Bearer <key>`.
+    """
+    shown = authorization.encode()
+    # Every key is compared, in constant time each: the time tells nothing about any of them.
+    matching = [role for role, key in keys.items() if hmac.compare_digest(shown, _bearer(key))]
+    return matching[0] if matching else None
+
+
+def authorization(key: str) -> tuple[str, str]:
+    """Return the metadata by which a caller shows a role's key."""
+    return AUTHORIZATION, _bearer(key).decode()
+
+
+def _bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()

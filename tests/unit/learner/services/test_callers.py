@@ -1,0 +1,223 @@
+"""A worker's name is bound to its key: nobody else leases, submits or releases in its name."""
+
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from tests.fixtures.learner.dispatcher import (
+    INCARNATION,
+    dispatcher_fixture,
+    make_run,
+    make_trajectory,
+    work_request,
+)
+from vcpo.wire.access.roles import CallerRole
+from vcpo.wire.client import open_channel
+from vcpo.wire.errors import InvalidMessageError, PermissionDeniedError
+from vcpo.wire.server import WireServer
+from vcpo.wire.trajectory import trajectory_to_message
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc, work_pb2
+from vcpo.wire.v1.work_pb2_grpc import WorkServiceStub, add_WorkServiceServicer_to_server
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.services import callers as callers_module
+from vcpo_learner.services.callers import Callers
+from vcpo_learner.services.control import ControlService
+from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.work import WorkService
+from vcpo_learner.weights.peer_assignment import PeerAssignment
+from vcpo_learner.weights.store import PolicyStore
+
+LEASE_S = 10.0
+
+
+def call_with(identity):
+    """The context of a call that shows this key, None: shows none."""
+    metadata = () if identity is None else (("vcpo-worker-identity", identity),)
+    return SimpleNamespace(invocation_metadata=lambda: metadata)
+
+
+@pytest.fixture
+def fixture():
+    return dispatcher_fixture()
+
+
+@pytest.fixture
+def callers(fixture):
+    return Callers(fixture.dispatcher)
+
+
+async def lease(fixture, worker_id="w"):
+    (assignment, *_) = await fixture.dispatcher.lease(work_request(worker_id=worker_id), wait_s=0.0)
+    return assignment.lease.lease_id
+
+
+async def test_a_name_answers_to_the_key_of_its_first_call(fixture, callers):
+    callers.admit("w", call_with("own"))
+    await lease(fixture)
+    callers.admit("w", call_with("own"))
+    for other in ("another", "own ", "", None):
+        with pytest.raises(PermissionDeniedError, match="worker_id: 'w' is the name of a worker"):
+            callers.admit("w", call_with(other))
+    callers.admit("v", call_with("another"))
+
+
+async def test_a_lease_answers_to_its_worker_alone(fixture, callers):
+    callers.admit("w", call_with("own"))
+    lease_id = await lease(fixture)
+    callers.admit("w", call_with("own"), lease_ids=[lease_id])
+    with pytest.raises(PermissionDeniedError, match=f"lease_id: '{lease_id}' is another worker's"):
+        callers.admit("v", call_with("another"), lease_ids=["ended", lease_id])
+    fixture.dispatcher.release("w", [lease_id])
+    callers.admit("v", call_with("another"), lease_ids=[lease_id])
+
+
+async def test_a_lease_of_an_evaluation_answers_to_its_worker_alone(fixture, callers):
+    round_ = fixture.dispatcher._new_round(0)
+    fixture.dispatcher._round = round_
+    (granted,) = round_.grant("w", max_trajectories=1, policy_version=0)[:1]
+    assert fixture.dispatcher.is_known("w")
+    with pytest.raises(PermissionDeniedError, match="is another worker's"):
+        callers.admit("v", call_with("another"), lease_ids=[granted.lease_id])
+
+
+async def test_a_name_is_free_when_its_worker_is_lost_and_its_leases_have_ended(fixture, callers):
+    callers.admit("w", call_with("own"))
+    lease_id = await lease(fixture)
+    fixture.clock.now_s += WORKER_LOST_AFTER_S + 1.0
+    assert lease_id in fixture.ledger.held_by("w")  # nobody has looked since
+    with pytest.raises(PermissionDeniedError):
+        callers.admit("w", call_with("another"))
+    fixture.ledger.expire()
+    callers.admit("w", call_with("another"))
+    with pytest.raises(InvalidMessageError, match="worker_id"):
+        callers.admit("", call_with("another"))
+
+
+async def test_a_name_that_the_host_releases_is_free_at_once(fixture, callers):
+    callers.admit("w", call_with("own"))
+    await lease(fixture)
+    fixture.dispatcher.release("w", ())
+    callers.admit("w", call_with("another"))
+
+
+async def test_names_that_are_free_again_are_forgotten_and_the_others_are_not(
+    fixture, callers, monkeypatch
+):
+    monkeypatch.setattr(callers_module, "_FIRST_SWEEP", 8)
+    callers._sweep_at = 8
+    callers.admit("w", call_with("own"))
+    await lease(fixture)
+    for number in range(1000):
+        callers.admit(f"invented-{number}", call_with("x"))
+    assert len(callers._identities) <= 8
+    with pytest.raises(PermissionDeniedError):
+        callers.admit("w", call_with("x"))
+
+
+KEYS = {CallerRole.WORKER: "worker-key", CallerRole.STEERING: "steering-key"}
+
+
+class Served:
+    """A learner's services behind a real server that asks for keys."""
+
+    def __init__(self, address, guard, fixture):
+        self.address, self.guard, self.fixture = address, guard, fixture
+
+    def worker(self, identity):
+        return open_channel(self.address, key="worker-key", identity=identity)
+
+    async def refusal(self, call):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        return refused.value.code().name
+
+
+@asynccontextmanager
+async def served():
+    fixture = dispatcher_fixture()
+    callers = Callers(fixture.dispatcher)
+    store = PolicyStore(incarnation=INCARNATION, clock=fixture.clock)
+    peers = PeerAssignment(fixture.registry)
+    server = WireServer(keys=KEYS)
+    work = WorkService(fixture.dispatcher, make_run().spec, callers=callers)
+    add_WorkServiceServicer_to_server(work, server.grpc_server)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+        PolicyService(store, peers, callers=callers), server.grpc_server
+    )
+    control = ControlService(dispatcher=fixture.dispatcher, signals=None, drain=None, event=None)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(control, server.grpc_server)
+    port = await server.start("127.0.0.1:0", [])
+    try:
+        yield Served(f"127.0.0.1:{port}", server.guard, fixture)
+    finally:
+        await server.stop(0)
+
+
+def submission(lease_id, worker_id):
+    trajectory = trajectory_to_message(make_trajectory(lease_id, 0))
+    return work_pb2.SubmitRequest(worker_id=worker_id, lease_id=lease_id, trajectories=[trajectory])
+
+
+async def test_no_call_in_another_workers_name_reaches_the_learner_and_each_is_counted():
+    async with served() as learner:
+        lease_id = None
+        async with learner.worker("own") as one, learner.worker("another") as other:
+            request = work_pb2.LeaseRequest(
+                worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+            )
+            (granted,) = (await WorkServiceStub(one).Lease(request, timeout=30)).leases
+            lease_id = granted.lease_id
+            work, policy = WorkServiceStub(other), policy_pb2_grpc.PolicyServiceStub(other)
+            manifest = policy_pb2.GetManifestRequest(worker_id="w", serving_port=1)
+            release = work_pb2.ReleaseRequest(worker_id="w")
+            fetch = policy.Fetch(policy_pb2.FetchRequest(worker_id="w"), timeout=30)
+            calls = [
+                work.Lease(request, timeout=30),
+                work.Submit(submission(lease_id, "w"), timeout=30),
+                work.Submit(submission(lease_id, "v"), timeout=30),
+                work.Release(release, timeout=30),
+                work.Release(
+                    work_pb2.ReleaseRequest(worker_id="v", lease_ids=[lease_id]), timeout=30
+                ),
+                work.Recall(work_pb2.RecallRequest(worker_id="w"), timeout=30),
+                policy.GetManifest(manifest, timeout=30),
+                fetch.read(),
+            ]
+            assert {await learner.refusal(call) for call in calls} == {"PERMISSION_DENIED"}
+            assert learner.guard.refusals == {"identity": len(calls)}
+            assert learner.fixture.ledger.held_by("w") == [lease_id]
+            (outcome,) = (
+                await WorkServiceStub(one).Submit(submission(lease_id, "w"), timeout=30)
+            ).outcomes
+        assert outcome == work_pb2.SUBMIT_OUTCOME_ACCEPTED
+        assert learner.fixture.registry.serving_address("w") == ""
+
+
+async def test_whoever_steers_releases_a_worker_that_is_gone_and_frees_its_name():
+    async with served() as learner:
+        async with learner.worker("own") as one:
+            request = work_pb2.LeaseRequest(
+                worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+            )
+            await WorkServiceStub(one).Lease(request, timeout=30)
+        async with open_channel(learner.address, key="steering-key") as host:
+            control = control_pb2_grpc.ControlServiceStub(host)
+            gone = control_pb2.ReleaseWorkerRequest(worker_id="w")
+            assert (await control.ReleaseWorker(gone, timeout=30)).num_released == 1
+        async with learner.worker("another") as later:
+            assert (await WorkServiceStub(later).Lease(request, timeout=30)).leases
+
+
+async def test_a_submission_whose_lease_has_expired_is_told_so_and_not_refused():
+    async with served() as learner, learner.worker("own") as one:
+        request = work_pb2.LeaseRequest(
+            worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+        )
+        (granted,) = (await WorkServiceStub(one).Lease(request, timeout=30)).leases
+        learner.fixture.clock.now_s += LEASE_S + 1.0
+        learner.fixture.ledger.expire()
+        late = submission(granted.lease_id, "w")
+        (outcome,) = (await WorkServiceStub(one).Submit(late, timeout=30)).outcomes
+    assert outcome == work_pb2.SUBMIT_OUTCOME_LEASE_ENDED
