@@ -33,6 +33,7 @@ def options(run_file) -> Options:
         listen="127.0.0.1:0",
         metrics_listen="nowhere",
         drain_s=0.0,
+        identity_file=None,
         ready_file=None,
         exit_with_parent=False,
     )

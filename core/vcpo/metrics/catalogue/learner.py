@@ -196,8 +196,7 @@ WORKERS_BY_TRUST = gauge(
 )
 CALLS_REFUSED = counter(
     "vcpo_learner_calls_refused_total",
-    "Calls refused, by reason: key, role, identity (another worker's name or lease), deadline, "
-    "message, streams or stalled (slow reader).",
+    "Calls refused: key, role, identity (another's name or lease), deadline, message, streams, stalled.",
     Label("reason", tuple(CallRefusal)),
 )
 WEIGHTS_SERVED = counter(

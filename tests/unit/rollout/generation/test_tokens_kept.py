@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,10 +54,11 @@ class DirectChannel:
 
     def __init__(self, service: WorkService) -> None:
         self._service = service
+        self._context = SimpleNamespace(invocation_metadata=tuple)
 
     def unary_unary(self, path: str, **_):
         method = getattr(self._service, path.rpartition("/")[2], None)
-        return lambda request, **_: method(request, None)
+        return lambda request, **_: method(request, self._context)
 
     def unary_stream(self, path: str, **_):
         return None
