@@ -196,7 +196,8 @@ WORKERS_BY_TRUST = gauge(
 )
 CALLS_REFUSED = counter(
     "vcpo_learner_calls_refused_total",
-    "Calls refused: key, role, identity (another's name or lease), deadline, message, streams, stalled.",
+    "Calls refused: key, role, identity (another's name or lease), deadline, message, streams, "
+    "stalled.",
     Label("reason", tuple(CallRefusal)),
 )
 WEIGHTS_SERVED = counter(
