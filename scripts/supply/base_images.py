@@ -61,8 +61,11 @@ def digest_in_registry(tag: str) -> str:
     except FileNotFoundError:
         raise BaseImageError("needs the command docker, with buildx") from None
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines()
-        raise BaseImageError(f"{tag}: {said[-1] if said else 'docker failed'}") from error
+        said = error.stderr.strip().partition("\n")[0]
+        raise BaseImageError(
+            f"{tag}: `docker buildx imagetools inspect` failed: {said or 'it said nothing'}."
+            " It needs buildx, and a registry that answers"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise BaseImageError(f"{tag}: docker named no digest") from error
     if not _DIGEST.fullmatch(digest):

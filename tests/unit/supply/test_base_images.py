@@ -17,6 +17,8 @@ FROM ${{PYTHON_IMAGE}} AS build
 FROM ${{PYTHON_IMAGE}}
 """
 TAG = "python:3.11.14-slim-bookworm"
+FAILED = "`docker buildx imagetools inspect` failed"
+NEEDS = "It needs buildx, and a registry that answers"
 PLAIN = DOCKERFILE.format(digest="")
 PINNED = DOCKERFILE.format(digest=f"@{DIGEST}")
 
@@ -79,7 +81,12 @@ def test_a_newer_digest_takes_the_place_of_the_old_one(tree, docker, monkeypatch
 @pytest.mark.parametrize(
     ("answer", "status", "said"),
     [
-        ("ERROR: no such host", 1, f"{TAG}: ERROR: no such host"),
+        ("ERROR: no such host", 1, f"{TAG}: {FAILED}: ERROR: no such host. {NEEDS}"),
+        (
+            "unknown flag: --format\n\nRun docker --help for more information",
+            1,
+            f"{TAG}: {FAILED}: unknown flag: --format. {NEEDS}",
+        ),
         ("Name: something", 0, f"{TAG}: docker named no digest"),
         ("{}", 0, f"{TAG}: docker named no digest"),
         ('{"digest": "sha256:12"}', 0, f"{TAG}: docker named the digest 'sha256:12'"),
