@@ -77,13 +77,16 @@ def license_problems(licenses: Mapping[Release, str], policy: LicensePolicy) -> 
     by_name = {name: expression for (name, _), expression in licenses.items()}
     return [
         *(
-            f"{name} {version}: deploy/licenses.toml does not allow its license, {expression}"
+            f"{name} {version} has the license {expression}: allow it in deploy/licenses.toml, or"
+            " drop it"
             for (name, version), expression in licenses.items()
             if not policy.allows(name, expression)
         ),
         *(
-            f"deploy/licenses.toml calls {name} {stated}, deploy/licenses.csv"
-            f" {by_name.get(name, 'does not have it')}"
+            f"deploy/licenses.toml: packages.{name} is {stated!r}, its metadata say"
+            f" {by_name[name]!r}: remove it"
+            if name in by_name
+            else f"deploy/licenses.toml: packages.{name} is in no image: remove it"
             for name, stated in policy.packages.items()
             if by_name.get(name) != stated
         ),

@@ -93,12 +93,12 @@ def test_a_policy_without_one_of_its_tables_is_refused():
 def test_what_may_not_be_shipped_and_what_the_policy_names_for_nothing_is_said_all_at_once():
     licenses = {("free", "1"): "GPL-3.0-only", ("silent", "2"): "unknown", ("vague", "3"): "MIT"}
     assert license_problems(licenses, POLICY) == [
-        "free 1: deploy/licenses.toml does not allow its license, GPL-3.0-only",
-        "silent 2: deploy/licenses.toml does not allow its license, unknown",
-        "deploy/licenses.toml calls vague Apache-2.0, deploy/licenses.csv MIT",
+        "free 1 has the license GPL-3.0-only: allow it in deploy/licenses.toml, or drop it",
+        "silent 2 has the license unknown: allow it in deploy/licenses.toml, or drop it",
+        "deploy/licenses.toml: packages.vague is 'Apache-2.0', its metadata say 'MIT': remove it",
     ]
     assert license_problems({}, POLICY) == [
-        "deploy/licenses.toml calls vague Apache-2.0, deploy/licenses.csv does not have it"
+        "deploy/licenses.toml: packages.vague is in no image: remove it"
     ]
 
 
