@@ -1,16 +1,20 @@
-"""Measure what a run should do by itself when its early warning of a collapse is critical.
+"""Measure what a run should do by itself when it seems to collapse, or has collapsed.
 
 Cells of the study that collapse are trained again, with exact lags, and with one policy each beside
 the same prompts and seeds. The lag limit of a policy is decided by the host's own control loop
 after every step, and the learning rate is lowered by the learner's own update.
 
     none               the study's cell: nothing limits the lag
-    floor              the ESS floor halves the lag limit (`onCritical: Ignore`)
+    floor              the ESS floor halves the lag limit (`health.enabled: false`)
     halve              a critical warning counts as an ESS below the floor
     rate               the floor, and a critical warning halves the learning rate for good
-    throttle           a critical warning sets the lag limit to 0 (`onCritical: Throttle`)
-    throttle_and_slow  both (`onCritical: ThrottleAndSlow`, the default)
+    throttle           a critical warning sets the lag limit to 0
+    throttle_and_slow  both
     slow_and_return    both, and the rate doubles again after 50 steps that are not critical
+    skip               both, and steps with an ESS that adds to a critical warning are skipped
+    roll_back          both, and a collapse of the reward rolls back (the default)
+    roll_back_alone    the floor, and a collapse of the reward rolls back
+    roll_back_early    both, and a critical warning rolls back too
 
     python -m benchmarks.estimators.critical_policy              three methods, two seeds each
     python -m benchmarks.estimators.critical_policy --methods vcpo --seeds 101 --policies none
@@ -26,6 +30,7 @@ A cell takes about 25 seconds. The last line printed is JSON. For each policy, o
     steps_critical         mean number of steps with a critical warning
     mean_lag               mean lag of the batches, in policy versions; a small one costs throughput
     learning_rate_factor   mean of what the backoff left of the learning rate
+    rollbacks              mean number of rollbacks, at most 2; checkpoints are 25 steps apart
 """
 
 from __future__ import annotations
@@ -34,20 +39,24 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.algo import RateBackoff, WarningLevel
+from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, WarningLevel
 from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
 from vcpo.control import RunSignals
 from vcpo.records.step_record import UpdateRecord
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import CriticalResponse
+from vcpo.spec.health import GuardLevel, Health, RollbackTrigger
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.update.result import UpdateResult
 from vcpo_study.cells.cell import Cell
 from vcpo_study.cells.experiment import Experiment
 from vcpo_study.cells.lag_control import LagControl
@@ -57,6 +66,7 @@ from vcpo_study.study import StudySpec, cell_spec, load_study, model_directory
 
 _STUDY = Path("examples/study.yaml")
 _CLEAN_STEPS = 50
+_CHECKPOINT_STEPS = 25
 
 
 class _Halving(LagControl):
@@ -74,9 +84,9 @@ class _ReturningBackoff(RateBackoff):
 
     clean_steps: int = 0
 
-    def observe(self, level: WarningLevel) -> _ReturningBackoff:
-        after = RateBackoff.observe(self, level)
-        if level.is_at_least(WarningLevel.CRITICAL):
+    def observe(self, *, is_warned: bool) -> _ReturningBackoff:
+        after = RateBackoff.observe(self, is_warned=is_warned)
+        if is_warned:
             return replace(after, clean_steps=0)
         if self.clean_steps + 1 < _CLEAN_STEPS:
             return replace(after, clean_steps=self.clean_steps + 1)
@@ -89,22 +99,33 @@ class _Policy:
 
     controls_lag: bool = True
     halves: bool = False
-    lag: CriticalResponse = CriticalResponse.IGNORE
-    """As the control loop sees it."""
-    rate: CriticalResponse = CriticalResponse.IGNORE
-    """As the update sees it."""
+    health: Health = field(default_factory=lambda: Health(enabled=False))
     backoff: RateBackoff = field(default_factory=RateBackoff)
 
 
-_BOTH = CriticalResponse.THROTTLE_AND_SLOW
+def _health(**changes: GuardLevel | RollbackTrigger) -> Health:
+    """Return the default guards without rollbacks, changed."""
+    return Health.model_validate({"roll_back_on": RollbackTrigger.NEVER} | changes, by_name=True)
+
+
 _POLICIES = {
     "none": _Policy(controls_lag=False),
     "floor": _Policy(),
     "halve": _Policy(halves=True),
-    "rate": _Policy(rate=_BOTH),
-    "throttle": _Policy(lag=CriticalResponse.THROTTLE),
-    "throttle_and_slow": _Policy(lag=_BOTH, rate=_BOTH),
-    "slow_and_return": _Policy(lag=_BOTH, rate=_BOTH, backoff=_ReturningBackoff()),
+    "rate": _Policy(health=_health(throttle_from=GuardLevel.NEVER)),
+    "throttle": _Policy(health=_health(slow_from=GuardLevel.NEVER)),
+    "throttle_and_slow": _Policy(health=_health()),
+    "slow_and_return": _Policy(health=_health(), backoff=_ReturningBackoff()),
+    "skip": _Policy(health=_health(skip_from=GuardLevel.CRITICAL)),
+    "roll_back": _Policy(health=Health()),
+    "roll_back_alone": _Policy(
+        health=_health(
+            throttle_from=GuardLevel.NEVER,
+            slow_from=GuardLevel.NEVER,
+            roll_back_on=RollbackTrigger.COLLAPSE,
+        )
+    ),
+    "roll_back_early": _Policy(health=_health(roll_back_on=RollbackTrigger.CRITICAL)),
 }
 
 
@@ -120,6 +141,7 @@ class _Outcome:
     steps_critical: int
     mean_lag: float
     learning_rate_factor: float
+    rollbacks: int
 
     @property
     def recovered(self) -> bool:
@@ -133,14 +155,55 @@ class _Unlimited(LagControl):
         self.lags.append(self.lag_steps)
 
 
+class _SinceRollback(LagControl):
+    """A host, and a learner that trains on nothing from before a rollback."""
+
+    rollbacks = Rollbacks()
+
+    @property
+    def lag_steps(self) -> int:
+        largest = self.rollbacks.largest_lag_steps(len(self.lags))
+        limit = super().lag_steps
+        return limit if largest is None else min(limit, largest)
+
+
+class _RollingExperiment(Experiment):
+    """A cell that goes back to its last good checkpoint, as a learner does."""
+
+    def __init__(self, cell: Cell, model: str, lag_control: LagControl, folder: Path) -> None:
+        super().__init__(cell, model, lag_control)
+        self._checkpoints: dict[int, dict[str, Any]] = {}
+        self._folder = folder
+        self._age_steps = cell.spec.rollback_age_steps
+
+    def step(self, version: int, groups: list[list[Trajectory]]) -> UpdateResult:
+        result = super().step(version, groups)
+        step, health = version + 1, self.update.health
+        good = [one for one in self._checkpoints if one <= step - self._age_steps]
+        is_due = health.rollback_need is RollbackNeed.DUE and bool(good)
+        if is_due:
+            state = self._checkpoints[max(good)]
+            warning = health.rolled_back_state(state["warning"], version=step)
+            self.update.load_tensors(self._folder / str(max(good)))
+            self.update.load_state_dict({**state, "warning": warning})
+            if isinstance(self._lag_control, _SinceRollback):
+                self._lag_control.rollbacks = health.rollbacks
+        if is_due or (step % _CHECKPOINT_STEPS == 0 and health.is_good):
+            self.update.save_tensors(self._folder / str(step)).result()
+            self._checkpoints[step] = deepcopy(self.update.state_dict())
+        return result
+
+
 def _run(cell: Cell, model: str, policy: _Policy) -> _Outcome:
     """Train one cell under one policy."""
-    kind = _Halving if policy.halves else LagControl if policy.controls_lag else _Unlimited
-    lag_control = kind(_responding(cell.spec, policy.lag))
-    cell = replace(cell, spec=_responding(cell.spec, policy.rate))
-    experiment = Experiment(cell, model, lag_control)
-    experiment.update.health.backoff = policy.backoff
-    steps, evaluations = experiment.run()
+    kind = _Halving if policy.halves else _SinceRollback if policy.controls_lag else _Unlimited
+    cell = replace(cell, spec=cell.spec.model_copy(update={"health": policy.health}))
+    lag_control = kind(cell.spec)
+    with TemporaryDirectory() as folder:
+        experiment = _RollingExperiment(cell, model, lag_control, Path(folder))
+        experiment.update.health.backoff = policy.backoff
+        steps, evaluations = experiment.run()
+        experiment.update.close()
     accuracies = [each.accuracy for each in evaluations]
     levels = [WarningLevel(step.warning_level) for step in steps]
     return _Outcome(
@@ -152,12 +215,8 @@ def _run(cell: Cell, model: str, policy: _Policy) -> _Outcome:
         steps_critical=sum(level.is_at_least(WarningLevel.CRITICAL) for level in levels),
         mean_lag=fmean(min(step, lag) for step, lag in enumerate(lag_control.lags)),
         learning_rate_factor=steps[-1].learning_rate_backoff,
+        rollbacks=experiment.update.health.rollbacks.number,
     )
-
-
-def _responding(spec: VCPORunSpec, response: CriticalResponse) -> VCPORunSpec:
-    control = spec.control.model_copy(update={"on_critical": response})
-    return spec.model_copy(update={"control": control})
 
 
 def _steps_lost(evaluations: Sequence[EvaluationRow]) -> int:
@@ -185,6 +244,7 @@ def _summary(outcomes: Sequence[_Outcome]) -> dict[str, float]:
         "steps_lost": round(fmean(each.steps_lost for each in outcomes), 1),
         "steps_critical": round(fmean(each.steps_critical for each in outcomes), 1),
         "mean_lag": round(fmean(each.mean_lag for each in outcomes), 1),
+        "rollbacks": round(fmean(each.rollbacks for each in outcomes), 2),
         "learning_rate_factor": round(fmean(each.learning_rate_factor for each in outcomes), 3),
     }
 
@@ -236,7 +296,7 @@ def main() -> None:
                 f"{cell.name:36s} {name:18s} final {outcome.final_accuracy:.3f}"
                 f" lowest {outcome.lowest_accuracy:.2f} lost {outcome.steps_lost:3d}"
                 f" critical {outcome.steps_critical:3d} lag {outcome.mean_lag:5.1f}"
-                f" rate x {outcome.learning_rate_factor:g}"
+                f" rate x {outcome.learning_rate_factor:g} rollbacks {outcome.rollbacks}"
                 f" ({time.monotonic() - started_s:.0f} s)",
                 flush=True,
             )

@@ -83,6 +83,7 @@ def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
         on_policy_ess_ratio=message.on_policy_ess_ratio,
         warning_score=optional_field(message, "warning_score"),
         warning_level=_warning_level(optional_field(message, "warning_level")),
+        rollback=message.rollback,
         lag_p50=optional_field(message, "lag_p50"),
         lag_max=optional_field(message, "lag_max"),
         buffered=message.trajectories.buffered,

@@ -32,7 +32,6 @@ from vcpo.spec import (
 from vcpo.spec.errors import field_path, problems_of
 from vcpo.spec.fields import DnsLabel, Section, conflict, refuse
 from vcpo.spec.run import Metadata
-from vcpo.spec.workloads import CriticalResponse
 
 KIND: Final = "VCPOStudy"
 LAG_FIELD: Final = "maxPolicyLagSteps"
@@ -243,8 +242,8 @@ def cell_spec(
     algorithm = {**document.get("algorithm", {}), **method.algorithm, LAG_FIELD: lag}
     optimizer = {**document.get("optimizer", {}), **method.optimizer, RATE_FIELD: learning_rate}
     # A cell shows what a method does at a rate and a lag, so nothing but the method changes them.
-    control = {**document.get("control", {}), "onCritical": CriticalResponse.IGNORE}
-    document |= {"algorithm": algorithm, "optimizer": optimizer, "control": control, "seed": seed}
+    health = {"enabled": False}
+    document |= {"algorithm": algorithm, "optimizer": optimizer, "health": health, "seed": seed}
     return VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
 
 

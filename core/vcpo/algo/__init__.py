@@ -30,6 +30,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.warning_signals` | How severe is each sign of a collapse?                            |
 | `health.early_warning`   | How is the run doing?                                             |
 | `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
+| `health.guards`          | What does a run do by itself about its warning or its collapse?   |
 
 An example of one step:
 
@@ -73,9 +74,10 @@ from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
-from vcpo.algo.health.collapse import Collapse, find_collapse
+from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS, Collapse, RewardWatch, find_collapse
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel, warning_level
+from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
 from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown
 from vcpo.algo.health.mismatch_audit import (
     MIN_FRESH_BLOCKS,
@@ -105,6 +107,7 @@ __all__ = [
     "LOSS_CONFIGS",
     "MIN_FRESH_BLOCKS",
     "MISMATCH_LIMITS_NATS",
+    "REWARD_WINDOW_STEPS",
     "STALE_STEPS",
     "TARGET_ESS_RATIO",
     "Aggregation",
@@ -123,6 +126,7 @@ __all__ = [
     "FreshTokens",
     "GradientNormEstimator",
     "GroupFilter",
+    "GuardPolicy",
     "KLPenalty",
     "LagBucket",
     "LaggedTrajectory",
@@ -137,6 +141,9 @@ __all__ = [
     "NormStatistics",
     "RateBackoff",
     "RefusalReason",
+    "RewardWatch",
+    "RollbackNeed",
+    "Rollbacks",
     "StepHealth",
     "StepLimits",
     "StepVerdict",

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     WARN = "Warn"
     CRITICAL = "Critical"
     DEAD = "Dead"
+    ROLLED_BACK = "RolledBack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,10 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     (ConditionType.STABLE, Reason.DEAD): (
         ConditionStatus.FALSE,
         "The run learns nothing any more: go back to a checkpoint.",
+    ),
+    (ConditionType.STABLE, Reason.ROLLED_BACK): (
+        ConditionStatus.FALSE,
+        "The run collapsed, and went back to its last good checkpoint at half the learning rate.",
     ),
 }
 

@@ -82,12 +82,12 @@ def _decide_on(
     limits: ControlLimits, state: ControlState, signals: RunSignals, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
-    warned = signals.warning_level if limits.on_critical.throttles else None
-    level = warned or WarningLevel.OK
+    level = signals.warning_level or WarningLevel.OK
+    warning = level if limits.guards.throttles(level) else None
     throttle = next_throttle(
         state.throttle,
         health=health,
-        level=level,
+        is_warned=warning is not None,
         step=signals.step,
         max_lag_steps=limits.max_admission_lag_steps,
     )
@@ -103,7 +103,7 @@ def _decide_on(
         now_s=now_s,
     )
     fleet, fed = next_fleet(limits, state.fleet, signals, context)
-    lag_changes = _lag_changes(state.throttle, throttle, signals, level, now_s)
+    lag_changes = _lag_changes(state.throttle, throttle, signals, warning, now_s)
     decided = ControlState(
         throttle=throttle,
         fleet=fleet,
@@ -114,7 +114,7 @@ def _decide_on(
         condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
         condition(ConditionType.ESS_HEALTHY, _ess_reason(health, tightened=tightened)),
         condition(ConditionType.LEARNER_FED, fed),
-        condition(ConditionType.STABLE, _stable_reason(signals.warning_level)),
+        condition(ConditionType.STABLE, _stable_reason(signals)),
     )
     changes = (*lag_changes, *_scaling_changes(state.fleet, fleet, signals, now_s))
     directions = {Reason.SCALING_UP: Direction.UP, Reason.SCALING_DOWN: Direction.DOWN}
@@ -158,8 +158,10 @@ def _ess_reason(health: EssHealth, *, tightened: bool) -> Reason:
             return Reason.RECOVERING if tightened else Reason.ABOVE_FLOOR
 
 
-def _stable_reason(level: WarningLevel | None) -> Reason:
-    match level:
+def _stable_reason(signals: RunSignals) -> Reason:
+    match signals.warning_level:
+        case WarningLevel.OK | WarningLevel.WARN if signals.rollback:
+            return Reason.ROLLED_BACK
         case None:
             return Reason.NO_STEP_YET
         case WarningLevel.OK:
@@ -176,22 +178,24 @@ def _lag_changes(
     before: ThrottleState,
     after: ThrottleState,
     signals: RunSignals,
-    level: WarningLevel,
+    warning: WarningLevel | None,
     now_s: float,
 ) -> tuple[LimitChange, ...]:
     old, new = before.admission_lag_steps, after.admission_lag_steps
     if old == new:
         return ()
-    reason = _lag_reason(old, new, signals, level)
+    reason = _lag_reason(old, new, signals, warning)
     return (lag_change(before=old, after=new, reason=reason, decided_s=now_s),)
 
 
-def _lag_reason(old: int, new: int, signals: RunSignals, level: WarningLevel) -> str:
-    """Return why the limit changes; level: as the throttle was told, OK if the spec ignores it."""
-    if new < old and level.is_at_least(WarningLevel.CRITICAL):
-        return warning_reason(level, signals.warning_score, signals.step)
+def _lag_reason(old: int, new: int, signals: RunSignals, warning: WarningLevel | None) -> str:
+    """Return why the limit changes; warning: its level if it throttles the run, else None."""
+    if new < old and warning is not None:
+        return warning_reason(warning, signals.warning_score, signals.step)
     if new < old and new == signals.admission_lag_steps:
-        return "the learner already holds this limit, after an early warning or a restart"
+        return signals.rollback or (
+            "the learner already holds this limit, after an early warning or a restart"
+        )
     share = signals.relative_ess_ratio or 0.0
     return f"the ESS ratio is {share:.1%} of the on-policy ratio"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from vcpo.algo import GuardPolicy
 from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import CriticalResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class ControlLimits:
     """k, `algorithm.maxPolicyLagSteps`; the lag limit never exceeds it."""
     ess_floor_ratio: float
     """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
-    on_critical: CriticalResponse
-    """What a critical early warning does."""
+    guards: GuardPolicy
+    """What an early warning does; the loop reads when it throttles."""
     signals_max_age_s: float
     """Age above which signals are ignored."""
     idle_high_ratio: float
@@ -55,7 +55,7 @@ class ControlLimits:
         return cls(
             max_admission_lag_steps=spec.algorithm.max_policy_lag_steps,
             ess_floor_ratio=control.ess_floor_ratio,
-            on_critical=control.on_critical,
+            guards=spec.health.guards,
             signals_max_age_s=control.signals_max_age_seconds,
             idle_high_ratio=control.idle_high_ratio,
             idle_low_ratio=control.idle_low_ratio,

@@ -34,6 +34,9 @@ class RunSignals:
     """Early warning of a collapse after the last step: severity of the worst signal, in [0, 1]."""
     warning_level: WarningLevel | None = None
     """Level of the early warning after the last step."""
+    rollback: str = ""
+    """From which step to which checkpoint the run was rolled back in the last steps, and why, as a
+    clause; empty if it was not."""
     lag_p50: int | None
     """Median lag of the tokens of the last step, in policy versions, >= 0."""
     lag_max: int | None = None
@@ -60,7 +63,7 @@ class RunSignals:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and item.name not in {"ready_workers", "warning_level"}:
+            if value is not None and item.name not in _NOT_NUMBERS:
                 _require_range(item.name, value)
         for group, workers in self.ready_workers.items():
             if workers < 0:
@@ -85,6 +88,7 @@ class RunSignals:
         return None if ess_ratio is None else min(1.0, ess_ratio / self.on_policy_ess_ratio)
 
 
+_NOT_NUMBERS = {"ready_workers", "warning_level", "rollback"}
 _SHARES = {
     "ess_ratio_mean",
     "ess_ratio_low",

@@ -9,7 +9,8 @@ below 1.
     floor <= share < recover  keep the limit and restart the count of healthy steps; at limit 0
                               count these steps too, but slowly
     recover <= share          add 1 after every `RECOVERY_STEPS` such steps, up to the maximum
-    early warning critical    set the limit to 0 at once, whatever the share is
+    early warning             set the limit to 0 at once, whatever the share is; the run's spec
+                              says from which level on, critical unless it is set
 
 The limit falls fast and rises slowly (as TCP's window does), because a collapse costs the run and a
 low lag costs only time. The gap between floor and recovery keeps a share near the floor from moving
@@ -25,17 +26,16 @@ once.
 newest version, so staleness does not cause the low share, and only a trial shows whether a lag of 1
 would lower it further. `PROBE_STEPS` steps in a row not below the floor raise the limit to 1.
 
-*A critical warning does not wait.* Halving is a search for the largest lag that does no harm. A
-critical run has no time for a search: it reaches reward 0 while the limit is being halved. So it
-gets fresh data at once. The learner does this by itself (`warned_lag_steps`), because a poll may
-take longer than the steps that are left. The host does the same when it hears of it, starts from
-the learner's limit if that is the smaller one (`follow_learner`), and decides alone when the
-limit rises again.
+*A warning does not wait.* Halving is a search for the largest lag that does no harm. A critical run
+has no time for a search: it reaches reward 0 while the limit is being halved. So it gets fresh data
+at once. The learner does this by itself, because a poll may take longer than the steps that are
+left. The host does the same when it hears of it, starts from the learner's limit if that is the
+smaller one (`follow_learner`), and decides alone when the limit rises again.
 
-From the same state, a lower ESS or a worse warning never leads to a larger limit. A run that is
-never below the floor or critical never has a smaller limit than another run. The limits of two runs
-that fall below the floor at different steps may differ for one window. The design notes 016 and 068
-have the figures.
+From the same state, a lower ESS or a warning never leads to a larger limit. A run that is never
+below the floor or warned never has a smaller limit than another run. The limits of two runs that
+fall below the floor at different steps may differ for one window. The design notes 016 and 068 have
+the figures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vcpo.algo import WarningLevel
 from vcpo.control.signals import WINDOW_STEPS, RunSignals
 
 RECOVERY_STEPS = 5
@@ -123,16 +122,11 @@ def ess_health(floor_ratio: float, signals: RunSignals) -> EssHealth:
     return EssHealth.HEALTHY
 
 
-def warned_lag_steps(lag_steps: int, level: WarningLevel) -> int:
-    """Return the lag limit that an early warning leaves of `lag_steps`: 0 if it is critical."""
-    return 0 if level.is_at_least(WarningLevel.CRITICAL) else lag_steps
-
-
 def next_throttle(
     throttle: ThrottleState,
     *,
     health: EssHealth,
-    level: WarningLevel = WarningLevel.OK,
+    is_warned: bool = False,
     step: int,
     max_lag_steps: int,
 ) -> ThrottleState:
@@ -141,18 +135,17 @@ def next_throttle(
     A step below the judged one means that the learner resumed from a checkpoint: the counts restart
     and the limit stays.
 
-    level: early warning of the step; OK if the run's spec says to ignore it.
+    is_warned: whether the early warning of the step throttles the run, by its spec.
     """
     judged = throttle.judged_step
     if judged is not None and step < judged:
         return replace(throttle, progress=0, judged_step=step, tightened_step=None)
-    is_critical = level.is_at_least(WarningLevel.CRITICAL)
-    if step == judged or (health is EssHealth.UNKNOWN and not is_critical):
+    if step == judged or (health is EssHealth.UNKNOWN and not is_warned):
         return throttle
     new_steps = 1 if judged is None else step - judged
     judged_now = replace(throttle, judged_step=step)
-    if is_critical:
-        return _cut(judged_now, warned_lag_steps(throttle.admission_lag_steps, level), step)
+    if is_warned:
+        return _cut(judged_now, 0, step)
     match health:
         case EssHealth.BELOW_FLOOR:
             return _tighten(judged_now, step)

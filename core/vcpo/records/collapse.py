@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from vcpo.algo import Collapse, WarningLevel, find_collapse
+from vcpo.algo import REWARD_WINDOW_STEPS, Collapse, WarningLevel, find_collapse
 from vcpo.records.journal import EvaluationRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.records.step_record import StepRecord
-
-WINDOW_STEPS = 10
-"""Training rewards are judged as means over so many steps in a row; one batch says little."""
 
 _CURE = (
     "Cure: a smaller optimizer.learningRate or algorithm.maxPolicyLagSteps, from a checkpoint"
@@ -114,8 +111,11 @@ def _reward_collapse(steps: Sequence[StepRecord]) -> Collapse | None:
     if not steps:
         return None
     values = [
-        (steps[end - 1].step, fmean(step.reward_mean for step in steps[end - WINDOW_STEPS : end]))
-        for end in range(WINDOW_STEPS, len(steps) + 1)
+        (
+            steps[end - 1].step,
+            fmean(step.reward_mean for step in steps[end - REWARD_WINDOW_STEPS : end]),
+        )
+        for end in range(REWARD_WINDOW_STEPS, len(steps) + 1)
     ]
     batch = max(1, steps[-1].consumed // steps[-1].step)
-    return find_collapse(values, num_rewards=WINDOW_STEPS * batch)
+    return find_collapse(values, num_rewards=REWARD_WINDOW_STEPS * batch)

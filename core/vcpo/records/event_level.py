@@ -22,6 +22,8 @@ _WARNINGS: Final = frozenset(
         "GroupQuarantined",
         "LearnerRestarted",
         "NoUpdate",
+        "NotRolledBack",
+        "RolledBack",
         "SignalsStale",
         "Throttled",
         "Warning",

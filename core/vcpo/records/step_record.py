@@ -134,10 +134,10 @@ class UpdateRecord:
         float,
         StepGauge(
             name="vcpo_learning_rate_backoff_ratio",
-            help="Factor on the learning rate that critical early warnings have left.",
+            help="Factor on the learning rate that early warnings and rollbacks have left.",
         ),
     ] = 1.0
-    """From the next step on; halved by each critical warning."""
+    """From the next step on; halved by warnings and rollbacks."""
     gradient_norm: Annotated[
         float,
         StepGauge(
@@ -333,6 +333,15 @@ class StepRecord(UpdateRecord):
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
+    rollbacks: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_learner_rollbacks",
+            help="Rollbacks of the run to a good checkpoint so far.",
+        ),
+        StepSignal(),
+    ] = 0
+    """Rollbacks so far; one after this step counts."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

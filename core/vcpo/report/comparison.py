@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from vcpo.records.collapse import WINDOW_STEPS
+from vcpo.algo import REWARD_WINDOW_STEPS
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, mean, whole
 from vcpo.report.recorded_run import RecordedRun, read_run, require_records
 from vcpo.report.summary import State, state_of
@@ -194,9 +194,11 @@ _MEASURES: Final = (
     ),
     _Measure(
         label="Final reward",
-        note=f"mean of the last {WINDOW_STEPS} steps",
+        note=f"mean of the last {REWARD_WINDOW_STEPS} steps",
         better=Better.HIGH,
-        value=lambda each: mean(step.reward_mean for step in each.metrics.steps[-WINDOW_STEPS:]),
+        value=lambda each: mean(
+            step.reward_mean for step in each.metrics.steps[-REWARD_WINDOW_STEPS:]
+        ),
         form=lambda value: decimal(value, ".3f"),
     ),
     _Measure(

@@ -40,7 +40,7 @@ def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
     run, metrics = recorded.run, recorded.metrics
     if not metrics.steps:
         return ()
-    outcomes = (
+    outcomes: tuple[Finding, ...] = (
         _reward_lasted(metrics),
         _warning_stayed_quiet(recorded),
         _lag_is_bounded(run, metrics.steps),
@@ -49,6 +49,8 @@ def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
         _accounts_balance(metrics.steps),
         _learner_is_fed(run, metrics.steps),
     )
+    if metrics.steps[-1].rollbacks:
+        outcomes = (*outcomes, _was_rolled_back(metrics.steps))
     urgency = (Grade.BAD, Grade.NOTICE, Grade.GOOD)
     return tuple(sorted(outcomes, key=lambda finding: urgency.index(finding.grade)))
 
@@ -58,6 +60,16 @@ def _reward_lasted(metrics: Metrics) -> Finding:
         return Finding(grade=Grade.BAD, text=collapsed)
     text = "The reward did not collapse: it never fell below half of its best before."
     return Finding(grade=Grade.GOOD, text=text)
+
+
+def _was_rolled_back(steps: Sequence[StepRecord]) -> Finding:
+    first, number = next(step for step in steps if step.rollbacks), steps[-1].rollbacks
+    times = "once" if number == 1 else f"{number} times"
+    text = (
+        f"The run went back to its last good checkpoint {times}, first at step"
+        f" {whole(first.step)}; it ends at {steps[-1].learning_rate_backoff:g} of its rate."
+    )
+    return Finding(grade=Grade.NOTICE, text=text)
 
 
 def _warning_stayed_quiet(recorded: RecordedRun) -> Finding:

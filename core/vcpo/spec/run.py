@@ -11,6 +11,7 @@ from pydantic_core import InitErrorDetails
 
 from vcpo.algo import (
     MISMATCH_LIMITS_NATS,
+    REWARD_WINDOW_STEPS,
     Baseline,
     GradientNormEstimator,
     MismatchClass,
@@ -18,6 +19,7 @@ from vcpo.algo import (
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.health import Health
 from vcpo.spec.learner import GradientMode, Learner
 from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
 from vcpo.spec.tracking import Tracking
@@ -90,6 +92,7 @@ class VCPORunSpec(Section):
     lease: Lease = Lease()
     weights: Weights = Weights()
     control: Control = Control()
+    health: Health = Health()
     learner: Learner = Learner()
     rollouts: Annotated[
         tuple[RolloutGroup, ...],
@@ -132,6 +135,24 @@ class VCPORunSpec(Section):
         return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
 
     @property
+    def rollback_age_steps(self) -> int:
+        """Steps that a checkpoint must be older than the step that causes a rollback to it.
+
+        A collapse shows in a mean over some steps, and their responses are of older versions still.
+        What is younger may hold its beginning.
+        """
+        return REWARD_WINDOW_STEPS + self.algorithm.max_policy_lag_steps
+
+    @property
+    def most_checkpoints(self) -> int:
+        """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
+        kept, guards = self.checkpoint.keep, self.health.guards
+        if guards.max_rollbacks > 0:
+            is_next_aged = self.rollback_age_steps <= self.checkpoint.every_steps
+            kept = max(kept, 2 if is_next_aged else 3)
+        return kept + self.checkpoint.keep_best + 1
+
+    @property
     def checkpoint_storage_gibibytes(self) -> int:
         """Size of the volume for checkpoints in GiB: as set, or for the model's size, or 50.
 
@@ -143,7 +164,7 @@ class VCPORunSpec(Section):
         if self.model.size_billions is None:
             return _CHECKPOINT_STORAGE_GIBIBYTES
         checkpoint_bytes = self.optimizer.checkpoint_bytes_per_parameter
-        bytes_per_parameter = self.checkpoint.most_on_disk * checkpoint_bytes + 4
+        bytes_per_parameter = self.most_checkpoints * checkpoint_bytes + 4
         needed_bytes = self.model.size_billions * 1e9 * bytes_per_parameter
         return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
 

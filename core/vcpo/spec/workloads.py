@@ -209,7 +209,8 @@ class Checkpoint(Section):
     """Optimizer steps between checkpoints; a restart loses at most this many, and those that were
     taken while the last checkpoint was written. One more is always written at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    """Number of newest checkpoints that stay on disk."""
+    """Number of newest checkpoints that stay on disk. Where they are all too young or too bad for a
+    rollback (`health.rollBackOn`), older ones take the places of all but the last of them."""
     keep_best: bool = True
     """Whether the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
     export --best` reads it. A checkpoint is evaluated if its step is also a multiple of
@@ -218,11 +219,6 @@ class Checkpoint(Section):
     """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
     the disk is full at the end of a run; then the run fails. Before the end, training continues and
     saving is tried again."""
-
-    @property
-    def most_on_disk(self) -> int:
-        """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
-        return self.keep + self.keep_best + 1
 
 
 class Weights(Section):
@@ -240,27 +236,6 @@ class Weights(Section):
     Lower it if joining workers read too many deltas."""
 
 
-class CriticalResponse(StrEnum):
-    """What a run does by itself while its early warning of a collapse is critical."""
-
-    IGNORE = "Ignore"
-    """Nothing; the ESS floor still limits the lag."""
-    THROTTLE = "Throttle"
-    """It trains on fresh responses only."""
-    THROTTLE_AND_SLOW = "ThrottleAndSlow"
-    """It also halves the learning rate."""
-
-    @property
-    def throttles(self) -> bool:
-        """Whether the lag limit becomes 0."""
-        return self is not CriticalResponse.IGNORE
-
-    @property
-    def slows(self) -> bool:
-        """Whether the learning rate is lowered."""
-        return self is CriticalResponse.THROTTLE_AND_SLOW
-
-
 class Control(Section):
     """The control loop: lag limit and number of workers."""
 
@@ -268,13 +243,6 @@ class Control(Section):
     """Floor of the ESS ratio, as a share of the on-policy one. Below it the throttle halves the lag
     limit at once, and again after every ten steps that stay below; healthy steps raise the limit
     slowly. Raise it to react earlier."""
-    on_critical: CriticalResponse = CriticalResponse.THROTTLE_AND_SLOW
-    """What the run does by itself when its early warning of a collapse is critical.
-    `ThrottleAndSlow`: the lag limit becomes 0 at once, what is buffered and older is dropped, and
-    the learning rate is halved for the rest of the run, again after ten more steps if the warning
-    lasts. `Throttle`: the lag limit only. `Ignore`: neither; the ESS floor still limits the lag.
-    A false alarm costs throughput and speed of learning. Choose `Throttle` if the learning rate is
-    known to be right for these data, and `Ignore` to study collapses."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
     """Time between two decisions of the control loop, in seconds."""
     signals_max_age_seconds: Seconds = 60

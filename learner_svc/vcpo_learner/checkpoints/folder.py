@@ -42,6 +42,7 @@ from vcpo_learner.checkpoints.manifest import (
     file_checksums,
     read_manifest,
 )
+from vcpo_learner.checkpoints.retention import kept_steps
 
 TENSORS: Final = "tensors"
 """Name of the folder with parameters and moments in a checkpoint."""
@@ -93,6 +94,8 @@ class CheckpointFolder:
     def __init__(self, folder: Path, run: VCPORun) -> None:
         self._folder = folder
         self._keep = run.spec.checkpoint.keep
+        self._good_age_steps = run.spec.rollback_age_steps
+        self._may_roll_back = run.spec.health.guards.max_rollbacks > 0
         self._spec = continuation_document(run)
 
     @contextlib.contextmanager
@@ -121,12 +124,14 @@ class CheckpointFolder:
         tensors: Mapping[str, FileChecksum],
         update_state: bytes,
         ledger: Iterable[ledger_pb2.LedgerSnapshot],
+        healthy: bool = True,
     ) -> None:
         """Write what is not in `TENSORS` of a folder of `writing`, and the manifest.
 
         tensors: checksums of the files in `TENSORS`, by name.
         update_state: `state_bytes` of `PolicyUpdate.state_dict`.
         ledger: the parts of the ledger at the same moment, `LedgerState.parts`.
+        healthy: whether the run was well at that moment.
         """
         names = [_UPDATE]
         (partial / _UPDATE).write_bytes(update_state)
@@ -135,18 +140,21 @@ class CheckpointFolder:
             (partial / names[-1]).write_bytes(part.SerializeToString())
         files = {f"{TENSORS}/{name}": checksum for name, checksum in tensors.items()}
         files |= file_checksums(partial, names)
-        CheckpointManifest(step=step, spec=self._spec, files=files).write(partial)
+        manifest = CheckpointManifest(step=step, spec=self._spec, files=files, healthy=healthy)
+        manifest.write(partial)
 
     def remove_old(self, saved_step: int, best: int | None = None) -> None:
-        """Keep the newest `keep` checkpoints up to a step; remove older and damaged ones.
+        """Keep what `kept_steps` says of the checkpoints up to a step; remove the damaged ones.
 
         best: step of a checkpoint that stays, however old it is.
         """
-        kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
+        steps = [step for step in self.steps() if step <= saved_step]
+        good = self.healthy_steps() if self._may_roll_back else []
+        kept = kept_steps(steps, keep=self._keep, good=good, good_age_steps=self._good_age_steps)
         removed = [
             path
             for step, path in checkpoint_paths(self._folder).items()
-            if step < kept[0] and step != best
+            if step <= saved_step and step not in kept and step != best
         ]
         removed += [
             path
@@ -159,6 +167,15 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """Return the steps of all checkpoint folders, intact or not, in ascending order."""
         return sorted(checkpoint_paths(self._folder))
+
+    def healthy_steps(self) -> list[int]:
+        """Return the steps of the checkpoints at which the run was well, in ascending order."""
+        found = []
+        for step, path in sorted(checkpoint_paths(self._folder).items()):
+            with contextlib.suppress(DamageError, FormatError):
+                if read_manifest(path).healthy:
+                    found.append(step)
+        return found
 
     def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
         """Read the newest intact checkpoint; also return the errors of newer, damaged ones.

@@ -61,6 +61,9 @@ class CheckpointManifest:
     """The fields that a resumed run must share, `vcpo.spec.continuation_document`."""
     files: Mapping[str, FileChecksum]
     """By path in the checkpoint's folder."""
+    healthy: bool = True
+    """Whether the run was well, by its early warning and its rewards; a rollback goes back to such
+    a checkpoint only. Older checkpoints do not say."""
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder."""
@@ -133,6 +136,7 @@ def _manifest(document: Mapping[str, Any]) -> CheckpointManifest:
         step=document["step"],
         spec=dict(document["spec"]),
         files={name: FileChecksum(**entry) for name, entry in document["files"].items()},
+        healthy=bool(document.get("healthy", True)),
     )
 
 

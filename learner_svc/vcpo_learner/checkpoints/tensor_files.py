@@ -108,6 +108,8 @@ class TensorFiles:
         reader = TensorReader(folder)
         saved = reader.read_metadata().state_dict_metadata
         keys = [key.removeprefix(f"{MOMENTS}.") for key in saved if key.startswith(f"{MOMENTS}.")]
+        # A rollback may go back to a step before the first one of some parameters.
+        self._optimizer.forget_moments()
         if keys:
             self._optimizer.allocate_moments({key.rpartition(".")[0] for key in keys})
         state = self._state()

@@ -1,12 +1,11 @@
-"""The lag limit in force: the host sets it, and an early warning lowers it at once."""
+"""The lag limit in force: the host sets it; a warning and a rollback lower it at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vcpo.algo import WarningLevel
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.control.limit_change import lag_change_sentence, warning_reason
-from vcpo.control.throttle import warned_lag_steps
 from vcpo.records.step_record import StepRecord, UpdateRecord
 from vcpo.spec import VCPORunSpec
 
@@ -15,32 +14,49 @@ class LagLimit:
     """The lag limit for new work and for batches. Owner: the learner's event loop.
 
     The host owns it: it sees every signal and keeps the history. The learner lowers it by itself
-    only while its own early warning is critical, since the run may be lost before the next poll. It
-    never raises it: the limit stays until the host sets another one, also if there is no host.
+    only while its own early warning throttles it, since the run may be lost before the next poll.
+    It never raises it: the limit stays until the host sets another one, also if there is no host.
+
+    No token from before a rollback is trained on: the weights that sampled it are given up. So
+    after a rollback the limit grows from 0 by one version with each step, up to what else holds.
     """
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self._bound_steps = spec.algorithm.max_policy_lag_steps
-        self._throttles_on_critical = spec.control.on_critical.throttles
+        self._guards = spec.health.guards
         self._level = WarningLevel.OK
-        self._steps = self._bound_steps
+        self._set_steps = self._bound_steps
+        """By host and warning, without the rollbacks."""
+        self._version = 0
+        self._rollbacks = Rollbacks()
 
     @property
     def steps(self) -> int:
         """The limit, in policy versions; at most the run's lag bound."""
-        return self._steps
+        since_rollback = self._rollbacks.largest_lag_steps(self._version)
+        return self._set_steps if since_rollback is None else min(self._set_steps, since_rollback)
 
     def set(self, steps: int) -> int:
-        """Set the limit for the host; return what applies: less during a critical warning."""
-        self._steps = self._warned(min(steps, self._bound_steps))
-        return self._steps
+        """Set the limit for the host; return what applies: less after a warning or a rollback."""
+        self._set_steps = self._warned(min(steps, self._bound_steps))
+        return self.steps
 
-    def resume(self, recorded_steps: Sequence[StepRecord], level: WarningLevel) -> None:
+    def resume(
+        self,
+        recorded_steps: Sequence[StepRecord],
+        level: WarningLevel,
+        rollbacks: Rollbacks,
+        *,
+        version: int,
+    ) -> None:
         """Continue a run under the limit that its newest recorded step left.
 
         recorded_steps: of the run, by step, also those after the checkpoint.
         level: early warning after the step of the checkpoint.
+        rollbacks: of the run up to the checkpoint.
+        version: of the checkpoint.
         """
+        self._version, self._rollbacks = version, rollbacks
         limit = self._bound_steps
         if recorded_steps:
             # The record holds the limit of the step's batch; its warning has lowered it since.
@@ -52,12 +68,21 @@ class LagLimit:
 
     def observe(self, update: UpdateRecord, *, step: int) -> str | None:
         """Take in the early warning of a step; return how it lowered the limit, or None."""
-        before, self._level = self._steps, WarningLevel(update.warning_level)
-        self._steps = self._warned(before)
-        if self._steps == before:
+        before, self._level = self._set_steps, WarningLevel(update.warning_level)
+        self._version = step
+        self._set_steps = self._warned(before)
+        if self._set_steps == before:
             return None
         reason = warning_reason(self._level, update.warning_score, step)
-        return lag_change_sentence(before, self._steps, reason)
+        return lag_change_sentence(before, self._set_steps, reason)
+
+    def roll_back(self, rollbacks: Rollbacks, level: WarningLevel) -> None:
+        """Take in that the run was rolled back.
+
+        rollbacks: with the new one.
+        level: early warning of the state that the run went back to.
+        """
+        self._rollbacks, self._level = rollbacks, level
 
     def _warned(self, steps: int) -> int:
-        return warned_lag_steps(steps, self._level) if self._throttles_on_critical else steps
+        return 0 if self._guards.throttles(self._level) else steps

@@ -74,6 +74,11 @@ class PolicyOptimizer:
             if "step" in tensors:
                 tensors["step"].zero_()
 
+    def forget_moments(self) -> None:
+        """Be the optimizer of a run that has taken no step."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 

@@ -67,6 +67,8 @@ class SignalWindow:
         self._collapse: str | None = None
         self._skipped_in_a_row = 0
         self._skip_reason = ""
+        self._rollback = ""
+        self._rolled_back_step = 0
 
     def resume(self, steps: Sequence[StepRecord]) -> None:
         """Start rates from the totals of a restored checkpoint, and steps from its step.
@@ -111,6 +113,10 @@ class SignalWindow:
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
         self._skip_reason = record.skipped or ""
 
+    def record_rollback(self, what: str) -> None:
+        """Note a rollback at the current version, and why, as a clause."""
+        self._rollback, self._rolled_back_step = what, self._dispatcher.policy_version
+
     def record_evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""
         self._evaluations.append(record)
@@ -153,6 +159,8 @@ class SignalWindow:
             skip_reason=self._skip_reason,
             collapse=self._collapse,
         )
+        if dispatcher.policy_version < self._rolled_back_step + WINDOW_STEPS:
+            signals.rollback = self._rollback
         if last is not None:
             self._describe_steps(signals, last)
         return signals

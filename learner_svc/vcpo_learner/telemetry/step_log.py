@@ -33,15 +33,18 @@ class StepLog:
         """When the last line was logged; None before the first."""
         self._warning_level: str = WarningLevel.OK
         self._rate_factor = 1.0
+        self._rollbacks = 0
         self._is_calibration_stale = False
 
-    def resume(self, warning_level: WarningLevel, *, rate_factor: float) -> None:
+    def resume(self, warning_level: WarningLevel, *, rate_factor: float, rollbacks: int) -> None:
         """Take the health of a checkpoint as reported: it is no news of the next step.
 
-        rate_factor: factor on the learning rate that warnings have left.
+        rate_factor: factor on the learning rate that warnings and rollbacks have left.
+        rollbacks: of the run so far.
         """
         self._warning_level = warning_level
         self._rate_factor = rate_factor
+        self._rollbacks = rollbacks
 
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
         """Yield kind and message of each event of a step.
@@ -62,11 +65,14 @@ class StepLog:
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
         if record.learning_rate_backoff < self._rate_factor:
-            level = WarningLevel(record.warning_level)
-            reason = warning_reason(level, record.warning_score, record.step)
+            reason = f"rollback at step {record.step}"
+            if record.rollbacks == self._rollbacks:
+                level = WarningLevel(record.warning_level)
+                reason = warning_reason(level, record.warning_score, record.step)
             change = f"x {self._rate_factor:g} -> x {record.learning_rate_backoff:g}"
             yield "LearningRateLowered", f"Learning rate {change}: {reason}."
         self._rate_factor = record.learning_rate_backoff
+        self._rollbacks = record.rollbacks
         is_stale = record.calibration_age_steps >= STALE_STEPS
         if is_stale != self._is_calibration_stale and not self._has_all_responses(record):
             self._is_calibration_stale = is_stale

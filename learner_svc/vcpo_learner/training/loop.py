@@ -36,6 +36,7 @@ from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
@@ -56,6 +57,7 @@ class TrainingLoop:
         self._guard = StepGuard(parts.update, self._quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
         self._saver = RunSaver(parts, self._thread)
+        self._rollback = Rollback(parts, self._saver, self._thread)
         self._publication = Publication(parts, published_precision(parts.run.spec), self._thread)
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
@@ -95,8 +97,12 @@ class TrainingLoop:
         self._check_consumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
         health = self._parts.update.health
-        self._dispatcher.lag_limit.resume(recorded_steps, health.level)
-        self._step_log.resume(health.level, rate_factor=health.backoff.factor)
+        self._dispatcher.lag_limit.resume(
+            recorded_steps, health.level, health.rollbacks, version=checkpoint.step
+        )
+        self._step_log.resume(
+            health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
+        )
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.skip_counted()
@@ -183,6 +189,9 @@ class TrainingLoop:
             throttled = self._dispatcher.lag_limit.observe(result, step=version + 1)
             if throttled is not None:  # before more work is granted
                 self.event(ChangeKind.THROTTLED, throttled)
+            is_rolled_back = await self._rollback.after_step()
+            if is_rolled_back:  # replay may hold again what was excluded since
+                self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, version + 1)
             await self._publication.begin()
         finished_s = self._parts.clock()
         record = self._record(
@@ -200,7 +209,7 @@ class TrainingLoop:
         for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
         self._step_log.log_if_due(record)
-        await self._between_steps(record.step)
+        await self._between_steps(record.step, is_rolled_back=is_rolled_back)
         return True
 
     async def _update(self, groups: Sequence[Group]) -> UpdateResult | None:
@@ -271,15 +280,18 @@ class TrainingLoop:
             self._audit_tokens = None
             self.event("SelfCheck", f"workers and learner differ by {gap:.2g} nats per token")
 
-    async def _between_steps(self, step: int) -> None:
-        """Start an evaluation or write a checkpoint, if one is due."""
+    async def _between_steps(self, step: int, *, is_rolled_back: bool) -> None:
+        """Start an evaluation or write a checkpoint, if one is due.
+
+        is_rolled_back: a checkpoint is due then, or a restart would undo the rollback.
+        """
         last = step >= self._spec.steps
         if self._evaluation is not None and self._evaluation.done():
             await self._join_evaluation()
         if step % self._spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
             self._evaluation = asyncio.create_task(self._evaluate(exclusive=False))
         if not last:
-            await self._saver.save_if_due()
+            await self._saver.save_if_due(is_wanted=is_rolled_back)
 
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
@@ -368,7 +380,7 @@ class TrainingLoop:
         step_s: float,
     ) -> StepRecord:
         """Return the record of a step, after the accounting was checked."""
-        dispatcher = self._dispatcher
+        dispatcher, health = self._dispatcher, self._parts.update.health
         counts = dispatcher.ledger.counts()
         counts.check()
         return StepRecord(
@@ -389,7 +401,8 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            **update_fields(result),
+            rollbacks=health.rollbacks.number,
+            **(update_fields(result) | {"learning_rate_backoff": health.backoff.factor}),
         )
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:

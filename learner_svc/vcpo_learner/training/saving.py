@@ -49,6 +49,7 @@ class _StagedCheckpoint:
     tensors: Future[dict[str, FileChecksum]]
     update_state: bytes
     ledger: LedgerState
+    healthy: bool
 
 
 class RunSaver:
@@ -91,7 +92,7 @@ class RunSaver:
         trained = sum(each.numel() for each in parameters if each.requires_grad)
         need = SpaceNeed(
             checkpoint_bytes=trained * spec.optimizer.checkpoint_bytes_per_parameter,
-            num_checkpoints=self._settings.most_on_disk,
+            num_checkpoints=self._parts.run.spec.most_checkpoints,
             model_bytes=4 * sum(each.numel() for each in parameters),
         )
         free_bytes = shutil.disk_usage(run_dir).free
@@ -107,9 +108,12 @@ class RunSaver:
         """Record that there is a checkpoint of `step`."""
         self._saved_step = step
 
-    async def save_if_due(self) -> None:
-        """Begin a checkpoint if one is due, or if the disk was full and it is time to retry."""
-        is_due = self._step % self._settings.every_steps == 0
+    async def save_if_due(self, *, is_wanted: bool = False) -> None:
+        """Begin a checkpoint if one is due, or if the disk was full and it is time to retry.
+
+        is_wanted: whether one is due at this step for another reason than its number.
+        """
+        is_due = is_wanted or self._step % self._settings.every_steps == 0
         with contextlib.suppress(DiskFullError):
             if is_due or (self._writing is not None and self._writing.done()):
                 await self.join()
@@ -184,6 +188,7 @@ class RunSaver:
                 tensors=update.save_tensors(folder / TENSORS),
                 update_state=state_bytes(update.state_dict()),
                 ledger=ledger,
+                healthy=update.health.is_good,
                 closing=closing.pop_all(),
             )
 
@@ -196,6 +201,7 @@ class RunSaver:
                 tensors=staged.tensors.result(),
                 update_state=staged.update_state,
                 ledger=staged.ledger.parts(),
+                healthy=staged.healthy,
             )
         best = None
         if self._settings.keep_best:

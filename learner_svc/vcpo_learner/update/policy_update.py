@@ -35,9 +35,11 @@ from torch import nn
 
 from vcpo.algo import (
     MIN_FRESH_BLOCKS,
+    EssReading,
     FreshTokens,
     MismatchCalibration,
     NonFiniteWeightError,
+    RateBackoff,
     RefusalReason,
     StepVerdict,
 )
@@ -364,11 +366,17 @@ class PolicyUpdate:
     ) -> UpdateResult:
         """Take the decided step, or skip it, and return what it did."""
         self._is_stepping = True
-        gradient_norm, skipped, scale, learning_rate = self._descend(pending, decision)
+        gradient_norm = clip_gradient(self._model.parameters(), self._max_gradient_norm)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
-        self.health.observe(decision, batch, finite_norm)
+        rewarded, backoff = reward_mean(pending.trajectories), self.health.backoff
+        self.health.observe(decision, batch, gradient_norm=finite_norm, reward_mean=rewarded)
+        skipped = _skip_reason(decision.verdict, gradient_norm)
+        if skipped is None and self.health.skips:
+            skipped = SkipReason.EARLY_WARNING
+        taken = None if skipped else decision.verdict
+        scale, learning_rate = self._descend(pending, decision.reading, taken, backoff)
         result = UpdateResult(
-            reward_mean=reward_mean(pending.trajectories),
+            reward_mean=rewarded,
             response_tokens_mean=response_tokens_mean(pending.trajectories),
             surprisal_nats=mean_surprisal(pending.trajectories),
             log_weights=tuple(batch.summary.log_weights),
@@ -394,27 +402,32 @@ class PolicyUpdate:
         return result
 
     def _descend(
-        self, pending: PendingStep, decision: StepDecision
-    ) -> tuple[float, SkipReason | None, float, float]:
-        """Take or skip the step.
+        self,
+        pending: PendingStep,
+        reading: EssReading,
+        verdict: StepVerdict | None,
+        backoff: RateBackoff,
+    ) -> tuple[float, float]:
+        """Take the step with the clipped gradient, or skip it.
 
-        Returns the gradient's norm, the skip reason, the scale on the base rate, and the rate.
+        verdict: None if it is skipped.
+        backoff: that the steps before have left.
+
+        Returns the scale on the base rate, and the rate; 0 and 0 if it is skipped.
         """
-        gradient_norm = clip_gradient(self._model.parameters(), self._max_gradient_norm)
-        skipped = _skip_reason(decision.verdict, gradient_norm)
         version = pending.policy_version
         base = self._rate.base(steps_taken=version)
-        self._rate.observe(decision.reading, tokens_by_lag(pending.trajectories, version))
+        self._rate.observe(reading, tokens_by_lag(pending.trajectories, version))
         allowed = self._rate.allowed(base)
         scale, rate = 0.0, 0.0
-        if skipped is None:
-            scale = decision.verdict.scale * (allowed / base if base > 0.0 else 1.0)
-            slowed = base * self.health.backoff.factor
+        if verdict is not None:
+            scale = verdict.scale * (allowed / base if base > 0.0 else 1.0)
+            slowed = base * backoff.factor
             rate = slowed * scale
             self._optimizer.step(slowed, scale)
-        self._rate.take(None if skipped else rate, allowed)
+        self._rate.take(None if verdict is None else rate, allowed)
         self._optimizer.zero_grad()
-        return gradient_norm, skipped, scale, rate
+        return scale, rate
 
     def _refuse(
         self,
@@ -424,10 +437,11 @@ class PolicyUpdate:
     ) -> UpdateResult:
         self._optimizer.zero_grad()
         self._rate.take(None)
-        self.health.observe_refusal()
+        rewarded = reward_mean(trajectories)
+        self.health.observe_refusal(rewarded)
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
-            reward_mean=reward_mean(trajectories),
+            reward_mean=rewarded,
             response_tokens_mean=response_tokens_mean(trajectories),
             surprisal_nats=mean_surprisal(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),

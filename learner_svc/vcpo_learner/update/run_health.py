@@ -1,24 +1,39 @@
-"""The health of a run after each step: its early warning, and the learning rate that it leaves."""
+"""The health of a run after each step: its early warning, its rewards, and what its guards do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from vcpo.algo import EarlyWarning, RateBackoff, StepHealth, WarningLevel
+from vcpo.algo import (
+    EarlyWarning,
+    GuardPolicy,
+    RateBackoff,
+    RewardWatch,
+    RollbackNeed,
+    Rollbacks,
+    StepHealth,
+    WarningLevel,
+)
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
 from vcpo_learner.update.pending_step import BatchGradient
 
 
 class RunHealth:
-    """Early warning of a run, and backoff of its learning rate. Owner: the tensor thread."""
+    """Early warning and rewards of a run, and what its guards leave. Owner: the tensor thread."""
 
     def __init__(self, spec: VCPORunSpec) -> None:
+        self.guards: GuardPolicy = spec.health.guards
+        """Which guards act, and when."""
         self._warning = EarlyWarning()
+        self._rewards = RewardWatch(batch_rewards=spec.batch.trajectories)
+        self._relative_ess = 1.0
+        """Of the last step."""
         self.backoff = RateBackoff()
         """Lowers the learning rate of the next steps."""
-        self._slows_on_critical = spec.control.on_critical.slows
+        self.rollbacks = Rollbacks()
+        """Of the run so far."""
 
     @property
     def level(self) -> WarningLevel:
@@ -30,40 +45,93 @@ class RunHealth:
         """Score of the early warning, in [0, 1]."""
         return self._warning.score
 
-    def observe(self, decision: StepDecision, batch: BatchGradient, gradient_norm: float) -> None:
-        """Take in a decided step.
+    @property
+    def rewards(self) -> RewardWatch:
+        """Mean training rewards of the last steps, and the best ones before."""
+        return self._rewards
+
+    @property
+    def skips(self) -> bool:
+        """Whether the observed step is not taken."""
+        return self.guards.skips(self.level, relative_ess=self._relative_ess)
+
+    @property
+    def rollback_need(self) -> RollbackNeed:
+        """Whether the run is to be rolled back after the observed step."""
+        return self.guards.rollback_need(
+            self.level,
+            has_collapsed=self._rewards.has_collapsed,
+            num_rollbacks=self.rollbacks.number,
+        )
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a checkpoint of this moment may be gone back to."""
+        return self.guards.is_good(self.level, has_collapsed=self._rewards.has_collapsed)
+
+    def observe(
+        self,
+        decision: StepDecision,
+        batch: BatchGradient,
+        *,
+        gradient_norm: float,
+        reward_mean: float,
+    ) -> None:
+        """Take in a decided step, before it is taken.
 
         gradient_norm: 0 counts as unknown, as there is no gradient if all rewards are equal.
         """
         reading = decision.reading
-        self._observe(
-            StepHealth(
-                relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
-                ess=reading.ess_ratio * len(batch.summary.log_weights),
-                kl_per_token=batch.sums.kl_per_token,
-                gradient_norm=gradient_norm or None,
-            )
+        step = StepHealth(
+            relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
+            ess=reading.ess_ratio * len(batch.summary.log_weights),
+            kl_per_token=batch.sums.kl_per_token,
+            gradient_norm=gradient_norm or None,
         )
+        self._observe(step, reward_mean)
 
-    def observe_refusal(self) -> None:
+    def observe_refusal(self, reward_mean: float) -> None:
         """Take in a step with a weight that is not finite."""
-        self._observe(StepHealth(relative_ess=0.0))
+        self._observe(StepHealth(relative_ess=0.0), reward_mean)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step's health depends on, for a checkpoint."""
-        return {**self._warning.to_dict(), "rate_backoff": self.backoff.to_dict()}
+        return {
+            **self._warning.to_dict(),
+            "rewards": self._rewards.to_dict(),
+            "rate_backoff": self.backoff.to_dict(),
+            "rollbacks": self.rollbacks.to_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`.
+        """Continue from a `state_dict`; older ones have no rewards, backoff or rollbacks.
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
         self._warning = self._warning.restore(state)
-        # Older checkpoints have no backoff. A spec that was changed to keep the rate resets it.
-        if self._slows_on_critical and "rate_backoff" in state:
+        if "rewards" in state:
+            self._rewards = self._rewards.restore(state["rewards"])
+        if "rollbacks" in state:
+            self.rollbacks = Rollbacks.from_dict(state["rollbacks"])
+        # A spec that was changed to keep the rate resets it.
+        if self.guards.lowers_rate and "rate_backoff" in state:
             self.backoff = RateBackoff.from_dict(state["rate_backoff"])
 
-    def _observe(self, step: StepHealth) -> None:
+    def rolled_back_state(self, saved: Mapping[str, Any], *, version: int) -> dict[str, Any]:
+        """Return the `state_dict` of a run that goes back to a saved one.
+
+        Warning and rewards are the saved ones. Backoff and rollbacks go on from here.
+
+        version: the policy version that the rollback publishes.
+        """
+        return {
+            **saved,
+            "rate_backoff": self.backoff.after_rollback().to_dict(),
+            "rollbacks": self.rollbacks.after(version).to_dict(),
+        }
+
+    def _observe(self, step: StepHealth, reward_mean: float) -> None:
+        self._relative_ess = step.relative_ess
         self._warning = self._warning.observe(step)
-        if self._slows_on_critical:
-            self.backoff = self.backoff.observe(self._warning.level)
+        self._rewards = self._rewards.observe(reward_mean)
+        self.backoff = self.backoff.observe(is_warned=self.guards.slows(self.level))

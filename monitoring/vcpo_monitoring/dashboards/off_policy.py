@@ -66,9 +66,9 @@ _MAY_WE_STEP: Final = Row(
             id=13,
             slug="learning-rate-scale",
             title="Learning-rate scale",
-            question="By which factors do the ESS and critical warnings lower the learning rate?",
+            question="By which factors do ESS, warnings and rollbacks lower the learning rate?",
             reading="1 is the full rate. The scale follows the ESS step by step; the backoff is "
-            "halved by a critical warning and stays.",
+            "halved by a critical warning or a rollback and stays.",
             maximum=1.0,
             queries=(
                 Query(value("vcpo_learning_rate_scale_ratio"), "scale"),
@@ -361,13 +361,14 @@ _DID_IT_HELP: Final = Row(
             id=62,
             slug="skipped",
             title="Steps without an update",
-            question="Which steps were skipped, and why?",
-            reading="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`: limits of "
-            "the spec refuse them. `non_finite_*`: a number is broken.",
+            question="Which steps were skipped, and why, and was the run rolled back?",
+            reading="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`, "
+            "`early_warning`: limits of the spec refuse them. `non_finite_*`: a number is broken.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(rate("vcpo_learner_skipped_steps_total", "reason"), "{{reason}}"),
                 Query(rate("vcpo_learner_steps_total"), "all steps", role=Role.REFERENCE),
+                Query(value("vcpo_learner_rollbacks"), "rollbacks so far"),
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from vcpo.control import (
     RunSignals,
     decide,
 )
-from vcpo.spec.workloads import CriticalResponse
+from vcpo.spec.health import Health
 
 BATCH = 16
 
@@ -23,7 +23,7 @@ def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
     chosen = {
         "max_admission_lag_steps": 8,
         "ess_floor_ratio": 0.1,
-        "on_critical": CriticalResponse.THROTTLE_AND_SLOW,
+        "guards": Health().guards,
         "signals_max_age_s": 60,
         "idle_high_ratio": 0.3,
         "idle_low_ratio": 0.02,

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
-from vcpo.algo import WarningLevel
+from vcpo.algo import GuardPolicy, WarningLevel
 from vcpo.control import (
     ChangeKind,
     ConditionStatus,
@@ -23,7 +23,6 @@ from vcpo.control.conditions import condition
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
 from vcpo.spec import VCPORun
-from vcpo.spec.workloads import CriticalResponse
 
 DEFAULTS = limits()
 STATE = ControlState(
@@ -269,7 +268,7 @@ def test_a_warning_that_came_and_went_between_two_looks_is_followed():
 
 def test_a_spec_that_ignores_critical_warnings_leaves_the_lag_to_the_ess():
     seen = signals(step=12, warning_level=WarningLevel.DEAD, warning_score=1.0)
-    bounds = limits(on_critical=CriticalResponse.IGNORE)
+    bounds = limits(guards=GuardPolicy())
     assert decide(bounds, STATE, seen, NOW_S)[0].admission_lag_steps >= 4
 
 
@@ -281,7 +280,7 @@ def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
         ess_ratio_mean=0.04,
         on_policy_ess_ratio=0.8,
     )
-    bounds = limits(on_critical=CriticalResponse.IGNORE)
+    bounds = limits(guards=GuardPolicy())
     (change,) = decide(bounds, STATE, seen, NOW_S)[0].changes
     assert change.sentence == (
         "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."

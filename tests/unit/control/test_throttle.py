@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.plant import signals
-from vcpo.algo import WarningLevel
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
     PROBE_STEPS,
@@ -103,20 +102,18 @@ def test_many_steps_between_two_decisions_add_one_at_most():
     assert throttle.admission_lag_steps == 3
 
 
-@pytest.mark.parametrize("level", [WarningLevel.CRITICAL, WarningLevel.DEAD])
 @pytest.mark.parametrize("health", EssHealth)
-def test_a_critical_warning_sets_the_limit_to_zero_at_once_whatever_the_ess(health, level):
+def test_a_warning_sets_the_limit_to_zero_at_once_whatever_the_ess(health):
     throttle = ThrottleState(admission_lag_steps=48, judged_step=3)
-    cut = next_throttle(throttle, health=health, level=level, step=4, max_lag_steps=48)
+    cut = next_throttle(throttle, health=health, is_warned=True, step=4, max_lag_steps=48)
     assert cut == ThrottleState(admission_lag_steps=0, judged_step=4, tightened_step=4)
 
 
-def test_while_the_warning_is_critical_the_limit_stays_at_zero_and_after_it_it_recovers():
+def test_while_the_warning_lasts_the_limit_stays_at_zero_and_after_it_it_recovers():
     throttle, lags = ThrottleState(admission_lag_steps=8), []
     for step in range(1, 31):
-        level = WarningLevel.CRITICAL if step <= 12 else WarningLevel.OK
         throttle = next_throttle(
-            throttle, health=EssHealth.HEALTHY, level=level, step=step, max_lag_steps=8
+            throttle, health=EssHealth.HEALTHY, is_warned=step <= 12, step=step, max_lag_steps=8
         )
         lags.append(throttle.admission_lag_steps)
     # Five healthy steps for each step of the limit, counted from the end of the warning.
@@ -229,51 +226,37 @@ def test_from_one_state_a_lower_ess_never_leads_to_the_larger_limit(throttle, st
 
 @settings(deadline=None)
 @given(throttles(), st.sampled_from(EssHealth), st.integers(0, 60), st.integers(1, 12))
-def test_from_one_state_a_worse_warning_never_leads_to_the_larger_limit(
-    throttle, health, step, most
-):
+def test_from_one_state_a_warning_never_leads_to_the_larger_limit(throttle, health, step, most):
     throttle = throttle.clamp(most)
     lags = [
         next_throttle(
-            throttle, health=health, level=level, step=step, max_lag_steps=most
+            throttle, health=health, is_warned=is_warned, step=step, max_lag_steps=most
         ).admission_lag_steps
-        for level in WarningLevel
+        for is_warned in (False, True)
     ]
     assert lags == sorted(lags, reverse=True)
 
 
 @settings(deadline=None)
-@given(throttles(), st.lists(st.tuples(st.integers(0, 40), st.sampled_from(EssHealth))))
-def test_a_run_that_is_never_critical_is_throttled_by_its_ess_alone(throttle, looks):
-    with_warnings = throttle
-    for step, health in looks:
-        throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=12)
-        with_warnings = next_throttle(
-            with_warnings, health=health, level=WarningLevel.WARN, step=step, max_lag_steps=12
-        )
-        assert with_warnings == throttle
-
-
-@settings(deadline=None)
-@given(throttles(), st.sampled_from(EssHealth), st.sampled_from(WarningLevel), st.integers(0, 60))
-def test_a_second_look_at_the_same_step_changes_nothing(throttle, health, level, step):
-    once = next_throttle(throttle, health=health, level=level, step=step, max_lag_steps=12)
-    again = next_throttle(once, health=health, level=level, step=step, max_lag_steps=12)
+@given(throttles(), st.sampled_from(EssHealth), st.booleans(), st.integers(0, 60))
+def test_a_second_look_at_the_same_step_changes_nothing(throttle, health, is_warned, step):
+    once = next_throttle(throttle, health=health, is_warned=is_warned, step=step, max_lag_steps=12)
+    again = next_throttle(once, health=health, is_warned=is_warned, step=step, max_lag_steps=12)
     assert again == once
 
 
 @settings(deadline=None)
 @given(
     throttles(),
-    st.lists(st.sampled_from(WarningLevel), max_size=30),
+    st.lists(st.booleans(), max_size=30),
     st.lists(st.sampled_from(HEALTHS[1:]), min_size=50, max_size=60),
 )
-def test_from_every_state_a_run_that_is_well_again_leaves_zero(throttle, levels, healths):
-    for step, level in enumerate(levels, 1):
+def test_from_every_state_a_run_that_is_well_again_leaves_zero(throttle, warnings, healths):
+    for step, is_warned in enumerate(warnings, 1):
         throttle = next_throttle(
-            throttle, health=EssHealth.NEAR_FLOOR, level=level, step=step, max_lag_steps=12
+            throttle, health=EssHealth.NEAR_FLOOR, is_warned=is_warned, step=step, max_lag_steps=12
         )
-    start = len(levels) + 1
+    start = len(warnings) + 1
     for step, health in enumerate(healths, start):
         throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=12)
     assert throttle.admission_lag_steps >= 1

@@ -26,6 +26,19 @@ def test_a_run_without_steps_is_not_checked(run):
     assert findings(run, metrics_of()) == ()
 
 
+def test_a_run_that_was_rolled_back_is_told_how_often_and_what_it_cost(run, make_step):
+    steps = [
+        make_step(step=1),
+        make_step(step=2, rollbacks=1, learning_rate_backoff=0.5),
+        make_step(step=3, rollbacks=2, learning_rate_backoff=0.25),
+    ]
+    text = (
+        "The run went back to its last good checkpoint 2 times, first at step 2; it ends at 0.25"
+        " of its rate."
+    )
+    assert findings_about(run, steps, "went back") == [(Grade.NOTICE, text)]
+
+
 def test_a_healthy_run_has_only_good_findings(run, make_step):
     grades = [finding.grade for finding in findings(run, metrics_of(make_step()))]
     assert grades == [Grade.GOOD] * 7

@@ -1,12 +1,13 @@
-"""Backoff of the learning rate while the early warning of a collapse is critical.
+"""Backoff of the learning rate of a run that seems to collapse, or has collapsed.
 
 Old data and a high learning rate cause a collapse together: the rate sets how far the policy moves
 in one step, and the lag sets over how many steps that adds up. A run that gets fresh data and keeps
 its rate recovers, and comes back to the same place as soon as its data may age again. So every
-critical warning also halves the rate.
+warning that is bad enough (`GuardPolicy.slows`), and every rollback, also halves the rate.
 
-    critical or worse    halve the factor, at most once in `WINDOW_STEPS` steps
-    else                 keep it
+    a warning     halve the factor, at most once in `WINDOW_STEPS` steps
+    a rollback    halve it, unless the warning of the same step did
+    else          keep it
 
 The warning judges a window of ten steps, so it stays critical for some steps after the cause is
 gone; only later steps show what the halving did. The factor does not rise again by itself: what the
@@ -17,36 +18,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from vcpo.algo.health.early_warning import WarningLevel
-
 BACKOFF_FACTOR: Final = 0.5
-"""Factor on the learning rate for each critical warning."""
+"""Factor on the learning rate for each warning or rollback."""
 
 SMALLEST_BACKOFF: Final = 1 / 64
-"""Smallest factor: six halvings. A run that is critical at this rate has another fault."""
+"""Smallest factor: six halvings. A run that collapses at this rate has another fault."""
 
 WINDOW_STEPS: Final = 10
-"""Least number of steps between two halvings."""
+"""Least number of steps between two halvings because of a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateBackoff:
-    """Factor on the learning rate that the warnings so far have left; immutable."""
+    """Factor on the learning rate that warnings and rollbacks have left; immutable."""
 
     factor: float = 1.0
     """In [SMALLEST_BACKOFF, 1]."""
     age_steps: int | None = None
     """Steps since the last halving; None if there was none."""
 
-    def observe(self, level: WarningLevel) -> Self:
-        """Return the backoff after a step with this warning; it holds from the next step on."""
+    def observe(self, *, is_warned: bool) -> Self:
+        """Return the backoff after a step; it holds from the next step on.
+
+        is_warned: whether the early warning of the step slows the run, by its spec.
+        """
         age = None if self.age_steps is None else self.age_steps + 1
         is_waiting = age is not None and age <= WINDOW_STEPS
-        if is_waiting or not level.is_at_least(WarningLevel.CRITICAL):
-            return replace(self, age_steps=age)
-        return replace(
-            self, factor=max(SMALLEST_BACKOFF, self.factor * BACKOFF_FACTOR), age_steps=0
-        )
+        aged = replace(self, age_steps=age)
+        return aged if is_waiting or not is_warned else aged._halved()
+
+    def after_rollback(self) -> Self:
+        """Return the backoff after a rollback that follows the step observed last."""
+        return self if self.age_steps == 0 else self._halved()
+
+    def _halved(self) -> Self:
+        factor = max(SMALLEST_BACKOFF, self.factor * BACKOFF_FACTOR)
+        return replace(self, factor=factor, age_steps=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the backoff as JSON values for a checkpoint."""

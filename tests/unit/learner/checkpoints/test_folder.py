@@ -29,7 +29,9 @@ FILES = [
 
 @pytest.fixture
 def folder(tmp_path):
-    return CheckpointFolder(tmp_path, make_run(checkpoint={"keep": 2}))
+    return CheckpointFolder(
+        tmp_path, make_run(checkpoint={"keep": 2}, health={"rollBackOn": "never"})
+    )
 
 
 def save(folder, step, *, value=None):
@@ -83,6 +85,14 @@ def test_the_newest_is_the_one_with_the_most_steps(folder):
     for step in (9, 100):
         save(folder, step)
     assert newest(folder).step == 100
+
+
+def test_a_good_checkpoint_that_is_old_enough_for_a_rollback_outlives_newer_bad_ones(tmp_path):
+    folder = CheckpointFolder(tmp_path, make_run(checkpoint={"keep": 2}))
+    for step, healthy in [(10, True), (20, False), (30, False), (40, False)]:
+        write_checkpoint(folder, step, model=weight_of(step), healthy=healthy)
+    assert folder.steps() == [10, 40]
+    assert folder.healthy_steps() == [10]
 
 
 def test_only_the_newest_are_kept(folder, tmp_path):

@@ -30,13 +30,16 @@ def test_one_checkpoint_must_fit(free_gib, lacks):
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "gibibytes"),
+    ("checkpoint", "health", "gibibytes"),
     [
-        # 7e9 x (12 x 4 + 4) and x (12 x 2 + 4) bytes, in GiB, rounded up.
-        ({}, 340),
-        ({"keep": 1, "keepBest": False}, 183),
+        # 7e9 x (12 x n + 4) bytes, in GiB, rounded up; n checkpoints, the one being written too.
+        ({}, {}, 340),  # n = 2 + best + 1
+        ({"keep": 1, "keepBest": False}, {"rollBackOn": "never"}, 183),  # 1 + 1
+        ({"keep": 1, "keepBest": False}, {}, 261),  # one from before beside the newest: 2 + 1
+        ({"everySteps": 5}, {}, 418),  # younger than 10 + lag bound of 1: three, best + 1
     ],
 )
-def test_the_volume_has_room_for_what_is_kept(checkpoint, gibibytes):
-    run = make_run(model={"name": "m", "sizeBillions": 7}, checkpoint=checkpoint)
+def test_the_volume_has_room_for_what_is_kept(checkpoint, health, gibibytes):
+    model = {"name": "m", "sizeBillions": 7}
+    run = make_run(model=model, checkpoint=checkpoint, health=health)
     assert run.spec.checkpoint_storage_gibibytes == gibibytes

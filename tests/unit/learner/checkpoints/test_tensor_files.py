@@ -40,6 +40,15 @@ def test_a_run_that_has_taken_no_step_has_no_moments_and_gets_none(tmp_path):
     assert_equal(numbers(other, others), numbers(model, optimizer))
 
 
+def test_an_optimizer_goes_back_to_before_its_first_step(tmp_path):
+    model, optimizer = trained_model(steps=0)
+    TensorFiles(model, optimizer).save(tmp_path).result()
+    other, others = trained_model(seed=1, steps=3)
+    TensorFiles(other, others).load(tmp_path)
+    assert not others.moments()
+    assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
 def test_a_parameter_that_never_had_a_gradient_has_no_moments_and_gets_none(tmp_path):
     model, other = llama(), llama()
     for each in (model, other):

@@ -1,4 +1,4 @@
-"""The host sets the lag limit; a critical warning lowers it, and nothing but the host raises it."""
+"""The host sets the lag limit; a warning and a rollback lower it, and only the host raises it."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,17 +6,20 @@ from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import step_record
-from vcpo.algo import WarningLevel
-from vcpo.spec.workloads import CriticalResponse
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo_learner.ledger.lag_limit import LagLimit
 
 BOUND = 6
 CRITICAL, WARN, OK = WarningLevel.CRITICAL, WarningLevel.WARN, WarningLevel.OK
+OFF = {"enabled": False}
 
 
-def lag_limit(response=CriticalResponse.THROTTLE_AND_SLOW):
-    run = make_run(algorithm={"maxPolicyLagSteps": BOUND}, control={"onCritical": response.value})
-    return LagLimit(run.spec)
+def lag_limit(**health):
+    return LagLimit(make_run(algorithm={"maxPolicyLagSteps": BOUND}, health=health).spec)
+
+
+def resume(limit, recorded_steps, level, *, rollbacks=Rollbacks(), version=2):  # noqa: B008
+    limit.resume(recorded_steps, level, rollbacks, version=version)
 
 
 def observe(limit, level, step=1):
@@ -51,39 +54,77 @@ def test_a_host_that_has_not_heard_of_the_warning_does_not_raise_the_limit():
     assert limit.set(5) == limit.steps == 0
 
 
-@pytest.mark.parametrize("response", [CriticalResponse.THROTTLE, CriticalResponse.IGNORE])
-def test_the_spec_says_whether_the_learner_reacts(response):
-    limit = lag_limit(response)
-    assert (observe(limit, CRITICAL) is not None) is response.throttles
-    assert limit.steps == (0 if response.throttles else BOUND)
+@pytest.mark.parametrize(
+    ("health", "limits"),
+    [
+        ({}, [6, 6, 0]),
+        ({"throttleFrom": "warn"}, [6, 0, 0]),
+        ({"throttleFrom": "dead"}, [6, 6, 6]),
+        ({"throttleFrom": "never"}, [6, 6, 6]),
+        (OFF, [6, 6, 6]),
+    ],
+)
+def test_the_spec_says_from_which_level_on_the_learner_reacts(health, limits):
+    limit, seen = lag_limit(**health), []
+    for level in (OK, WARN, CRITICAL):
+        observe(limit, level)
+        seen.append(limit.steps)
+    assert seen == limits
 
 
 def test_a_resumed_run_goes_on_under_the_last_limit_in_force():
     limit = lag_limit()
-    limit.resume([step_record(step=1), step_record(step=2, admission_lag_steps=2)], OK)
+    resume(limit, [step_record(step=1), step_record(step=2, admission_lag_steps=2)], OK)
     assert limit.steps == 2
 
 
-@pytest.mark.parametrize("response", [CriticalResponse.THROTTLE, CriticalResponse.IGNORE])
-def test_a_learner_that_dies_right_after_a_critical_step_resumes_under_the_limit_it_left(response):
+@pytest.mark.parametrize(("health", "steps"), [({}, 0), (OFF, 4)])
+def test_a_learner_that_dies_right_after_a_critical_step_resumes_under_the_limit_it_left(
+    health, steps
+):
     # The record has the limit of the step's batch. The checkpoint is of an earlier, healthy step.
-    limit = lag_limit(response)
+    limit = lag_limit(**health)
     newest = step_record(step=7, admission_lag_steps=4, warning_level=CRITICAL)
-    limit.resume([step_record(step=6), newest], WARN)
-    assert limit.steps == (0 if response.throttles else 4)
+    resume(limit, [step_record(step=6), newest], WARN)
+    assert limit.steps == steps
     assert limit.set(3) == 3
 
 
 def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
     limit = lag_limit()
-    limit.resume([], CRITICAL)
+    resume(limit, [], CRITICAL)
     assert (limit.steps, limit.set(4)) == (0, 0)
 
 
 def test_a_run_without_records_resumes_at_its_bound():
     limit = lag_limit()
-    limit.resume([], OK)
+    resume(limit, [], OK)
     assert limit.steps == BOUND
+
+
+def test_after_a_rollback_no_limit_reaches_back_before_it():
+    limit, seen = lag_limit(), []
+    observe(limit, OK, step=40)
+    limit.roll_back(Rollbacks().after(40), OK)
+    for step in range(40, 49):
+        observe(limit, OK, step)
+        seen.append(limit.set(BOUND))
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 6, 6]
+
+
+def test_a_rollback_ends_the_warning_that_it_answers():
+    limit = lag_limit()
+    observe(limit, CRITICAL, step=40)
+    limit.roll_back(Rollbacks().after(40), OK)
+    assert limit.set(5) == 0
+    observe(limit, OK, step=45)
+    assert limit.set(5) == 5
+
+
+def test_a_run_that_resumes_after_a_rollback_keeps_its_distance_from_it():
+    limit = lag_limit()
+    resume(limit, [], OK, rollbacks=Rollbacks().after(40), version=43)
+    assert limit.steps == 3
 
 
 @settings(deadline=None)

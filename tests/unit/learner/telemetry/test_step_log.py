@@ -169,9 +169,28 @@ def test_a_lowered_learning_rate_is_reported_once_with_the_warning_that_lowered_
     ]
 
 
+def test_a_rate_that_a_rollback_lowered_is_reported_with_the_rollback():
+    news = step_log(90)
+    told = []
+    for step, (factor, rollbacks) in enumerate([(1.0, 0), (0.5, 1), (0.25, 1)], start=1):
+        record = replace(
+            STEP,
+            step=step,
+            warning_level="critical",
+            warning_score=0.714,
+            learning_rate_backoff=factor,
+            rollbacks=rollbacks,
+        )
+        told += [text for kind, text in news.events(record, None) if kind == "LearningRateLowered"]
+    assert told == [
+        "Learning rate x 1 -> x 0.5: rollback at step 2.",
+        "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 3.",
+    ]
+
+
 def test_a_resumed_run_does_not_report_again_what_its_checkpoint_already_had():
     news = step_log(9)
-    news.resume(WarningLevel.CRITICAL, rate_factor=0.5)
+    news.resume(WarningLevel.CRITICAL, rate_factor=0.5, rollbacks=0)
     told = []
     for step, factor in enumerate([0.5, 0.25], start=5):
         record = replace(

@@ -25,7 +25,7 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
 
 
 async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner, tmp_path):
-    learner = make_learner(control={"onCritical": "Ignore"})
+    learner = make_learner(health={"enabled": False})
     learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
     await learner.run()
     assert {step.admission_lag_steps for step in read_metrics(tmp_path).steps} == {1}
@@ -34,14 +34,16 @@ async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner,
 async def test_a_learner_that_resumes_does_not_report_the_warning_of_its_checkpoint_again(
     make_learner, tmp_path
 ):
-    await make_learner().run(until_step=1)
-    later = make_learner()
-    for _ in range(9):  # as the health of the checkpoint
-        later.update.health.observe_refusal()
-    level = later.update.health.level
+    learner = make_learner()
+    for _ in range(9):
+        learner.update.health.observe_refusal(1.0)
+    level = learner.update.health.level
     assert level.is_at_least(WarningLevel.CRITICAL)
+    learner.update.warnings = {0: level}
+    await learner.run(until_step=1)
+    later = make_learner()
     later.update.warnings = {1: level}
     later.training.resume()
     await later.run()
     told = [event.message for event in read_events(tmp_path) if event.kind == "CollapseWarning"]
-    assert told == ["step 3: ok (score 0.00)"]
+    assert told == ["step 1: critical (score 0.71)", "step 3: ok (score 0.00)"]

@@ -169,7 +169,10 @@ async def test_a_run_without_room_for_one_checkpoint_does_not_start(
 
 async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, tmp_path):
     learner = make_learner(
-        checkpoint={"everySteps": 1, "keep": 1}, evaluation={"everySteps": 100}, steps=9
+        checkpoint={"everySteps": 1, "keep": 1},
+        evaluation={"everySteps": 100},
+        health={"rollBackOn": "never"},
+        steps=9,
     )
     saver, dispatcher = learner.training._saver, learner.dispatcher
     journal = learner.training._parts.journal

@@ -1,13 +1,23 @@
-"""A critical run goes on at half its learning rate, also after a restart."""
+"""What a run's guards do about its warning and its rewards, also after a restart."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import EarlyWarning, RateBackoff, StepHealth, WarningLevel
-from vcpo.spec.workloads import CriticalResponse
+from vcpo.algo import (
+    EarlyWarning,
+    RateBackoff,
+    RollbackNeed,
+    Rollbacks,
+    StepHealth,
+    WarningLevel,
+)
+from vcpo.records.reasons import SkipReason
+from vcpo.spec.health import Health
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 
@@ -15,16 +25,25 @@ STEPS_TO_CRITICAL = 4
 """Of the first ten steps of a run, four bad ones are critical."""
 
 
-def spec(response=CriticalResponse.THROTTLE_AND_SLOW):
-    run = make_spec()
-    control = run.control.model_copy(update={"on_critical": response})
-    return run.model_copy(update={"control": control})
+KEEPS_RATE = ({"slowFrom": "never", "rollBackOn": "never"}, {"enabled": False})
 
 
-def critical_health(response=CriticalResponse.THROTTLE_AND_SLOW):
-    health = RunHealth(spec(response))
+def spec(**health):
+    return make_spec().model_copy(update={"health": Health.model_validate(health)})
+
+
+def critical_health(**settings):
+    health = RunHealth(spec(**settings))
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal()
+        health.observe_refusal(1.0)
+    return health
+
+
+def collapsed_health(**settings):
+    """Ten steps at a reward of 1, and ten at 0."""
+    health = RunHealth(spec(**settings))
+    for reward in [1.0] * 10 + [0.0] * 10:
+        health._observe(StepHealth(relative_ess=1.0), reward)
     return health
 
 
@@ -32,15 +51,15 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
     health = RunHealth(spec())
     factors = []
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal()
+        health.observe_refusal(1.0)
         factors.append(health.backoff.factor)
     assert health.level is WarningLevel.CRITICAL
     assert factors == [1.0, 1.0, 1.0, 0.5]
 
 
-@pytest.mark.parametrize("response", [CriticalResponse.THROTTLE, CriticalResponse.IGNORE])
-def test_the_spec_may_keep_the_rate(response):
-    health = critical_health(response)
+@pytest.mark.parametrize("settings", KEEPS_RATE)
+def test_the_spec_may_keep_the_rate(settings):
+    health = critical_health(**settings)
     assert (health.level, health.backoff.factor) == (WarningLevel.CRITICAL, 1.0)
 
 
@@ -69,7 +88,49 @@ def test_a_checkpoint_from_before_there_was_a_backoff_is_read():
     assert health.backoff == RateBackoff()
 
 
-def test_a_run_that_resumes_with_a_spec_that_keeps_the_rate_has_its_whole_rate_again():
-    health = RunHealth(spec(CriticalResponse.THROTTLE))
+@pytest.mark.parametrize("settings", KEEPS_RATE)
+def test_a_run_that_resumes_with_a_spec_that_keeps_the_rate_has_its_whole_rate_again(settings):
+    health = RunHealth(spec(**settings))
     health.load_state_dict(critical_health().state_dict())
     assert (health.level, health.backoff.factor) == (WarningLevel.CRITICAL, 1.0)
+
+
+def test_a_run_whose_rewards_collapsed_needs_a_rollback():
+    health = collapsed_health()
+    assert (health.level, health.rollback_need) == (WarningLevel.OK, RollbackNeed.DUE)
+    assert not health.is_good
+    assert collapsed_health(enabled=False).rollback_need is RollbackNeed.NONE
+
+
+def test_a_run_that_goes_back_has_the_warning_of_then_and_a_lower_rate_than_now():
+    good, bad = RunHealth(spec()), critical_health()
+    good._observe(StepHealth(relative_ess=0.9), 1.0)
+    saved = json.loads(json.dumps(good.state_dict()))
+    bad.backoff = RateBackoff(factor=0.25, age_steps=3)
+    bad.load_state_dict(bad.rolled_back_state(saved, version=40))
+    assert (bad.level, bad.rewards) == (WarningLevel.OK, good.rewards)
+    assert bad.backoff == RateBackoff(factor=0.125, age_steps=0)
+    assert bad.rollbacks == Rollbacks(number=1, version=40)
+    assert bad.is_good
+
+
+@pytest.mark.parametrize(
+    ("skip_from", "skipped"), [("critical", SkipReason.EARLY_WARNING), ("never", None)]
+)
+def test_a_batch_that_adds_to_a_critical_warning_is_skipped_if_the_spec_says_so(skip_from, skipped):
+    model = seeded_model(llama)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    update = PolicyUpdate(model, spec(skipFrom=skip_from), PAD)
+    for _ in range(9):
+        update.health.observe_refusal(1.0)
+    # One response of twelve is e^9 times as likely as it was sampled: the batch is worth this one.
+    groups = sampled_groups(seeded_model(llama))
+    heavy = groups[0][0]
+    shift = 9.0 / len(heavy.rollout_logprobs)
+    lowered = tuple(each - shift for each in heavy.rollout_logprobs)
+    groups[0][0] = replace(heavy, rollout_logprobs=lowered)
+    result = update.step(groups, policy_version=0)
+    assert result.relative_ess_ratio == pytest.approx(1 / 12, rel=0.05)
+    assert result.skipped == skipped
+    is_unchanged = all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert is_unchanged is (skipped is not None)

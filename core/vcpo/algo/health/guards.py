@@ -1,0 +1,145 @@
+"""Health guards: what a run does by itself when it seems to collapse, or has collapsed.
+
+    throttle    the lag limit becomes 0: only fresh responses are trained on
+    slow        the learning rate is halved for the rest of the run (see `rate_backoff`)
+    skip        a step that adds to the warning is not taken
+    roll back   parameters and optimizer become those of the last good checkpoint, at half the rate
+
+The first three act from a level of the early warning on. They prevent: the warning comes before the
+collapse. A rollback repairs: it answers a collapse of the mean training reward (or a warning, if
+the policy says so). The rewards are watched beside the warning because a high learning rate ruins a
+run on fresh data too, and the ESS of fresh data shows nothing of it.
+
+*Which steps are skipped.* The warning judges ten steps and stays for some of them after its cause
+is gone. A guard that skipped all of these would waste good batches. So a step is skipped only if
+its own ESS is a dip.
+
+*Bounded.* A run is rolled back at most `max_rollbacks` times, and every rollback lowers the rate.
+So a run that cannot be saved ends after its last step, as any other run.
+
+The design note 100 has the figures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.warning_signals import WarningThresholds
+
+SKIPPED_RELATIVE_ESS: Final = WarningThresholds().dip_relative_ess
+"""A step with this relative ESS or a lower one adds to the warning."""
+
+
+class RollbackNeed(StrEnum):
+    """Whether a run is to be rolled back after a step."""
+
+    NONE = "none"
+    DUE = "due"
+    USED_UP = "used_up"
+    """It would be due, but the run was rolled back as often as it may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPolicy:
+    """Which guards act, and when. The default is that none does."""
+
+    throttle_from: WarningLevel | None = None
+    """Level from which the lag limit is 0; None: never."""
+    slow_from: WarningLevel | None = None
+    """Level from which the learning rate is halved; None: never."""
+    skip_from: WarningLevel | None = None
+    """Level from which steps are skipped; None: never."""
+    roll_back_from: WarningLevel | None = None
+    """Level from which the run is rolled back; None: never because of the warning."""
+    rolls_back_on_collapse: bool = False
+    """Whether a collapse of the mean training reward rolls the run back."""
+    max_rollbacks: int = 0
+    """Most rollbacks of a run, >= 0."""
+
+    @property
+    def lowers_rate(self) -> bool:
+        """Whether a guard may lower the learning rate."""
+        return self.slow_from is not None or self.max_rollbacks > 0
+
+    def throttles(self, level: WarningLevel) -> bool:
+        """Return whether the lag limit is 0 at a level."""
+        return _is_reached(self.throttle_from, level)
+
+    def slows(self, level: WarningLevel) -> bool:
+        """Return whether the learning rate is halved at a level."""
+        return _is_reached(self.slow_from, level)
+
+    def skips(self, level: WarningLevel, *, relative_ess: float) -> bool:
+        """Return whether a step is skipped.
+
+        level: with the step itself.
+        relative_ess: rho / rho_on of the step's batch, at least 0.
+        """
+        return _is_reached(self.skip_from, level) and relative_ess <= SKIPPED_RELATIVE_ESS
+
+    def rollback_need(
+        self, level: WarningLevel, *, has_collapsed: bool, num_rollbacks: int
+    ) -> RollbackNeed:
+        """Return whether the run is to be rolled back.
+
+        has_collapsed: whether the mean training reward has, by now.
+        num_rollbacks: of the run so far.
+        """
+        is_collapse = self.rolls_back_on_collapse and has_collapsed
+        if not is_collapse and not _is_reached(self.roll_back_from, level):
+            return RollbackNeed.NONE
+        return RollbackNeed.DUE if num_rollbacks < self.max_rollbacks else RollbackNeed.USED_UP
+
+    def is_good(self, level: WarningLevel, *, has_collapsed: bool) -> bool:
+        """Return whether a run in this state may be gone back to, whatever caused the rollback."""
+        worst = self.roll_back_from or WarningLevel.CRITICAL
+        limit = min(worst, WarningLevel.CRITICAL, key=list(WarningLevel).index)
+        return not has_collapsed and not level.is_at_least(limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollbacks:
+    """The rollbacks of a run so far; immutable."""
+
+    number: int = 0
+    """At least 0."""
+    version: int | None = None
+    """Policy version that the newest one published; None if there was none."""
+
+    def after(self, version: int) -> Self:
+        """Return the rollbacks after one that publishes `version`."""
+        return type(self)(number=self.number + 1, version=version)
+
+    def largest_lag_steps(self, version: int) -> int | None:
+        """Return the largest lag at a version without a token from before the rollback.
+
+        Returns None if no rollback limits it.
+        """
+        return None if self.version is None else max(0, version - self.version)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rollbacks as JSON values for a checkpoint."""
+        return {"number": self.number, "version": self.version}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned.
+
+        Raises: ValueError if the state has another form or a number is negative.
+        """
+        try:
+            number, version = int(state["number"]), state["version"]
+            version = None if version is None else int(version)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"state is {str(state)[:80]}: give what to_dict of Rollbacks returned"
+            ) from error
+        if number < 0 or (version is not None and version < 0):
+            raise ValueError(f"state is {state}: give numbers of at least 0")
+        return cls(number=number, version=version)
+
+
+def _is_reached(bound: WarningLevel | None, level: WarningLevel) -> bool:
+    return bound is not None and level.is_at_least(bound)

@@ -1,0 +1,117 @@
+"""Rolls a run back: its model and optimizer become those of the last good checkpoint.
+
+```
+step n ends   its guards say: roll back
+              parameters, moments and state of the update  <-  checkpoint s
+              version n is published with them, as after any other step
+              a checkpoint of step n is written, so that a restart does not undo it
+```
+
+Nothing else goes back. The version, the ledger, the prompts and the journal go on with step n + 1,
+so no response is trained on twice, and what the run does next has other data and half of the rate.
+Responses that the given-up weights sampled are not trained on (`LagLimit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+from vcpo.algo import REWARD_WINDOW_STEPS, RollbackNeed
+from vcpo.metrics.label_values import Stage
+from vcpo_learner.checkpoints.disk import DiskFullError
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
+from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.saving import RunSaver
+
+
+class Rollback:
+    """Rolls one run back when its guards ask for it. Owner: the event loop."""
+
+    def __init__(
+        self, parts: TrainingParts, saver: RunSaver, tensor_thread: ThreadPoolExecutor
+    ) -> None:
+        self._parts = parts
+        self._saver = saver
+        self._tensor_thread = tensor_thread
+        self._age_steps = parts.run.spec.rollback_age_steps
+        self._is_refused = False
+        """Whether it was said that a rollback is needed and cannot be done."""
+
+    async def after_step(self) -> bool:
+        """Roll the run back if its guards ask for it; return whether it was.
+
+        Call it when the version is raised and not yet published.
+        """
+        health = self._parts.update.health
+        need = health.rollback_need
+        if need is RollbackNeed.NONE:
+            self._is_refused = False
+        if need is RollbackNeed.NONE or self._is_refused:
+            return False
+        if need is RollbackNeed.USED_UP:
+            self._refuse(f"it was rolled back {health.rollbacks.number} times, the most allowed")
+            return False
+        with self._parts.stage(Stage.CHECKPOINT):
+            checkpoint = await self._last_good()
+            if checkpoint is None:
+                self._refuse(f"no good checkpoint is at least {self._age_steps} steps old")
+                return False
+            await self._go_back_to(checkpoint)
+        return True
+
+    async def _last_good(self) -> Checkpoint | None:
+        """Read the newest intact checkpoint that is good and old enough; None if there is none."""
+        with contextlib.suppress(DiskFullError):  # the one on its way may be it
+            await self._saver.join()
+        folder, latest = self._saver.checkpoints, self._step - self._age_steps
+        for step in reversed(await asyncio.to_thread(folder.healthy_steps)):
+            if step <= latest:
+                with contextlib.suppress(CheckpointError):
+                    return await asyncio.to_thread(folder.load, step)
+        return None
+
+    async def _go_back_to(self, checkpoint: Checkpoint) -> None:
+        parts, step, why = self._parts, self._step, self._why()
+        health, state = parts.update.health, checkpoint.update_state
+        state["warning"] = health.rolled_back_state(state["warning"], version=step)
+
+        def restore() -> None:
+            parts.update.load_tensors(checkpoint.tensors)
+            parts.update.load_state_dict(state)
+
+        await asyncio.get_running_loop().run_in_executor(self._tensor_thread, restore)
+        parts.dispatcher.lag_limit.roll_back(health.rollbacks, health.level)
+        parts.signals.record_rollback(
+            f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
+        )
+        parts.event(
+            "RolledBack",
+            f"step {step}: {why}. Model and optimizer are those of step {checkpoint.step} again,"
+            f" the learning rate goes on at x {health.backoff.factor:g}, and what older versions"
+            f" sampled is dropped; rollback {health.rollbacks.number} of at most"
+            f" {health.guards.max_rollbacks}",
+        )
+
+    def _refuse(self, reason: str) -> None:
+        """Report once that the run is not rolled back."""
+        self._is_refused = True
+        self._parts.event(
+            "NotRolledBack", f"step {self._step}: {self._why()}; the run goes on as it is: {reason}"
+        )
+
+    def _why(self) -> str:
+        """Return why a rollback is needed, as a clause."""
+        health = self._parts.update.health
+        rewards = health.rewards
+        if rewards.has_collapsed:
+            return (
+                f"the mean reward of {REWARD_WINDOW_STEPS} steps fell from {rewards.best:.3g} to"
+                f" {rewards.value:.3g}"
+            )
+        return f"the early warning is {health.level} (score {health.score:.2f})"
+
+    @property
+    def _step(self) -> int:
+        return self._parts.dispatcher.policy_version

@@ -1,0 +1,126 @@
+"""What a run does by itself about its warning or its collapse, and when it stops doing it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo import GuardPolicy, RateBackoff, RollbackNeed, Rollbacks, WarningLevel
+from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF
+
+OK, WARN, CRITICAL, DEAD = WarningLevel
+LEVELS = st.sampled_from(WarningLevel)
+BOUNDS = st.none() | st.sampled_from((WARN, CRITICAL, DEAD))
+POLICIES = st.builds(
+    GuardPolicy,
+    throttle_from=BOUNDS,
+    slow_from=BOUNDS,
+    skip_from=BOUNDS,
+    roll_back_from=BOUNDS,
+    rolls_back_on_collapse=st.booleans(),
+    max_rollbacks=st.integers(0, 3),
+)
+
+
+def need(policy, level, *, has_collapsed=False, num_rollbacks=0):
+    return policy.rollback_need(level, has_collapsed=has_collapsed, num_rollbacks=num_rollbacks)
+
+
+@given(LEVELS, st.floats(0, 2), st.booleans())
+def test_a_policy_without_guards_does_nothing(level, relative_ess, has_collapsed):
+    policy = GuardPolicy()
+    assert not policy.throttles(level)
+    assert not policy.slows(level)
+    assert not policy.skips(level, relative_ess=relative_ess)
+    assert need(policy, level, has_collapsed=has_collapsed) is RollbackNeed.NONE
+    assert not policy.lowers_rate
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        (None, [False, False, False, False]),
+        (WARN, [False, True, True, True]),
+        (CRITICAL, [False, False, True, True]),
+        (DEAD, [False, False, False, True]),
+    ],
+)
+def test_a_guard_acts_from_its_level_on(bound, expected):
+    policy = GuardPolicy(throttle_from=bound, slow_from=bound, skip_from=bound)
+    assert [policy.throttles(level) for level in WarningLevel] == expected
+    assert [policy.slows(level) for level in WarningLevel] == expected
+    assert [policy.skips(level, relative_ess=0.1) for level in WarningLevel] == expected
+
+
+@pytest.mark.parametrize(("relative_ess", "skips"), [(0.0, True), (0.2, True), (0.21, False)])
+def test_only_a_step_that_adds_to_the_warning_is_skipped(relative_ess, skips):
+    policy = GuardPolicy(skip_from=CRITICAL)
+    assert policy.skips(CRITICAL, relative_ess=relative_ess) is skips
+
+
+def test_a_collapse_rolls_back_whatever_the_warning_says():
+    policy = GuardPolicy(rolls_back_on_collapse=True, max_rollbacks=1)
+    assert {need(policy, level, has_collapsed=True) for level in WarningLevel} == {RollbackNeed.DUE}
+    assert {need(policy, level) for level in WarningLevel} == {RollbackNeed.NONE}
+
+
+def test_a_warning_rolls_back_from_the_level_of_the_policy_on():
+    policy = GuardPolicy(roll_back_from=CRITICAL, max_rollbacks=1)
+    needs = [need(policy, level) for level in WarningLevel]
+    assert needs == [RollbackNeed.NONE, RollbackNeed.NONE, RollbackNeed.DUE, RollbackNeed.DUE]
+
+
+@given(POLICIES, st.lists(st.tuples(LEVELS, st.booleans()), max_size=60))
+def test_however_a_run_goes_it_is_rolled_back_at_most_as_often_as_it_may(policy, steps):
+    """Every rollback lowers the rate, unless it is at its floor, and nothing raises it."""
+    backoff, rollbacks = RateBackoff(), Rollbacks()
+    for version, (level, has_collapsed) in enumerate(steps, 1):
+        before = backoff.factor
+        backoff = backoff.observe(is_warned=policy.slows(level))
+        wanted = need(policy, level, has_collapsed=has_collapsed, num_rollbacks=rollbacks.number)
+        if wanted is RollbackNeed.DUE:
+            backoff, rollbacks = backoff.after_rollback(), rollbacks.after(version)
+            assert backoff.factor == max(SMALLEST_BACKOFF, before / 2)
+        assert backoff.factor <= before
+    assert rollbacks.number <= policy.max_rollbacks
+    if not policy.lowers_rate:
+        assert backoff.factor == 1.0
+
+
+@given(POLICIES, LEVELS, st.floats(0, 2), st.booleans())
+def test_a_worse_run_never_gets_less_help(policy, level, relative_ess, has_collapsed):
+    worse = WarningLevel.DEAD
+    assert policy.throttles(worse) >= policy.throttles(level)
+    assert policy.slows(worse) >= policy.slows(level)
+    assert policy.skips(worse, relative_ess=0) >= policy.skips(level, relative_ess=relative_ess)
+    if need(policy, level, has_collapsed=has_collapsed) is not RollbackNeed.NONE:
+        assert need(policy, worse, has_collapsed=True) is not RollbackNeed.NONE
+
+
+@given(POLICIES, LEVELS, st.booleans())
+def test_no_checkpoint_is_gone_back_to_that_would_cause_a_rollback_at_once(
+    policy, level, has_collapsed
+):
+    if policy.is_good(level, has_collapsed=has_collapsed):
+        assert need(policy, level, has_collapsed=has_collapsed) is RollbackNeed.NONE
+        assert not level.is_at_least(CRITICAL)
+
+
+def test_after_a_rollback_the_lag_may_grow_by_one_version_with_each_step():
+    rollbacks = Rollbacks().after(40)
+    assert [rollbacks.largest_lag_steps(version) for version in (40, 41, 47)] == [0, 1, 7]
+    assert Rollbacks().largest_lag_steps(47) is None
+
+
+def test_rollbacks_survive_a_checkpoint():
+    for rollbacks in (Rollbacks(), Rollbacks().after(3).after(9)):
+        assert Rollbacks.from_dict(json.loads(json.dumps(rollbacks.to_dict()))) == rollbacks
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"number": 1}, {"number": "x", "version": 1}, {"number": -1, "version": None}]
+)
+def test_rollbacks_of_another_form_are_refused(state):
+    with pytest.raises(ValueError, match="state is"):
+        Rollbacks.from_dict(state)

@@ -1,0 +1,188 @@
+"""A run whose rewards collapsed goes back to its last good checkpoint, and on with the next step.
+
+The rewards are 1 in the first ten steps and 0 after them. The mean of ten steps is below half of
+the best at step 16. The lag bound is 1, so a checkpoint must be 10 + 1 steps old: that of step 5.
+"""
+
+import pytest
+
+from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
+from vcpo.algo import StepHealth
+from vcpo.records.journal import read_events, read_metrics
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.update.run_health import RunHealth
+
+GOOD_STEPS, COLLAPSE = 10, 16
+FELL = "step 16: the mean reward of 10 steps fell from 1 to 0.4"
+
+
+class RewardedUpdate(CountingUpdate):
+    """Adds 1 to a parameter in each step, whose reward is that of the policy version."""
+
+    def __init__(self, model, spec, *, rewards):
+        super().__init__(model)
+        self.health = RunHealth(spec)
+        self._weight = next(model.parameters()).detach().view(-1)[0]
+        self._start = float(self._weight)
+        self._rewards = rewards
+
+    @property
+    def value(self):
+        """Steps behind the parameters."""
+        return round(float(self._weight) - self._start)
+
+    def finish(self, pending, newest=()):
+        self._weight += 1.0
+        reward = self._rewards[pending.policy_version]
+        self.health._observe(StepHealth(relative_ess=1.0), reward)
+        return super().finish(pending, newest)
+
+
+@pytest.fixture
+def make_run_of(tmp_path):
+    """A learner with these rewards by policy version, and the values that it publishes."""
+
+    def make(rewards, *, health=None, **sections):
+        learner = TrainingFixture(
+            tmp_path,
+            update_of=lambda model, spec: RewardedUpdate(model, spec, rewards=rewards),
+            steps=len(rewards),
+            health=health or {},
+            **({"checkpoint": {"everySteps": 5, "keep": 1}} | sections),
+        )
+        learner.published = []
+        mirrored = learner.training._parts.update
+        policy_payload = mirrored.policy_payload
+
+        def watched(precision):
+            learner.published.append(learner.update.value)
+            return policy_payload(precision)
+
+        mirrored.policy_payload = watched
+        return learner
+
+    return make
+
+
+def told(tmp_path, *kinds):
+    return [(each.kind, each.message) for each in read_events(tmp_path) if each.kind in kinds]
+
+
+def rewards_of(*, steps=20):
+    """Good, bad until the rollback, and good again."""
+    bad = COLLAPSE - GOOD_STEPS
+    return [1.0] * GOOD_STEPS + [0.0] * bad + [1.0] * (steps - GOOD_STEPS - bad)
+
+
+async def test_the_version_after_the_collapse_has_the_parameters_of_the_last_good_checkpoint(
+    make_run_of, tmp_path
+):
+    learner = make_run_of(rewards_of())
+    assert await learner.run() is RunPhase.COMPLETE
+    assert learner.published == [*range(16), 5, 6, 7, 8, 9]
+    steps = read_metrics(tmp_path).steps
+    assert [step.step for step in steps] == list(range(1, 21))
+    assert [step.rollbacks for step in steps] == [0] * 15 + [1] * 5
+    assert [step.learning_rate_backoff for step in steps] == [1.0] * 15 + [0.5] * 5
+    rolled_back = (
+        f"{FELL}. Model and optimizer are those of step 5 again, the learning rate goes on at"
+        " x 0.5, and what older versions sampled is dropped; rollback 1 of at most 2"
+    )
+    assert told(tmp_path, "RolledBack", "LearningRateLowered") == [
+        ("RolledBack", rolled_back),
+        ("LearningRateLowered", "Learning rate x 1 -> x 0.5: rollback at step 16."),
+    ]
+
+
+async def test_every_trajectory_is_counted_across_a_rollback_and_none_from_before_it_is_used(
+    make_run_of, tmp_path
+):
+    learner = make_run_of(rewards_of())
+    await learner.run()
+    counts = learner.dispatcher.ledger.counts()
+    counts.check()
+    assert counts.consumed == 20 * 4
+    limits = {step.step: step.admission_lag_steps for step in read_metrics(tmp_path).steps}
+    assert [limits[step] for step in (16, 17, 18)] == [1, 0, 1]
+
+
+async def test_the_signals_say_what_happened_for_ten_steps(make_run_of):
+    learner, seen = make_run_of(rewards_of(steps=30)), {}
+    record_step = learner.signals.record_step
+
+    def watched(record):
+        record_step(record)
+        seen[record.step] = learner.signals.message()
+
+    learner.signals.record_step = watched
+    await learner.run()
+    why = "rollback from step 16 to the checkpoint of step 5, because the mean reward of 10 steps"
+    assert [step for step, message in seen.items() if message.rollback] == list(range(16, 26))
+    assert seen[16].rollback == f"{why} fell from 1 to 0.4"
+    assert (seen[15].rollbacks, seen[30].rollbacks) == (0, 1)
+
+
+async def test_a_learner_that_restarts_after_a_rollback_goes_on_from_it(make_run_of):
+    learner = make_run_of(rewards_of())
+    await learner.run(until_step=COLLAPSE)
+    later = make_run_of(rewards_of())
+    assert later.training.resume() == COLLAPSE
+    assert later.update.value - learner.update.value == 0
+    assert later.update.health.rollbacks.number == 1
+    assert later.dispatcher.admission_lag_steps == 0
+    assert await later.run() is RunPhase.COMPLETE
+
+
+async def test_a_rollback_is_saved_at_once(make_run_of, tmp_path):
+    learner = make_run_of(rewards_of(), evaluation={"everySteps": 100})
+    await learner.run()
+    saved = [message for _, message in told(tmp_path, "CheckpointSaved")]
+    assert saved == [f"step {step}" for step in (5, 10, 15, 16, 20)]
+
+
+async def test_a_damaged_checkpoint_is_not_gone_back_to(make_run_of, tmp_path):
+    rewards = [1.0] * 20 + [0.0] * 6 + [1.0] * 4  # collapsed at 26: checkpoints up to 15 are old
+    learner = make_run_of(rewards, checkpoint={"everySteps": 5, "keep": 9})
+    record_step = learner.signals.record_step
+
+    def damaging(record):
+        record_step(record)
+        if record.step == 25:
+            folder = tmp_path / "checkpoints" / "step-00000015"
+            (folder / "update.pt").write_bytes(b"damaged")
+
+    learner.signals.record_step = damaging
+    await learner.run()
+    ((_, message),) = told(tmp_path, "RolledBack")
+    assert "are those of step 10 again" in message
+
+
+async def test_a_run_without_a_good_checkpoint_goes_on_and_says_so_once(make_run_of, tmp_path):
+    learner = make_run_of([1.0] * 10 + [0.0] * 10, checkpoint={"everySteps": 100})
+    assert await learner.run() is RunPhase.COMPLETE
+    assert told(tmp_path, "RolledBack", "NotRolledBack") == [
+        (
+            "NotRolledBack",
+            f"{FELL}; the run goes on as it is: no good checkpoint is at least 11 steps old",
+        )
+    ]
+
+
+async def test_a_run_that_was_rolled_back_as_often_as_it_may_goes_on_and_says_so(
+    make_run_of, tmp_path
+):
+    # Back at step 5 with five rewards of 1: ten more make a window, and six at 0 a collapse.
+    rewards = [1.0] * 10 + [0.0] * 6 + [1.0] * 10 + [0.0] * 10
+    learner = make_run_of(rewards, health={"maxRollbacks": 1})
+    assert await learner.run() is RunPhase.COMPLETE
+    kinds = told(tmp_path, "RolledBack", "NotRolledBack")
+    assert [kind for kind, _ in kinds] == ["RolledBack", "NotRolledBack"]
+    assert kinds[1][1].endswith("it was rolled back 1 times, the most allowed")
+
+
+@pytest.mark.parametrize("health", [{"enabled": False}, {"rollBackOn": "never"}])
+async def test_a_spec_without_rollbacks_lets_the_run_collapse(make_run_of, tmp_path, health):
+    learner = make_run_of(rewards_of(), health=health)
+    await learner.run()
+    assert learner.published == list(range(21))
+    assert told(tmp_path, "RolledBack", "NotRolledBack") == []
