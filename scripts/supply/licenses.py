@@ -156,7 +156,11 @@ def main() -> int:
     if not arguments.check:
         listed = {} if arguments.all else listed_licenses(text)
         known = {each: expression for each, expression in listed.items() if expression != UNKNOWN}
-        text = rendered_list(shipped, read_licenses(shipped, known, policy))
+        try:
+            text = rendered_list(shipped, read_licenses(shipped, known, policy))
+        except subprocess.CalledProcessError as error:
+            sys.stderr.write("pip did not find all packages (above); the list is as it was\n")
+            return error.returncode
         LIST.write_text(text, encoding="utf-8")
     listed = listed_licenses(text)
     problems = license_problems(listed, policy)
