@@ -18,6 +18,7 @@ from vcpo.service.lifecycle import (
     report_start_error,
     start_errors,
 )
+from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import run_learner
 from vcpo_learner.follower import run_follower
@@ -82,6 +83,7 @@ def _parse_arguments() -> argparse.Namespace:
         default="127.0.0.1:7601",
         help="host:port of the /metrics server; port 0: any free one (default: %(default)s)",
     )
+    add_tls_options(parser)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     parser.add_argument(
         "--drain-seconds",

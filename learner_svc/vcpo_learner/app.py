@@ -32,6 +32,7 @@ from vcpo.tracking.services import check_packages
 from vcpo.tracking.sink import TrackedRun
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
+from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import (
@@ -235,11 +236,19 @@ class _Learner:
             server.grpc_server,
         )
         with start_errors():
+            certificates = checked_folder(
+                options.listen, options.tls, plain_text=options.plain_text
+            )
             metrics_host, metrics_port = split_address(options.metrics_listen)
             endpoint = serve_metrics(self.metrics.registry, metrics_host, metrics_port)
         with endpoint:
             with start_errors():
-                port = await server.start(options.listen, _SERVICES)
+                port = await server.start(
+                    options.listen,
+                    _SERVICES,
+                    certificates=certificates,
+                    health_address=options.health_listen,
+                )
             _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)

@@ -22,6 +22,7 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.spec import load_run
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
+from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -51,11 +52,18 @@ async def _follow(
     """Serve health and metrics while the tensor thread follows rank 0."""
     server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
     with start_errors():
+        certificates = checked_folder(options.listen, options.tls, plain_text=options.plain_text)
         host, port = split_address(_own_port(options.metrics_listen, environment))
         endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)
     with endpoint:
         with start_errors():
-            grpc_port = await server.start(_own_port(options.listen, environment), ())
+            health = options.health_listen
+            grpc_port = await server.start(
+                _own_port(options.listen, environment),
+                (),
+                certificates=certificates,
+                health_address=None if health is None else _own_port(health, environment),
+            )
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=endpoint.port)
                 write_ready(options.ready_file, ready)

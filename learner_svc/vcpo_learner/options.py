@@ -17,5 +17,10 @@ class Options:
     resume: bool
     drain_s: float
     linger_s: float
+    tls: Path | None
+    """Folder of the certificates; None if there is none."""
+    plain_text: bool
+    """Whether plain text may leave this machine."""
+    health_listen: str | None
     ready_file: Path | None
     exit_with_parent: bool

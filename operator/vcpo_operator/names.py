@@ -57,8 +57,11 @@ LEARNER_PORT: Final = 7600
 LEARNER_METRICS_PORT: Final = 7601
 RENDEZVOUS_PORT: Final = 29_500
 """Port of the learner's first pod where the ranks meet; torchrun's default."""
+LEARNER_HEALTH_PORT: Final = 7602
+"""Port of probes, which know no TLS."""
 ROLLOUT_PORT: Final = 7610
 ROLLOUT_METRICS_PORT: Final = 7611
+ROLLOUT_HEALTH_PORT: Final = 7612
 
 RUN_FILE: Final = "run.yaml"
 """Key of the ConfigMap, and file name in the pods."""
@@ -137,14 +140,36 @@ def credential_name(run: str) -> str:
     return f"{base_name(run)}-keys"
 
 
+def certificates_name(run: str) -> str:
+    """Return the name of the Secret with the certificates that the operator makes for the run."""
+    return f"{base_name(run)}-tls"
+
+
+def worker_host(run: str) -> str:
+    """Return the name in the certificates of a run's workers; their addresses come and go."""
+    return f"{base_name(run)}-rollout"
+
+
+def certificate_hosts(key: RunKey) -> dict[str, list[str]]:
+    """Return the names in the certificates of each role's pods."""
+    learner = learner_name(key.name)
+    hosts = [learner, f"{learner}.{key.namespace}", learner_host(key)]
+    return {Role.LEARNER.value: hosts, Role.ROLLOUT.value: [worker_host(key.name)]}
+
+
 def account_name(run: str) -> str:
     """Return the name of the ServiceAccount of the run's pods."""
     return f"{base_name(run)}-workload"
 
 
+def learner_host(key: RunKey) -> str:
+    """Return the host name of a run's learner in every namespace."""
+    return f"{learner_name(key.name)}.{key.namespace}.svc"
+
+
 def learner_address(key: RunKey) -> str:
     """Return the address of a run's learner for gRPC calls inside the cluster: `host:port`."""
-    return f"{learner_name(key.name)}.{key.namespace}.svc:{LEARNER_PORT}"
+    return f"{learner_host(key)}:{LEARNER_PORT}"
 
 
 def labels(run: str, role: Role | None = None, group: str | None = None) -> dict[str, str]:

@@ -12,6 +12,7 @@ import grpc
 
 from vcpo.service import logs
 from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.wire.access.options import add_tls_options
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.transport.retries import LearnerFailedError
@@ -69,6 +70,10 @@ def _options() -> Options:
         help="seconds in which running responses may finish at a shutdown; then they are released "
         "for other workers (%(default)s)",
     )
+    add_tls_options(parser)
+    parser.add_argument(
+        "--peer-name", help="name in the certificates of the run's workers (default: their address)"
+    )
     parser.add_argument(
         "--identity-file",
         type=Path,
@@ -88,6 +93,10 @@ def _options() -> Options:
         listen=arguments.listen,
         metrics_listen=arguments.metrics_listen,
         drain_s=arguments.drain_seconds,
+        tls=arguments.tls,
+        plain_text=arguments.plain_text,
+        health_listen=arguments.health_listen,
+        peer_name=arguments.peer_name,
         identity_file=arguments.identity_file,
         ready_file=arguments.ready_file,
         exit_with_parent=arguments.exit_with_parent,

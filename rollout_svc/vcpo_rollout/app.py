@@ -7,8 +7,10 @@ import logging
 import os
 import zlib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import cast
+
+import grpc
 
 from vcpo import tracing
 from vcpo.metrics import RolloutMetrics, serve_metrics
@@ -25,7 +27,7 @@ from vcpo.service.model_files import local_model
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, keys_from_environment
-from vcpo.wire.client import open_channel
+from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
@@ -40,6 +42,7 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.channels import LearnerChannel, PeerChannels
 from vcpo_rollout.transport.identity import worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.peer_client import PeerClient
@@ -66,6 +69,10 @@ class Options:
     listen: str
     metrics_listen: str
     drain_s: float
+    tls: Path | None
+    plain_text: bool
+    health_listen: str | None
+    peer_name: str | None
     identity_file: Path | None
     ready_file: Path | None
     exit_with_parent: bool
@@ -97,19 +104,33 @@ async def run_worker(options: Options) -> RunPhase:
     server, cache = WireServer(keys=of_peers, meter=metrics.calls), TransferCache()
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     with start_errors():
-        identity = worker_identity(options.identity_file)
-    channel = open_channel(options.learner, key=keys.get(CallerRole.WORKER), identity=identity)
+        certificates = checked_folder(options.listen, options.tls, plain_text=options.plain_text)
+        channel = LearnerChannel(
+            options.learner,
+            key=keys.get(CallerRole.WORKER),
+            identity=worker_identity(options.identity_file),
+            certificates=certificates,
+        )
     with endpoint:
         with start_errors():
-            port = await server.start(options.listen, _SERVICES, serving=False)
+            port = await server.start(
+                options.listen,
+                _SERVICES,
+                serving=False,
+                certificates=certificates,
+                health_address=options.health_listen,
+            )
             seed = sampling_seed(run.spec.seed, options.worker_id)
             postprocess, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)
         learner = LearnerClient(
-            channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
+            cast("grpc.aio.Channel", channel),
+            worker_id=options.worker_id,
+            rollout_group=group.name,
+            serving_port=port,
         )
         gauges = worker_gauges(metrics, environment, engine)
         peers = PeerClient(
-            partial(open_channel, key=keys.get(CallerRole.PEER)),
+            PeerChannels(keys.get(CallerRole.PEER), certificates, options.peer_name).open,
             worker_id=options.worker_id,
             gauges=gauges,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vcpo.metrics import HostMetrics
+from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.report import LearnerReport
@@ -21,6 +22,7 @@ class FakeConnections(LearnerConnections):
         self.reasons: list[str] = []
         """Why each throttle was sent."""
         self.steering_keys: dict[RunKey, str] = {}
+        self.trusts: dict[RunKey, Trust | None] = {}
         self.drains: list[str] = []
         self.in_flight_after_drain: int = 0
         """Trajectories still in flight once a learner drains."""
@@ -28,6 +30,10 @@ class FakeConnections(LearnerConnections):
     async def set_steering_key(self, key: RunKey, steering: str) -> None:
         """Record the key."""
         self.steering_keys[key] = steering
+
+    async def set_trust(self, key: RunKey, trust: Trust | None) -> None:
+        """Record whom the operator trusts."""
+        self.trusts[key] = trust
 
     async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Return the report at once."""

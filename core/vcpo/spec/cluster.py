@@ -59,6 +59,15 @@ class NetworkIsolation(StrEnum):
     volume."""
 
 
+class Transport(StrEnum):
+    """How the calls between a run's pods and the operator travel."""
+
+    TLS = "Tls"
+    """Encrypted; a caller checks whom it calls."""
+    PLAIN_TEXT = "PlainText"
+    """As it is, keys included: for a network that encrypts already, such as a service mesh."""
+
+
 class Egress(Section):
     """A destination that pods may connect to under `DenyAll`."""
 
@@ -95,6 +104,14 @@ class Pods(Section):
     """Secret with the keys by which the run's processes know each other: `worker` of the workers at
     the learner, `steering` of the operator at the learner, `peer` of workers at each other; three
     random texts. If unset, the operator makes one for this run."""
+    transport: Transport = Transport.TLS
+    """How calls travel: `Tls`, or `PlainText` where the network encrypts already, such as a service
+    mesh. With `PlainText` whoever can read the network can read the keys of the run."""
+    tls_secret_name: ObjectName | None = None
+    """Secret with the certificates of learner and workers, under `ca.crt`, `tls.crt` and `tls.key`
+    as cert-manager writes them. They must be valid for `<run>-learner`,
+    `<run>-learner.<namespace>.svc` and `<run>-rollout`. If unset, the operator makes an authority
+    for this run, and renews its certificates."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
     `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed
@@ -107,3 +124,10 @@ class Pods(Section):
     """Whether PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
     pod_monitor: bool = False
     """Whether a PodMonitor is made. It needs the Prometheus operator in the cluster."""
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        if self.tls_secret_name is not None and self.transport is Transport.PLAIN_TEXT:
+            message = "may not be given with `transport` `PlainText`; leave one of them out"
+            refuse([conflict("tls_secret_name", value=self.tls_secret_name, message=message)])
+        return self

@@ -8,23 +8,40 @@ from typing import Any
 import grpc
 
 from vcpo.wire.access.roles import IDENTITY, authorization
+from vcpo.wire.access.tls import Trust
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 
-def open_channel(address: str, *, key: str | None, identity: str | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, key: str | None, identity: str | None = None, trust: Trust | None = None
+) -> grpc.aio.Channel:
     """Open a channel to `host:port`, which connects at the first call.
 
     Every call needs a timeout of its own.
 
     key: key of the caller's role at that server, shown with every call; None or empty shows none.
     identity: a worker's own key, for the learner alone; None or empty shows none.
+    trust: whom the caller trusts; None calls in plain text.
     """
     shown = [authorization(key)] if key else []
     shown += [(IDENTITY, identity)] if identity else []
     interceptors: list[grpc.aio.ClientInterceptor] = []
     if shown:
         interceptors = [_UnaryKeys(shown), _StreamKeys(shown)]
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    if trust is None:
+        return grpc.aio.insecure_channel(
+            address, options=CHANNEL_OPTIONS, interceptors=interceptors
+        )
+    named = () if trust.server_name is None else ((_SERVER_NAME, trust.server_name),)
+    return grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(root_certificates=trust.authority),
+        options=(*CHANNEL_OPTIONS, *named),
+        interceptors=interceptors,
+    )
+
+
+_SERVER_NAME = "grpc.ssl_target_name_override"
 
 
 _TRANSIENT = frozenset(

@@ -10,9 +10,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from vcpo.wire.access.roles import RoleKeys
+from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import MAX_CALLS, server_options
+
+_MAX_PROBES = 16
+"""Health checks in plain text at one time."""
 
 
 class WireServer:
@@ -39,22 +43,40 @@ class WireServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         self._services: tuple[str, ...] = ()
+        self._probed: grpc.aio.Server | None = None
+        self.health_port = 0
+        """Port of the health checks in plain text; 0 if there is none."""
 
-    async def start(self, address: str, services: Sequence[str], *, serving: bool = True) -> int:
+    async def start(
+        self,
+        address: str,
+        services: Sequence[str],
+        *,
+        serving: bool = True,
+        certificates: CertificateFolder | None = None,
+        health_address: str | None = None,
+    ) -> int:
         """Listen on `host:port` (port 0 takes a free port), serve, and return the port.
 
         serving: whether health checks report SERVING from the start.
+        certificates: those to serve with; None serves in plain text.
+        health_address: where health checks, and nothing else, are answered in plain text too: the
+            probes of Kubernetes know no TLS. None: nowhere.
 
         Raises:
-            OSError: if the address cannot be bound.
+            OSError: if an address cannot be bound, or a certificate cannot be read.
         """
         self._services = tuple(services)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc_server)
-        try:
-            port = self.grpc_server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
+        port = _bind(self.grpc_server, address, certificates)
+        if health_address is not None:
+            self._probed = grpc.aio.server(
+                interceptors=[self.guard], maximum_concurrent_rpcs=_MAX_PROBES
+            )
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
+            self.health_port = _bind(self._probed, health_address, None)
+            await self._probed.start()
         await self.grpc_server.start()
         await self.set_serving(serving=serving)
         return port
@@ -73,3 +95,15 @@ class WireServer:
         """Refuse new calls, wait up to `grace_s` seconds for running calls, then stop."""
         await self.set_serving(serving=False)
         await self.grpc_server.stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(0.0)
+
+
+def _bind(server: grpc.aio.Server, address: str, certificates: CertificateFolder | None) -> int:
+    """Let a server listen on an address, and return the port."""
+    try:
+        if certificates is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, certificates.server_credentials())
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import service_account
 from vcpo_operator.children.config import run_config_map
-from vcpo_operator.children.credential import keys_secret
+from vcpo_operator.children.credential import certificates_secret, keys_secret
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.disruption import learner_budget, rollout_budget
 from vcpo_operator.children.learner import learner_stateful_set
@@ -47,6 +47,7 @@ def build_children(
         workloads += [rollout_scaler(parent, group) for group in external]
         workloads += [rollout_deployment(parent, group, defaults) for group in spec.rollouts]
     children = (
+        certificates_secret(parent),
         keys_secret(parent),
         run_config_map(parent),
         checkpoint_claim(parent),

@@ -21,8 +21,10 @@ from vcpo_operator.children.pod_template.template import (
     Workload,
     pod_template,
     queue_labels,
+    transport_arguments,
 )
 from vcpo_operator.names import (
+    LEARNER_HEALTH_PORT,
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
     POD_INDEX_LABEL,
@@ -82,8 +84,9 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         role=Role.LEARNER,
         group=None,
         image=settings.image or defaults.learner_image,
-        command=[*_launcher(parent), *_arguments(settings.drain_seconds)],
+        command=[*_launcher(parent), *_arguments(parent)],
         port=LEARNER_PORT,
+        health_port=LEARNER_HEALTH_PORT,
         metrics_port=LEARNER_METRICS_PORT,
         drain_s=settings.drain_seconds,
         threads=settings.threads,
@@ -156,13 +159,14 @@ def _first_pod(parent: Parent) -> str:
     return f"{learner_name(parent.name)}-0.{ranks_name(parent.name)}"
 
 
-def _arguments(drain_s: int) -> list[str]:
+def _arguments(parent: Parent) -> list[str]:
     return [
         RUN_FILE_PATH,
         f"--run-dir={RUN_DIR}",
         f"--listen=0.0.0.0:{LEARNER_PORT}",
         f"--metrics-listen=0.0.0.0:{LEARNER_METRICS_PORT}",
         "--resume",
-        f"--drain-seconds={drain_s}",
+        *transport_arguments(parent, LEARNER_HEALTH_PORT),
+        f"--drain-seconds={parent.run.spec.learner.drain_seconds}",
         f"--linger-seconds={_LINGER_S}",
     ]

@@ -19,15 +19,18 @@ from vcpo_operator.children.pod_template.template import (
     Workload,
     pod_template,
     queue_labels,
+    transport_arguments,
 )
 from vcpo_operator.names import (
     LEARNER_PORT,
+    ROLLOUT_HEALTH_PORT,
     ROLLOUT_METRICS_PORT,
     ROLLOUT_PORT,
     Role,
     learner_name,
     rollout_name,
     selector,
+    worker_host,
 )
 
 
@@ -66,8 +69,9 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         role=Role.ROLLOUT,
         group=group.name,
         image=group.image or defaults.rollout_image,
-        command=_command(parent.name, group),
+        command=_command(parent, group),
         port=ROLLOUT_PORT,
+        health_port=ROLLOUT_HEALTH_PORT,
         metrics_port=ROLLOUT_METRICS_PORT,
         drain_s=group.drain_seconds,
         threads=group.threads,
@@ -80,19 +84,21 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
     )
 
 
-def _command(run: str, group: RolloutGroup) -> list[str]:
+def _command(parent: Parent, group: RolloutGroup) -> list[str]:
     return [
         "python",
         "-m",
         "vcpo_rollout",
         RUN_FILE_PATH,
-        f"--learner={learner_name(run)}:{LEARNER_PORT}",
+        f"--learner={learner_name(parent.name)}:{LEARNER_PORT}",
         f"--group={group.name}",
         "--worker-id=$(POD_NAME)",
         # It lives as long as the pod, so a restarted container goes on under the pod's name.
         f"--identity-file={SCRATCH_PATH}/vcpo-worker-identity",
         f"--listen=0.0.0.0:{ROLLOUT_PORT}",
         f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
+        *transport_arguments(parent, ROLLOUT_HEALTH_PORT),
+        f"--peer-name={worker_host(parent.name)}",
         f"--drain-seconds={group.drain_seconds}",
     ]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 from vcpo.spec import API_VERSION, KIND
-from vcpo.wire.access.roles import CallerRole, new_run_keys
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
+from vcpo_operator.cluster_api.run_secrets import NameConflictError, RunSecrets
 from vcpo_operator.decisions.actions import (
     Action,
     Apply,
@@ -17,6 +18,7 @@ from vcpo_operator.decisions.actions import (
     DeletePod,
     DeleteRun,
     Drain,
+    IssueCertificates,
     IssueKeys,
     ReleaseLeases,
     ReportScale,
@@ -26,9 +28,7 @@ from vcpo_operator.decisions.actions import (
     Throttle,
 )
 from vcpo_operator.decisions.conflicts import (
-    Conflict,
     claim_growth_refusal,
-    is_ours,
     name_conflict,
 )
 from vcpo_operator.names import (
@@ -45,14 +45,6 @@ from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 _LOGGER = logging.getLogger(__name__)
 
 
-class NameConflictError(Exception):
-    """Somebody else's object has the name of a child that was to be created."""
-
-    def __init__(self, conflict: Conflict) -> None:
-        super().__init__(conflict.message)
-        self.conflict = conflict
-
-
 def is_refusal(action: Action, error: ApiError) -> bool:
     """Whether the API server refused the manifest itself, so that a retry would fail too.
 
@@ -67,7 +59,18 @@ def is_refusal(action: Action, error: ApiError) -> bool:
 class Executor:
     """Executes actions on the objects and the learner of a run. One owner: the reconciler."""
 
-    def __init__(self, cluster: Cluster, learners: LearnerConnections) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        learners: LearnerConnections,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create the executor.
+
+        clock: Unix time, for the certificates that are made.
+        """
+        self.secrets = RunSecrets(cluster, learners, clock=clock)
         self._cluster = cluster
         self._learners = learners
 
@@ -79,8 +82,8 @@ class Executor:
         match action:
             case Apply():
                 return await self._apply(key, action)
-            case IssueKeys():
-                return await self._issue_keys(key, action.child)
+            case IssueKeys() | IssueCertificates():
+                return await self.secrets.issue(key, action)
             case SeedScaler():
                 await self._seed_scaler(key, action)
             case Scale():
@@ -108,36 +111,6 @@ class Executor:
         """
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else parse_child(kind, body)
-
-    async def read_keys(
-        self, key: RunKey, secret: str, *, owner_uid: str | None
-    ) -> ObservedChild | None:
-        """Read the Secret with a run's keys; None when it does not exist.
-
-        The key for steering goes to the connections and nowhere else. The others are not kept.
-
-        owner_uid: Uid of the run that must own the Secret; None: the user named the Secret. The
-            key of somebody else's Secret is sent to nobody.
-        Raises: ApiError.
-        """
-        body = await self._cluster.get(_child(Kind.SECRET, key, secret))
-        if body is None:
-            await self._learners.set_steering_key(key, "")
-            return None
-        existing = parse_child(Kind.SECRET, body)
-        steering = ""
-        if owner_uid is None or is_ours(existing, owner_uid):
-            try:
-                encoded = (body.get("data") or {}).get(CallerRole.STEERING, "")
-                steering = base64.b64decode(encoded).decode("ascii")
-            except ValueError:
-                _LOGGER.debug("%s: Secret %s holds no key for steering", key, secret)
-        await self._learners.set_steering_key(key, steering)
-        return existing
-
-    def forget(self, key: RunKey) -> None:
-        """Forget the key of a deleted run."""
-        self._learners.forget_steering_key(key)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
         """Apply the status of the run with this uid, not of a later run of its name.
@@ -179,30 +152,6 @@ class Executor:
                 raise ApiError(error.status, message) from error
             raise
         return parse_child(child.kind, body)
-
-    async def _issue_keys(self, key: RunKey, child: Child) -> ObservedChild:
-        """Create a Secret with new keys, unless it exists already.
-
-        Raises: ApiError, NameConflictError.
-        """
-        keys = new_run_keys()
-        data = {role.value: base64.b64encode(made.encode()).decode() for role, made in keys.items()}
-        collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
-        manifest = {**child.manifest, "data": data}
-        try:
-            body = await self._cluster.create(collection, manifest)
-        except ApiError as error:
-            if not error.is_gone:
-                raise
-            existing = await self.read_keys(key, child.name, owner_uid=child.owner_uid)
-            if existing is None:
-                raise
-            conflict = name_conflict(existing, child.owner_uid)
-            if conflict is not None:
-                raise NameConflictError(conflict) from error
-            return existing
-        await self._learners.set_steering_key(key, keys[CallerRole.STEERING])
-        return parse_child(Kind.SECRET, body)
 
     async def _is_adopted(self, key: RunKey, child: Child) -> bool:
         """Whether a child that no watch has shown exists and the run may have it.

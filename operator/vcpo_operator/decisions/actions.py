@@ -27,6 +27,14 @@ class IssueKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IssueCertificates:
+    """Create the Secret of a run's certificates, or renew the certificates in it."""
+
+    child: Child
+    renews: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeedScaler:
     """Create a group's scaler with its first number; then the autoscaler owns the number."""
 
@@ -114,6 +122,7 @@ class DeleteRun:
 Action = (
     Apply
     | IssueKeys
+    | IssueCertificates
     | SeedScaler
     | Scale
     | ReportScale
@@ -130,7 +139,12 @@ Action = (
 def target_name(action: Action) -> str:
     """Return kind and name of the child that an action changes; empty for other actions."""
     match action:
-        case Apply(child=child) | IssueKeys(child=child) | SeedScaler(child=child):
+        case (
+            Apply(child=child)
+            | IssueKeys(child=child)
+            | IssueCertificates(child=child)
+            | SeedScaler(child=child)
+        ):
             return f"{child.kind.kind} {child.name}"
         case Scale(name=name):
             return f"{Kind.DEPLOYMENT.kind} {name}"

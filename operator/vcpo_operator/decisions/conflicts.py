@@ -61,7 +61,8 @@ def name_conflict(existing: ObservedChild, owner_uid: str | None) -> Conflict | 
     elif existing.kind is Kind.SECRET:
         message = (
             f"{what} exists already and is not this run's. Delete or rename it. If it holds the"
-            f" run's keys `{'`, `'.join(RUN_ROLES)}`, name it in `pods.keysSecretName` instead"
+            f" run's keys `{'`, `'.join(RUN_ROLES)}`, name it in `pods.keysSecretName` instead; if"
+            " it holds certificates, in `pods.tlsSecretName`"
         )
     else:
         message = (
@@ -135,7 +136,9 @@ def claim_growth_refusal(name: str, refusal: str) -> str:
 
 def unreadable_keys_conflict(refusal: str) -> Conflict:
     """Return the conflict of an operator that may not read the Secret with the run's keys."""
-    message = f"{refusal.rstrip('.')}. Give the operator's role `get` and `create` of secrets"
+    message = (
+        f"{refusal.rstrip('.')}. Give the operator's role `get`, `create` and `update` of secrets"
+    )
     return Conflict(reason="ApplyFailed", message=message)
 
 

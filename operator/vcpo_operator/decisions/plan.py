@@ -25,6 +25,7 @@ from vcpo_operator.decisions.actions import (
     DeleteChild,
     DeletePod,
     Drain,
+    IssueCertificates,
     IssueKeys,
     ReleaseLeases,
     ReportScale,
@@ -43,7 +44,13 @@ from vcpo_operator.decisions.conflicts import (
 )
 from vcpo_operator.decisions.desired import DesiredState
 from vcpo_operator.decisions.draining import accepts_commands
-from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name, selector
+from vcpo_operator.names import (
+    TEMPLATE_HASH_ANNOTATION,
+    Role,
+    certificates_name,
+    rollout_name,
+    selector,
+)
 from vcpo_operator.observed.records import (
     ObservedChild,
     ObservedClaim,
@@ -136,8 +143,9 @@ def _applies(
         if existing is not None and existing.deleting:
             continue
         if child.kind is Kind.SECRET:
-            if existing is None:
-                yield IssueKeys(child=child)
+            issue = _issue(desired, child, existing, due=observed.certificates_due)
+            yield from issue
+            if any(isinstance(action, IssueKeys) for action in issue):
                 return  # the pod templates hold its uid, which is not known yet
             continue
         if child.kind is Kind.DEPLOYMENT:
@@ -150,6 +158,19 @@ def _applies(
             wanted = child if claim is None else keep_claim(child, claim)
             if existing is None or _needs_apply(wanted, existing, applied):
                 yield Apply(child=wanted, force=existing is not None)
+
+
+def _issue(
+    desired: DesiredState, child: Child, existing: ObservedChild | None, *, due: bool
+) -> list[Action]:
+    """Return what makes a Secret's content, or renews it.
+
+    due: whether the certificates end soon.
+    """
+    if child.name == certificates_name(desired.run):
+        wanted = IssueCertificates(child=child, renews=existing is not None)
+        return [wanted] if existing is None or due else []
+    return [IssueKeys(child=child)] if existing is None else []
 
 
 def _deployment(

@@ -185,6 +185,8 @@ class ObservedState:
     scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)
     """By name; also of older names and of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()
+    certificates_due: bool = False
+    """Whether the run's certificates end soon, or cannot be read."""
 
     @property
     def lacks_reference(self) -> bool:

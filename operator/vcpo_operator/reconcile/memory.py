@@ -12,8 +12,14 @@ from typing import Final
 from vcpo.control import ControlState
 from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.children.config import make_parent
-from vcpo_operator.children.manifest import Kind, Owner, Parent
-from vcpo_operator.decisions.actions import Action, Apply, DeleteChild, IssueKeys
+from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.decisions.actions import (
+    Action,
+    Apply,
+    DeleteChild,
+    IssueCertificates,
+    IssueKeys,
+)
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState
 from vcpo_operator.decisions.status_model import RunStatus
@@ -55,6 +61,8 @@ class RunMemory:
     """Unix time at which the unwatched kinds were read last."""
     keys_conflict: Conflict | None = None
     """Why the Secret with the keys could not be read last; None when it could."""
+    certificates_due: bool = False
+    """Whether the certificates that were read last end soon, or could not be used."""
     status: RunStatus | None = None
     """The status that this process wrote last."""
     status_version: int = 0
@@ -120,7 +128,8 @@ class RunMemory:
     def with_unwatched(self, observed: ObservedState) -> ObservedState:
         """Return the observed state with the children of unwatched kinds."""
         watched = (each for each in observed.children if each.kind not in UNWATCHED)
-        return replace(observed, children=(*self._unwatched.values(), *watched))
+        children = (*self._unwatched.values(), *watched)
+        return replace(observed, children=children, certificates_due=self.certificates_due)
 
     def record_child(self, child: ObservedChild) -> bool:
         """Record a child; return whether it replaces one that somebody else deleted."""
@@ -132,11 +141,17 @@ class RunMemory:
         """Record what an executed action changed and no watch reports."""
         if isinstance(action, Apply):
             self._refusals.pop(action.child.digest, None)
-        if isinstance(action, Apply | IssueKeys) and action.child.kind in UNWATCHED:
-            self.record_unwatched(action.child.kind, action.child.name, applied)
+        if isinstance(action, Apply | IssueKeys | IssueCertificates):
+            self._record_applied(action.child, applied)
+        if isinstance(action, IssueCertificates):
+            self.certificates_due = False
         if isinstance(action, DeleteChild):
             self._child_uids.pop((action.kind, action.name), None)
             self._unwatched.pop((action.kind, action.name), None)
+
+    def _record_applied(self, child: Child, applied: ObservedChild | None) -> None:
+        if child.kind in UNWATCHED:
+            self.record_unwatched(child.kind, child.name, applied)
 
     def record_refusal(self, action: Apply, message: str, now_s: float) -> None:
         """Record that the API server called a manifest invalid."""

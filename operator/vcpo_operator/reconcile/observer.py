@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from vcpo.spec import VCPORun
+from vcpo.spec.cluster import Transport
 from vcpo_operator.children.manifest import Kind
+from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.decisions.conflicts import is_ours, unreadable_keys_conflict
 from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
-from vcpo_operator.names import RunKey, credential_name
+from vcpo_operator.names import RunKey, certificates_name, credential_name
 from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.reconcile.event_causes import read_event_causes
@@ -54,7 +56,7 @@ class Observer:
         if is_old or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             memory.record_unwatched(Kind.POD_MONITOR, key.name, monitor)
-            await self._read_keys(record, run, memory)
+            await self._read_keys(record, run, memory, now_s)
             memory.unwatched_read_s = now_s
         observed = memory.with_unwatched(watched)
         for child in observed.children:
@@ -74,12 +76,17 @@ class Observer:
             return None
         return await self._signals.fetch_report(record.key, period_s=signals_period_s(run, before))
 
-    async def _read_keys(self, record: RunRecord, run: VCPORun, memory: RunMemory) -> None:
+    async def _read_keys(
+        self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
+    ) -> None:
         """Read the Secret with the run's keys; if that is forbidden, keep what is known."""
         named, own = run.spec.pods.keys_secret_name, credential_name(record.key.name)
         owner_uid = None if named else record.uid
         try:
-            secret = await self._executor.read_keys(record.key, named or own, owner_uid=owner_uid)
+            secret = await self._executor.secrets.read_keys(
+                record.key, named or own, owner_uid=owner_uid
+            )
+            await self._read_certificates(record, run, memory, now_s)
         except ApiError as error:
             if not error.is_forbidden:
                 raise
@@ -88,3 +95,23 @@ class Observer:
         memory.keys_conflict = None
         if named is None:
             memory.record_unwatched(Kind.SECRET, own, secret)
+
+    async def _read_certificates(
+        self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
+    ) -> None:
+        """Read the Secret with the run's certificates, and whether they are to be renewed.
+
+        Raises: ApiError.
+        """
+        pods, own = run.spec.pods, certificates_name(record.key.name)
+        if pods.transport is Transport.PLAIN_TEXT:
+            await self._executor.secrets.trust_the_network(record.key)
+            return
+        named = pods.tls_secret_name
+        owner_uid = None if named else record.uid
+        read = await self._executor.secrets.read_certificates(
+            record.key, named or own, owner_uid=owner_uid
+        )
+        if named is None:
+            memory.record_unwatched(Kind.SECRET, own, read.child)
+            memory.certificates_due = now_s >= read.end_s - RENEWED_BEFORE_S

@@ -9,10 +9,12 @@ from dataclasses import replace
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.cluster_api.client import ApiError
-from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_refusal
+from vcpo_operator.cluster_api.executor import Executor, is_refusal
+from vcpo_operator.cluster_api.run_secrets import NameConflictError
 from vcpo_operator.decisions.actions import (
     Action,
     Apply,
+    IssueCertificates,
     IssueKeys,
     SeedScaler,
     Throttle,
@@ -30,6 +32,9 @@ from vcpo_operator.reconcile.status_writer import StatusWriter
 from vcpo_operator.signals.client import LearnerCommandError
 
 _LOGGER = logging.getLogger(__name__)
+
+
+_ISSUES = (IssueKeys, IssueCertificates)
 
 
 class PlanRunner:
@@ -79,7 +84,7 @@ class PlanRunner:
             return PlanResult(refusal=str(error))
         actions = plan(desired, observed, applied=memory.applied_versions, report=snapshot.report)
         if memory.keys_conflict is not None:  # the Secret may exist, but cannot be read
-            actions = tuple(each for each in actions if not isinstance(each, IssueKeys))
+            actions = tuple(each for each in actions if not isinstance(each, _ISSUES))
         try:
             await self._execute(snapshot, memory, actions)
         except ApiError as error:

@@ -20,6 +20,7 @@ from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import OrderResult, SignalResult
 from vcpo.metrics.label_values import SignalSource as Source
+from vcpo.wire.access.tls import Trust
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.report import LearnerReport, learner_report
@@ -87,6 +88,7 @@ class LearnerConnections:
         self._clock = clock
         self._address_of = address_of
         self._steering_keys: dict[RunKey, str] = {}
+        self._trusts: dict[RunKey, Trust] = {}
         self._connections: dict[RunKey, _Connection] = {}
 
     async def set_steering_key(self, key: RunKey, steering: str) -> None:
@@ -94,14 +96,22 @@ class LearnerConnections:
         if self._steering_keys.get(key, "") == steering:
             return
         self._steering_keys[key] = steering
-        connection = self._connections.get(key)
-        if connection is not None:
-            await connection.channel.close()
-            connection.channel = open_channel(self._address_of(key), key=steering)
+        await self._reopen(key)
 
-    def forget_steering_key(self, key: RunKey) -> None:
-        """Forget the key of a deleted run."""
+    async def set_trust(self, key: RunKey, trust: Trust | None) -> None:
+        """Trust this authority with the learner of a run from now on; None: call in plain text."""
+        if self._trusts.get(key) == trust:
+            return
+        if trust is None:
+            del self._trusts[key]
+        else:
+            self._trusts[key] = trust
+        await self._reopen(key)
+
+    def forget(self, key: RunKey) -> None:
+        """Forget the key of a deleted run, and whom it trusts."""
         self._steering_keys.pop(key, None)
+        self._trusts.pop(key, None)
 
     async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Return a fresh report, else the last known one with its age; None: none was received.
@@ -172,10 +182,21 @@ class LearnerConnections:
 
     def _connect(self, key: RunKey) -> _Connection:
         if key not in self._connections:
-            channel = open_channel(self._address_of(key), key=self._steering_keys.get(key))
+            channel = self._open(key)
             now_s = self._clock()
             self._connections[key] = _Connection(channel=channel, opened_s=now_s, asked_s=now_s)
         return self._connections[key]
+
+    def _open(self, key: RunKey) -> grpc.aio.Channel:
+        return open_channel(
+            self._address_of(key), key=self._steering_keys.get(key), trust=self._trusts.get(key)
+        )
+
+    async def _reopen(self, key: RunKey) -> None:
+        connection = self._connections.get(key)
+        if connection is not None:
+            await connection.channel.close()
+            connection.channel = self._open(key)
 
     def _control(self, key: RunKey) -> LearnerControl:
         return LearnerControl(self._connect(key).channel)

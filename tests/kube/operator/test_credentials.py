@@ -20,6 +20,7 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
+from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.names import RunKey
@@ -166,7 +167,9 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
         )
 
 
-async def test_each_learner_is_shown_its_own_key_for_steering_and_answers_to_no_other(operator):
+async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answers_to_no_other(
+    operator, tmp_path
+):
     runs = {name: RunKey(KEY.namespace, name) for name in ("demo", "other")}
     learners, addresses = {name: Learner() for name in runs}, {}
     for name in runs:
@@ -179,7 +182,20 @@ async def test_each_learner_is_shown_its_own_key_for_steering_and_answers_to_no_
             control_pb2_grpc.add_ControlServiceServicer_to_server(
                 learners[name], server.grpc_server
             )
-            port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
+            folder = tmp_path / name
+            folder.mkdir()
+            made = await operator.client.get(f"{NAMESPACE}/secrets/{name}-tls")
+            for file, entry in (
+                ("ca.crt", "ca.crt"),
+                ("tls.crt", "learner.crt"),
+                ("tls.key", "learner.key"),
+            ):
+                (folder / file).write_bytes(base64.b64decode(made["data"][entry]))
+            port = await server.start(
+                "127.0.0.1:0",
+                ("vcpo.wire.v1.ControlService",),
+                certificates=CertificateFolder(folder),
+            )
             stack.push_async_callback(server.stop, 0.0)
             addresses[key] = f"127.0.0.1:{port}"
         operator.connections = LearnerConnections(
@@ -228,7 +244,7 @@ async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(un
     reason, message = await condition(unreadable, "Ready")
     assert reason == "ApplyFailed"
     assert 'cannot get resource "secrets"' in message
-    assert "`get` and `create` of secrets" in message
+    assert "`get`, `create` and `update` of secrets" in message
     unreadable.server.faults.clear()
     unreadable.now_s += PERIOD_S
     await unreadable.settle()

@@ -53,9 +53,10 @@ def test_the_operator_can_neither_enter_pods_nor_grant(values):
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
-def test_secrets_may_be_made_and_read_by_name_and_neither_listed_nor_changed(values):
+def test_secrets_may_be_made_read_by_name_and_renewed_and_are_not_listed(values):
     verbs = {verb for _, resource, verb in grants(operator_rules(values)) if resource == "secrets"}
-    assert verbs == ({"get", "create"} if values.get("rbac", {}).get("create", True) else set())
+    has_role = values.get("rbac", {}).get("create", True)
+    assert verbs == ({"get", "create", "update"} if has_role else set())
 
 
 def test_the_operator_starts_pods_only_through_controllers():
@@ -68,6 +69,7 @@ def test_no_verb_is_granted_that_would_widen_what_the_operator_can_do(verb):
     assert {resource for resource, each in granted if each == verb} <= {
         "vcporuns/finalizers",
         "leases",
+        "secrets",
     }
 
 

@@ -32,8 +32,9 @@ rights. */}}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  # Each run's keys, by name. Not `list`, `watch` or `patch`: they would show all Secrets.
-  verbs: [get, create]
+  # Each run's keys and certificates, by name; `update` renews certificates. Not `list` or `watch`:
+  # they would show all Secrets.
+  verbs: [get, create, update]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   # No `delete`: checkpoints and models are deleted with their run or by hand.

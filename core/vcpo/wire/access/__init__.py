@@ -1,1 +1,1 @@
-"""Who may call a server: roles and their keys."""
+"""Who may call a server, and who may read along: roles, their keys, and TLS."""

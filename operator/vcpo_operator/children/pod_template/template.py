@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
+from vcpo.spec.cluster import Transport
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
@@ -23,12 +24,14 @@ from vcpo_operator.names import (
     TEMPLATE_HASH_ANNOTATION,
     Role,
     account_name,
+    certificates_name,
     config_name,
     credential_name,
     labels,
 )
 
 CONFIG_PATH: Final = "/etc/vcpo"
+TLS_PATH: Final = "/etc/vcpo-tls"
 SCRATCH_PATH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
 
@@ -54,6 +57,7 @@ class Workload:
     image: str
     command: Sequence[str]
     port: int
+    health_port: int
     metrics_port: int
     drain_s: int
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
@@ -118,6 +122,7 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
         "volumes": [
             {"name": "config", "configMap": {"name": config_name(parent.name)}},
             {"name": "scratch", "emptyDir": {}},
+            *_certificates(parent, workload.role),
             *workload.volumes,
         ],
     }
@@ -146,6 +151,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
+            {"name": "health", "containerPort": workload.health_port},
         ],
         "resources": {"requests": {}, "limits": gpus},
         # So the last lines of a crashed process reach the run's conditions.
@@ -155,12 +161,18 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "startupProbe": _probe(workload.port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S),
-        "readinessProbe": _probe(workload.port, failures=1),
-        "livenessProbe": _probe(workload.port, failures=_LIVENESS_FAILURES),
+        "startupProbe": _probe(
+            workload.health_port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S
+        ),
+        "readinessProbe": _probe(workload.health_port, failures=1),
+        "livenessProbe": _probe(workload.health_port, failures=_LIVENESS_FAILURES),
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_PATH, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH_PATH},
+            *(
+                {"name": each["name"], "mountPath": TLS_PATH, "readOnly": True}
+                for each in _certificates(parent, workload.role)
+            ),
             *workload.mounts,
         ],
     }
@@ -197,6 +209,33 @@ def _keys(parent: Parent, role: Role) -> list[Manifest]:
         }
         for each in roles
     ]
+
+
+def transport_arguments(parent: Parent, health_port: int) -> list[str]:
+    """Return the arguments that say how a process serves and where it is probed."""
+    is_plain = parent.run.spec.pods.transport is Transport.PLAIN_TEXT
+    return [
+        "--plain-text" if is_plain else f"--tls={TLS_PATH}",
+        f"--health-listen=0.0.0.0:{health_port}",
+    ]
+
+
+def _certificates(parent: Parent, role: Role) -> list[Manifest]:
+    """Return the volume with a pod's own certificate; none for plain text.
+
+    The private key of the run's authority stays in the Secret.
+    """
+    pods = parent.run.spec.pods
+    if pods.transport is Transport.PLAIN_TEXT:
+        return []
+    stem = role.value if pods.tls_secret_name is None else "tls"
+    files = {"ca.crt": "ca.crt", f"{stem}.crt": "tls.crt", f"{stem}.key": "tls.key"}
+    secret = {
+        "secretName": pods.tls_secret_name or certificates_name(parent.name),
+        "items": [{"key": key, "path": path} for key, path in files.items()],
+        "defaultMode": 0o440,
+    }
+    return [{"name": "certificates", "secret": secret}]
 
 
 def _probe(port: int, *, failures: int, period_s: int = _PROBE_PERIOD_S) -> Manifest:

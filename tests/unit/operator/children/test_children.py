@@ -85,6 +85,7 @@ def test_pods_pass_the_restricted_standard(name: str):
         "configMap",
         "emptyDir",
         "persistentVolumeClaim",
+        "secret",
     }
 
 
@@ -106,6 +107,8 @@ def test_the_learner_is_started_to_resume_and_to_linger():
         "--listen=0.0.0.0:7600",
         "--metrics-listen=0.0.0.0:7601",
         "--resume",
+        "--tls=/etc/vcpo-tls",
+        "--health-listen=0.0.0.0:7602",
         "--drain-seconds=120",
         "--linger-seconds=86400",
     ]
@@ -302,6 +305,31 @@ def test_a_queued_run_labels_its_workloads_and_their_pods():
         manifest = build(**EVERYTHING)[name].manifest
         assert manifest["metadata"]["labels"][QUEUE_LABEL] == "gpus"
         assert manifest["spec"]["template"]["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+
+
+@pytest.mark.parametrize(
+    ("workload", "port"),
+    [("StatefulSet demo-learner", 7602), ("Deployment demo-rollout-main", 7612)],
+)
+def test_pods_are_probed_in_plain_text_on_a_port_of_their_own(workload, port):
+    (container,) = pod_spec(build()[workload])["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"] == {"port": port}
+    assert {"name": "health", "containerPort": port} in container["ports"]
+    assert f"--health-listen=0.0.0.0:{port}" in container["command"]
+
+
+@pytest.mark.parametrize("workload", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
+def test_pods_mount_the_certificate_that_the_run_names(workload):
+    pods = pod_spec(build(pods={"tlsSecretName": "mine"})[workload])
+    (volume,) = (each["secret"] for each in pods["volumes"] if each["name"] == "certificates")
+    assert volume["secretName"] == "mine"
+    assert {each["key"] for each in volume["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+
+
+def test_workers_know_each_other_by_one_name():
+    (container,) = pod_spec(build()["Deployment demo-rollout-main"])["containers"]
+    assert "--peer-name=demo-rollout" in container["command"]
 
 
 @pytest.mark.parametrize(

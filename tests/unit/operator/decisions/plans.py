@@ -57,7 +57,7 @@ def settled_cluster(state: DesiredState) -> FakeCluster:
 
 
 def with_keys() -> FakeCluster:
-    """A cluster in which a run has its keys, and nothing else yet."""
+    """A cluster in which a run has its certificates and keys, and nothing else yet."""
     cluster = FakeCluster()
     cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied))
     return cluster

@@ -15,7 +15,7 @@ from tests.unit.operator.decisions.plans import (
     with_keys,
 )
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.actions import ReleaseLeases, Throttle
+from vcpo_operator.decisions.actions import IssueCertificates, ReleaseLeases, Throttle
 from vcpo_operator.decisions.lifecycle import LifecyclePhase
 from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.names import Role
@@ -34,8 +34,21 @@ EVERYTHING = [
 ]
 
 
-def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
-    assert plan_names(desired_for(), FakeCluster()) == ["Issue demo-keys"]
+def test_a_new_run_gets_its_certificates_and_keys_first_and_nothing_beside_them():
+    assert plan_names(desired_for(), FakeCluster()) == ["Issue demo-tls", "Issue demo-keys"]
+
+
+def test_certificates_that_end_soon_are_renewed_and_nothing_else_is_done():
+    cluster = settled_cluster(desired_for())
+    due = dataclasses.replace(cluster.observed, certificates_due=True)
+    (action,) = plan(desired_for(), due, applied=cluster.applied)
+    assert isinstance(action, IssueCertificates)
+    assert action.renews
+
+
+def test_a_run_in_plain_text_needs_no_certificates():
+    plain = desired_for(pods={"transport": "PlainText"})
+    assert plan_names(plain, FakeCluster()) == ["Issue demo-keys"]
 
 
 def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():

@@ -283,7 +283,7 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
     await lines.set_steering_key(KEY, "second")
     report = await lines.fetch_report(KEY, period_s=0.0)
     assert report is not None
-    lines.forget_steering_key(KEY)
+    lines.forget(KEY)
     await lines.disconnect(KEY)
     await lines.fetch_report(KEY, period_s=0.0)
     assert caplog.text.count("it refuses the run's key for steering") == 2

@@ -1,0 +1,144 @@
+"""TLS of the wire: certificates in files, which are read again when they change.
+
+A folder holds what a Secret of cert-manager holds: `ca.crt`, the authority that clients trust;
+`tls.crt` and `tls.key`, the certificate and the private key of a server. A server reads its two
+files before every handshake, so a renewed certificate needs no restart. A client reads the
+authority when it opens a channel.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import grpc
+
+AUTHORITY_FILE: Final = "ca.crt"
+CERTIFICATE_FILE: Final = "tls.crt"
+PRIVATE_KEY_FILE: Final = "tls.key"
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Whom a client trusts."""
+
+    authority: bytes
+    """Certificates of authorities, PEM."""
+    server_name: str | None = None
+    """Name that the server's certificate must have; None: the host that the client dials."""
+
+
+NOBODY: Final = Trust(authority=b"nobody")
+"""Trust in nobody: every connection fails."""
+
+
+class CertificateFolder:
+    """The folder with a process's certificates."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._authority: bytes | None = None
+        """What was read last."""
+
+    def check(self) -> None:
+        """Check that a server can serve with the files and a client can trust them.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if the files are no certificates, or the private key is another one's.
+        """
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)
+            context.load_verify_locations(self._path / AUTHORITY_FILE)
+        except ssl.SSLError as error:
+            files = f"{CERTIFICATE_FILE}, {PRIVATE_KEY_FILE} and {AUTHORITY_FILE}"
+            raise ValueError(
+                f"{self._path}: {files} must be a certificate, its private key and its authority"
+                f" in PEM ({error.reason or error})"
+            ) from error
+
+    def trust(self, server_name: str | None = None) -> Trust:
+        """Return the authority that the folder holds now, or held when it could be read last.
+
+        Raises:
+            OSError: if the file could never be read.
+        """
+        try:
+            self._authority = (self._path / AUTHORITY_FILE).read_bytes()
+        except OSError as error:
+            if self._authority is None:
+                raise
+            _LOGGER.warning("%s: the authority in use stays: %s", self._path, error)
+        return Trust(authority=self._authority, server_name=server_name)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return credentials that follow the files.
+
+        Raises:
+            OSError: if a file cannot be read.
+        """
+        served = self._key_and_certificate()
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """Return the new configuration, if the files have changed; gRPC's own thread calls."""
+            nonlocal served
+            try:
+                found = self._key_and_certificate()
+            except OSError as error:
+                _LOGGER.warning("%s: the certificate in use stays: %s", self._path, error)
+                return None
+            if found == served:
+                return None
+            served = found
+            _LOGGER.info("%s: serving with a new certificate", self._path)
+            return grpc.ssl_server_certificate_configuration([found])
+
+        initial = grpc.ssl_server_certificate_configuration([served])
+        # The types of grpc forget that None leaves the certificate as it is.
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
+        return grpc.dynamic_ssl_server_credentials(initial, fetch)
+
+    def _key_and_certificate(self) -> tuple[bytes, bytes]:
+        key = (self._path / PRIVATE_KEY_FILE).read_bytes()
+        return key, (self._path / CERTIFICATE_FILE).read_bytes()
+
+
+def checked_folder(listen: str, path: Path | None, *, plain_text: bool) -> CertificateFolder | None:
+    """Return the certificates of a server that listens on `host:port`; None: plain text.
+
+    path: folder of the certificates; None if there is none.
+    plain_text: whether the user allows plain text beyond loopback.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if plain text would leave this machine without having been asked for, or the
+            files are no certificates.
+    """
+    if path is not None and not plain_text:
+        folder = CertificateFolder(path)
+        folder.check()
+        return folder
+    if path is not None:
+        raise ValueError(f"--plain-text: contradicts --tls={path}; leave one of them out")
+    host = listen.rpartition(":")[0].strip("[]")
+    if not plain_text and not _is_loopback(host):
+        raise ValueError(
+            f"--listen={listen}: others could read along; give certificates with --tls, listen on"
+            " 127.0.0.1, or say --plain-text"
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,106 @@
+"""The channels of a worker: to the learner, and to other workers.
+
+Each trusts the authority that the worker's folder holds at that time, so an authority may be
+replaced while the worker runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from vcpo.wire.access.tls import CertificateFolder, Trust
+from vcpo.wire.client import open_channel
+from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_WAIT_S
+
+_GRACE_S: Final = CALL_TIMEOUT_S + MAX_WAIT_S
+"""Time for calls to end on a channel that is replaced; the longest one waits for work."""
+
+
+class LearnerChannel:
+    """A channel to the learner, as far as the generated stubs use one.
+
+    It is opened anew when the authority has changed. A call ends on the channel that it began on.
+
+    certificates: None calls in plain text.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        key: str | None,
+        identity: str | None,
+        certificates: CertificateFolder | None,
+    ) -> None:
+        self._address = address
+        self._key = key
+        self._identity = identity
+        self._certificates = certificates
+        self._trust = self._present_trust()
+        self._channel = self._open()
+        self._replaced: set[asyncio.Task[None]] = set()
+
+    def unary_unary(self, path: str, **coding: Any) -> Callable[..., Any]:
+        """Return the callable of a method, which picks the channel at each call."""
+
+        def call(request: Any, **options: Any) -> Any:
+            return self._current().unary_unary(path, **coding)(request, **options)
+
+        return call
+
+    def unary_stream(self, path: str, **coding: Any) -> Callable[..., Any]:
+        """Return the callable of a method that streams, which picks the channel at each call."""
+
+        def call(request: Any, **options: Any) -> Any:
+            return self._current().unary_stream(path, **coding)(request, **options)
+
+        return call
+
+    async def close(self) -> None:
+        """Close the channel, and those that it has replaced."""
+        for closing in self._replaced:
+            closing.cancel()
+        await self._channel.close()
+
+    def _present_trust(self) -> Trust | None:
+        return None if self._certificates is None else self._certificates.trust()
+
+    def _current(self) -> grpc.aio.Channel:
+        trust = self._present_trust()
+        if trust != self._trust:
+            closing = asyncio.create_task(self._channel.close(_GRACE_S))
+            self._replaced.add(closing)
+            closing.add_done_callback(self._replaced.discard)
+            self._trust = trust
+            self._channel = self._open()
+        return self._channel
+
+    def _open(self) -> grpc.aio.Channel:
+        return open_channel(
+            self._address, key=self._key, identity=self._identity, trust=self._trust
+        )
+
+
+class PeerChannels:
+    """Opens channels to other workers; they are shown the key for peers and nothing else.
+
+    server_name: name in the certificates of all workers of the run; None: their addresses.
+    certificates: None calls in plain text.
+    """
+
+    def __init__(
+        self, key: str | None, certificates: CertificateFolder | None, server_name: str | None
+    ) -> None:
+        self._key = key
+        self._certificates = certificates
+        self._server_name = server_name
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """Open a channel to `host:port`."""
+        folder = self._certificates
+        trust = None if folder is None else folder.trust(self._server_name)
+        return open_channel(address, key=self._key, trust=trust)
