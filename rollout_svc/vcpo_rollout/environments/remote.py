@@ -6,6 +6,7 @@ Another environment makes the prompts. Prompt, ground truth and response go to a
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -45,11 +46,12 @@ class RemoteReward:
     """Another environment's prompts, judged by the server at `reward` (`host:port`).
 
     environment, parameters: The environment that makes the prompts, and its parameters.
+    authority: File with the authority of the server's certificate, PEM; None calls in plain text.
     timeout_seconds: Limit for one reward, including the wait for the server to start and retries.
         After it the prompt counts as failed and is leased again.
 
     Every call shows the key in `VCPO_REWARD_KEY`, if there is one. Raises ValueError, naming the
-    parameter, when address or time is malformed, and as `make_environment`.
+    parameter, when address, file or time is wrong, and as `make_environment`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RemoteReward:
         environment: str,
         parameters: Mapping[str, object] | None = None,
         timeout_seconds: float = 60.0,
+        authority: str | None = None,
     ) -> None:
         try:
             split_address(reward)
@@ -75,8 +78,7 @@ class RemoteReward:
                 f"environment.parameters.environment: {environment!r} has multi-turn "
                 "responses, and a reward server judges a single turn; use it without 'remote'"
             )
-        options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
-        self._stub = reward_pb2_grpc.RewardServiceStub(grpc.insecure_channel(reward, options))
+        self._stub = reward_pb2_grpc.RewardServiceStub(_open_channel(reward, authority))
         keys = keys_from_environment([CallerRole.REWARD])
         self._metadata = tuple(authorization(key) for key in keys.values())
 
@@ -96,3 +98,22 @@ class RemoteReward:
             request, timeout=self._timeout_s, metadata=self._metadata, wait_for_ready=True
         )
         return result.reward
+
+
+def _open_channel(address: str, authority: str | None) -> grpc.Channel:
+    """Open a channel to the server; in plain text without an authority.
+
+    Raises: ValueError when the file cannot be read.
+    """
+    options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
+    if authority is None:
+        return grpc.insecure_channel(address, options)
+    try:
+        trusted = Path(authority).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"environment.parameters.authority: {authority!r} cannot be read ({error.strerror});"
+            " name a file with the certificate of the server's authority"
+        ) from error
+    credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
+    return grpc.secure_channel(address, credentials, options)

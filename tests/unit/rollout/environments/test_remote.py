@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from tests.fixtures.certificates import write_certificates
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.errors import InvalidMessageError, UnavailableError
 from vcpo.wire.server import WireServer
@@ -90,13 +91,18 @@ async def test_the_key_for_rewards_is_shown_to_the_server_and_no_key_of_the_run(
         assert await asyncio.to_thread(remote(address).reward, PROMPT, "12") == 1.0
 
 
-def test_the_example_server_judges():
+@pytest.mark.parametrize("over_tls", [False, True])
+def test_the_example_server_judges(over_tls, tmp_path):
+    write_certificates(tmp_path, ["localhost"])
     command = [sys.executable, "examples/reward_server.py", "--listen", "127.0.0.1:0"]
+    command += [f"--tls={tmp_path}"] if over_tls else []
+    authority = str(tmp_path / "ca.crt") if over_tls else None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().split()[-1]
             # Two characters of two and of two in common: 2 * 1 / 4 and 2 * 2 / 4.
-            rewards = [remote(f"127.0.0.1:{port}").reward(PROMPT, each) for each in ("21", "12")]
+            judge = remote(f"localhost:{port}", authority=authority)
+            rewards = [judge.reward(PROMPT, each) for each in ("21", "12")]
         finally:
             server.kill()
     assert rewards == [0.5, 1.0]
@@ -107,6 +113,7 @@ def test_the_example_server_judges():
     [
         ({"reward": "somewhere"}, r"environment.parameters.reward: 'somewhere' is not an address"),
         ({"reward": 7070}, r"environment.parameters.reward: 7070 is not an address"),
+        ({"authority": "/nowhere"}, r"environment.parameters.authority: '/nowhere' cannot be read"),
         ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
         ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
         (
