@@ -45,7 +45,7 @@ class RewardService(reward_pb2_grpc.RewardServiceServicer):
 
 async def serve(listen: str, tls: Path | None, *, plain_text: bool) -> None:
     """Serve until the process is ended."""
-    certificates = checked_folder(listen, tls, plain_text=plain_text)
+    certificates = checked_folder({"--listen": listen}, tls, plain_text=plain_text)
     server = WireServer(keys=keys_from_environment([CallerRole.REWARD]) or None)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(RewardService(), server.grpc_server)
     port = await server.start(listen, (SERVICE,), certificates=certificates)

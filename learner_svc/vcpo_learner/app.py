@@ -237,7 +237,7 @@ class _Learner:
         )
         with start_errors():
             certificates = checked_folder(
-                options.listen, options.tls, plain_text=options.plain_text
+                {"--listen": options.listen}, options.tls, plain_text=options.plain_text
             )
             metrics_host, metrics_port = split_address(options.metrics_listen)
             endpoint = serve_metrics(self.metrics.registry, metrics_host, metrics_port)

@@ -52,7 +52,9 @@ async def _follow(
     """Serve health and metrics while the tensor thread follows rank 0."""
     server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
     with start_errors():
-        certificates = checked_folder(options.listen, options.tls, plain_text=options.plain_text)
+        certificates = checked_folder(
+            {"--listen": options.listen}, options.tls, plain_text=options.plain_text
+        )
         host, port = split_address(_own_port(options.metrics_listen, environment))
         endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)
     with endpoint:

@@ -104,7 +104,8 @@ async def run_worker(options: Options) -> RunPhase:
     server, cache = WireServer(keys=of_peers, meter=metrics.calls), TransferCache()
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     with start_errors():
-        certificates = checked_folder(options.listen, options.tls, plain_text=options.plain_text)
+        addresses = {"--listen": options.listen, "--learner": options.learner}
+        certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
         channel = LearnerChannel(
             options.learner,
             key=keys.get(CallerRole.WORKER),

@@ -120,7 +120,7 @@ class RunSecrets:
         await self._learners.set_trust(key, None)
 
     def forget(self, key: RunKey) -> None:
-        """Forget the key of a deleted run."""
+        """Forget a deleted run."""
         self._learners.forget(key)
 
     async def _issue_keys(self, key: RunKey, child: Child) -> ObservedChild:

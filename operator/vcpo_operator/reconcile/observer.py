@@ -56,7 +56,7 @@ class Observer:
         if is_old or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             memory.record_unwatched(Kind.POD_MONITOR, key.name, monitor)
-            await self._read_keys(record, run, memory, now_s)
+            await self._read_secrets(record, run, memory, now_s)
             memory.unwatched_read_s = now_s
         observed = memory.with_unwatched(watched)
         for child in observed.children:
@@ -76,17 +76,18 @@ class Observer:
             return None
         return await self._signals.fetch_report(record.key, period_s=signals_period_s(run, before))
 
-    async def _read_keys(
+    async def _read_secrets(
         self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
     ) -> None:
-        """Read the Secret with the run's keys; if that is forbidden, keep what is known."""
+        """Read the Secrets of the run; if that is forbidden, keep what is known."""
         named, own = run.spec.pods.keys_secret_name, credential_name(record.key.name)
         owner_uid = None if named else record.uid
         try:
+            # First, so that no key is known before it is known whom to trust with it.
+            await self._read_certificates(record, run, memory, now_s)
             secret = await self._executor.secrets.read_keys(
                 record.key, named or own, owner_uid=owner_uid
             )
-            await self._read_certificates(record, run, memory, now_s)
         except ApiError as error:
             if not error.is_forbidden:
                 raise

@@ -125,28 +125,34 @@ async def test_probes_have_a_port_in_plain_text_that_answers_nothing_else(tmp_pa
 @pytest.mark.parametrize("address", ["0.0.0.0:7600", "10.1.2.3:7600", "learner:7600", "[::]:7600"])
 def test_plain_text_beyond_this_machine_must_be_asked_for_by_name(address):
     with pytest.raises(ValueError, match="--plain-text") as refused:
-        checked_folder(address, None, plain_text=False)
+        checked_folder({"--listen": address}, None, plain_text=False)
     assert str(refused.value).startswith(f"--listen={address}: others could read along")
-    assert checked_folder(address, None, plain_text=True) is None
+    assert checked_folder({"--listen": address}, None, plain_text=True) is None
+
+
+def test_a_learner_beyond_this_machine_is_not_called_in_plain_text_either():
+    addresses = {"--listen": "127.0.0.1:0", "--learner": "learner:7600"}
+    with pytest.raises(ValueError, match="--learner=learner:7600: others could read along"):
+        checked_folder(addresses, None, plain_text=False)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:7600", "[::1]:7600", "127.8.0.1:1"])
 def test_this_machine_needs_no_certificates(address):
-    assert checked_folder(address, None, plain_text=False) is None
+    assert checked_folder({"--listen": address}, None, plain_text=False) is None
 
 
 def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     write_certificates(one, [NAME])
     write_certificates(other, [NAME])
-    assert checked_folder("0.0.0.0:1", one, plain_text=False) is not None
+    assert checked_folder({"--listen": "0.0.0.0:1"}, one, plain_text=False) is not None
     with pytest.raises(ValueError, match="--plain-text: contradicts --tls"):
-        checked_folder("0.0.0.0:1", one, plain_text=True)
+        checked_folder({"--listen": "0.0.0.0:1"}, one, plain_text=True)
     (one / "tls.key").write_bytes((other / "tls.key").read_bytes())
     with pytest.raises(ValueError, match=r"tls\.crt, tls\.key and ca\.crt must be"):
-        checked_folder("0.0.0.0:1", one, plain_text=False)
+        checked_folder({"--listen": "0.0.0.0:1"}, one, plain_text=False)
     with pytest.raises(OSError, match="No such file"):
-        checked_folder("0.0.0.0:1", tmp_path / "none", plain_text=False)
+        checked_folder({"--listen": "0.0.0.0:1"}, tmp_path / "none", plain_text=False)
 
 
 async def test_who_trusts_nobody_calls_nobody(tmp_path):

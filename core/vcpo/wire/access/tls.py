@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -111,9 +111,12 @@ class CertificateFolder:
         return key, (self._path / CERTIFICATE_FILE).read_bytes()
 
 
-def checked_folder(listen: str, path: Path | None, *, plain_text: bool) -> CertificateFolder | None:
-    """Return the certificates of a server that listens on `host:port`; None: plain text.
+def checked_folder(
+    addresses: Mapping[str, str], path: Path | None, *, plain_text: bool
+) -> CertificateFolder | None:
+    """Return the certificates of a process; None: plain text.
 
+    addresses: where it serves and whom it calls, `host:port` by the option that says so.
     path: folder of the certificates; None if there is none.
     plain_text: whether the user allows plain text beyond loopback.
 
@@ -122,18 +125,18 @@ def checked_folder(listen: str, path: Path | None, *, plain_text: bool) -> Certi
         ValueError: if plain text would leave this machine without having been asked for, or the
             files are no certificates.
     """
-    if path is not None and not plain_text:
+    if path is not None and plain_text:
+        raise ValueError(f"--plain-text: contradicts --tls={path}; leave one of them out")
+    if path is not None:
         folder = CertificateFolder(path)
         folder.check()
         return folder
-    if path is not None:
-        raise ValueError(f"--plain-text: contradicts --tls={path}; leave one of them out")
-    host = listen.rpartition(":")[0].strip("[]")
-    if not plain_text and not _is_loopback(host):
-        raise ValueError(
-            f"--listen={listen}: others could read along; give certificates with --tls, listen on"
-            " 127.0.0.1, or say --plain-text"
-        )
+    for option, address in addresses.items():
+        if not plain_text and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+            raise ValueError(
+                f"{option}={address}: others could read along; give certificates with --tls, stay"
+                " on 127.0.0.1, or say --plain-text"
+            )
     return None
 
 
