@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -170,6 +171,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
 async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answers_to_no_other(
     operator, tmp_path
 ):
+    operator.now_s = time.time()  # real handshakes look at the real clock
     runs = {name: RunKey(KEY.namespace, name) for name in ("demo", "other")}
     learners, addresses = {name: Learner() for name in runs}, {}
     for name in runs:
