@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -51,6 +52,23 @@ def _without_nul(text: str) -> str:
         raise PydanticCustomError("nul", "{message}", {"message": message})
     return text
 
+
+def _without_infinity(document: dict[str, Any]) -> dict[str, Any]:
+    if not _is_finite(document):
+        message = "has a number that is infinite or NaN, which JSON cannot hold; write it as text"
+        raise PydanticCustomError("finite", "{message}", {"message": message})
+    return document
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        below = value.values() if isinstance(value, dict) else value
+        return all(_is_finite(each) for each in below)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+FINITE = AfterValidator(_without_infinity)
+"""For a dictionary of any values: no number in it is infinite or NaN."""
 
 Text = Annotated[str, AfterValidator(_without_nul)]
 """A string that may be used as a path or as an argument of a process."""

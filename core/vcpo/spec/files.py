@@ -19,6 +19,8 @@ from vcpo.spec.errors import FieldProblem, SpecError, problems_of
 from vcpo.spec.run import VCPORun
 
 _MAX_FILE_BYTES = 1 << 20
+_MAX_DOCUMENT_CHARACTERS = 8 << 20
+"""Largest document, with each alias replaced by what it names."""
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -95,18 +97,40 @@ def _document(text: str, source: str) -> Any:
         raise SpecError(source, [_file_problem(message)]) from error
     except (YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
         raise SpecError(source, [_file_problem(f"is not YAML: {error}")]) from error
+    except (LookupError, TypeError) as error:  # `!!bool 3`, `{[{}]: 1}`: the parser lets them out
+        message = f"is not YAML: a tag does not fit its value, or a key is no text ({error})"
+        raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error
 
 
 def _as_json(document: dict[Any, Any], source: str) -> str:
     try:
-        return json.dumps(document)
+        is_too_large = _num_characters(document, {}) > _MAX_DOCUMENT_CHARACTERS
+        text = "" if is_too_large else json.dumps(document)
     except (TypeError, ValueError) as error:
         message = f"has a value that JSON cannot represent ({error}); put dates in quotes"
         raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error
+    if is_too_large:
+        message = "has aliases that make it larger than 8 MiB; write fewer of them"
+        raise SpecError(source, [_file_problem(message)])
+    return text
+
+
+def _num_characters(node: Any, counted: dict[int, int]) -> int:
+    """Return about how many characters a node has as JSON, in time linear in its YAML.
+
+    counted: the sizes of nodes counted before, by identity; an alias is the node that it names.
+    """
+    if not isinstance(node, dict | list):
+        return 1 + (len(node) if isinstance(node, str) else 0)
+    if id(node) not in counted:
+        counted[id(node)] = 0  # for a node within itself, which JSON refuses
+        below = [*node, *node.values()] if isinstance(node, dict) else node
+        counted[id(node)] = 1 + sum(_num_characters(each, counted) for each in below)
+    return counted[id(node)]
 
 
 def _file_problem(message: str) -> FieldProblem:

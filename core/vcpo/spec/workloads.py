@@ -14,7 +14,17 @@ from vcpo.spec.cluster import (
     Scaling,
 )
 from vcpo.spec.environments import environment_complaints
-from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, Text, conflict, refuse
+from vcpo.spec.fields import (
+    FINITE,
+    DnsLabel,
+    Ratio,
+    Seconds,
+    Section,
+    Steps,
+    Text,
+    conflict,
+    refuse,
+)
 
 Threads = Annotated[int, Field(ge=1, le=256)]
 TargetModule = Annotated[str, Field(min_length=1, max_length=128)]
@@ -94,7 +104,7 @@ class Environment(Section):
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     """Task that makes prompts and rewards: a shipped one, such as `countdown`, or
     `package.module:Class` for your own."""
-    parameters: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
+    parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """Settings of the environment; `docs/environments.md` lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or

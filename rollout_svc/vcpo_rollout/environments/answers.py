@@ -15,7 +15,10 @@ def extract_answer(response: str) -> str | None:
     Source: the Countdown reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`.
     Departure: only the response is searched, never the prompt.
     """
-    marked = _BOXED.findall(response) or _TAGGED.findall(response)
+    # Up to the last brace every box is closed, so the search passes the response once. A model that
+    # repeats an open box ten thousand times would otherwise hold a thread for minutes.
+    boxes = response[: response.rfind("}") + 1]
+    marked = _BOXED.findall(boxes) or _TAGGED.findall(response)
     return str(marked[-1]).strip() if marked else None
 
 

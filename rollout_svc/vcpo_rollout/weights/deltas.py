@@ -42,7 +42,7 @@ def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
         parts = safetensors.numpy.load(delta)
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptWeightsError(f"delta: not a safetensors file of integers ({error})") from error
-    names = sorted({name.removesuffix(GAPS).removesuffix(VALUES) for name in parts})
+    names = sorted({_tensor_name(entry) for entry in parts})
     unpaired = parts.keys() ^ {name + ending for name in names for ending in (GAPS, VALUES)}
     if unpaired:
         raise CorruptWeightsError(f"delta: {min(unpaired)!r} is missing or has no counterpart")
@@ -78,6 +78,10 @@ def decode_gaps(gaps: Bits) -> NDArray[np.int64]:
     positions = positions[gaps != filler(gaps.itemsize)]
     positions += np.arange(positions.size)
     return positions
+
+
+def _tensor_name(entry: str) -> str:
+    return entry.removesuffix(GAPS if entry.endswith(GAPS) else VALUES)
 
 
 def _change(name: str, gaps: Bits, bits: Bits) -> TensorChange:

@@ -141,11 +141,19 @@ class TestValuesAreNotBentToFit:
             ("steps: 3\noptimizer: {learningRate: '0.1'}", "spec.optimizer.learningRate"),
             ("steps: 3\noptimizer: {learningRate: .nan}", "spec.optimizer.learningRate"),
             ("steps: 3\noptimizer: {maxGradientNorm: .inf}", "spec.optimizer.maxGradientNorm"),
+            ("steps: 3\nlearner: {template: {spec: {x: [-.inf]}}}", "spec.learner.template"),
             ("steps: 3\nrollouts: {name: main}", "spec.rollouts"),
         ],
     )
     def test_a_value_of_another_type_is_refused(self, lines, field):
         assert list(problems(lines)) == [field]
+
+    @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1e400", "[{a: .nan}]"])
+    def test_a_parameter_that_json_cannot_hold_is_refused(self, number):
+        # The run directory's copy of the file would hold null in its place.
+        run = HEAD.replace("countdown", f"'a:B', parameters: {{limit: {number}}}")
+        with pytest.raises(SpecError, match=r"spec\.environment\.parameters: .* infinite or NaN"):
+            parse_run(f"{run}  steps: 3")
 
     def test_a_whole_number_is_a_real_number(self):
         run = parse_run(f"{HEAD}  steps: 3\n  sampling: {{temperature: 1}}")

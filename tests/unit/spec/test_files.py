@@ -49,6 +49,22 @@ class TestYaml:
     def test_a_tag_that_asks_for_code_is_refused(self):
         assert "could not determine a constructor" in message_of("a: !!python/object:os.system x")
 
+    @pytest.mark.parametrize("value", ["!!int ''", "!!float ''", "!!bool maybe"])
+    def test_a_tag_that_does_not_fit_its_value_is_refused(self, value):
+        assert "a tag does not fit its value" in message_of(f"a: {value}")
+
+    def test_a_key_that_cannot_be_one_is_refused(self):
+        assert "a key is no text" in message_of("{[{}]: 0}")
+
+    def test_aliases_that_multiply_a_document_are_refused(self):
+        layers = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))
+        text = "\n".join(["a0: &a0 [x]", *layers])  # a thousand million times x
+        assert "aliases that make it larger than 8 MiB" in message_of(text)
+
+    def test_an_alias_means_what_it_names(self):
+        text = HEAD.replace("name: r", "name: &name r").replace("name: m", "name: *name")
+        assert parse_run(f"{text}  steps: 3").spec.model.name == "r"
+
     def test_two_documents_are_refused(self):
         assert "another document" in message_of("a: 1\n---\nb: 2\n")
 

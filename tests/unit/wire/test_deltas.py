@@ -45,6 +45,12 @@ def test_a_delta_names_the_changed_elements_and_their_new_bits():
     assert change.bits.tolist() == [TWO, ZERO]
 
 
+@pytest.mark.parametrize("name", ["a:gaps", "a:values", "", ":gaps", "a:values:gaps"])
+def test_a_tensor_may_be_named_as_an_entry_of_a_delta(name):
+    base, payload = (bfloat16(one, *UNCHANGED, name=name) for one in (ONE, TWO))
+    assert apply_delta_of(base, payload) == payload
+
+
 def test_a_tensor_that_did_not_change_takes_no_room():
     delta = encode_delta(bfloat16(*UNCHANGED), bfloat16(*UNCHANGED))
     assert safetensors.numpy.load(delta) == {}

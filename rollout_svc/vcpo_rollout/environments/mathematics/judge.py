@@ -5,6 +5,7 @@ candidate counts as wrong, and the next comparison starts a new process.
 """
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -58,6 +59,8 @@ class MathJudge:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                # It reads a model's text, so it gets none of the worker's keys.
+                env={name: each for name, each in os.environ.items() if "VCPO_" not in name},
             )
             weakref.finalize(self, _kill, process)
             if _ask(process, json.dumps({"reference": "0", "candidate": "0"}), _START_S) is None:

@@ -19,7 +19,8 @@ from vcpo_rollout.environments.environment import Prompt
 
 Message = Mapping[str, Any]
 
-_CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_CALL_ENDS: Final = "</tool_call>"
+_CALL: Final = re.compile(rf"<tool_call>(.*?){_CALL_ENDS}", re.DOTALL)
 _TOOLS: Final = (
     "You may call functions to help with the task. Their signatures:\n<tools>\n{tools}\n</tools>\n"
     "For each call, write a JSON object with its name and arguments:\n"
@@ -77,7 +78,9 @@ def to_assistant_message(response: str, *, has_tools: bool) -> dict[str, Any]:
     A call must be a JSON object with a name; other text is ignored, as model servers do.
     """
     message: dict[str, Any] = {"role": "assistant", "content": response}
-    calls = [_parse_call(number, text) for number, text in enumerate(_CALL.findall(response))]
+    # Up to the last end every call is closed, so the search passes the response once.
+    closed = response[: response.rfind(_CALL_ENDS) + len(_CALL_ENDS)]
+    calls = [_parse_call(number, text) for number, text in enumerate(_CALL.findall(closed))]
     if has_tools and (found := [call for call in calls if call is not None]):
         message["tool_calls"] = found
     return message
@@ -86,11 +89,11 @@ def to_assistant_message(response: str, *, has_tools: bool) -> dict[str, Any]:
 def _parse_call(number: int, text: str) -> dict[str, Any] | None:
     try:
         call = json.loads(text)
-    except ValueError:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        arguments = json.dumps(call.get("arguments", {}))
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = json.dumps(call.get("arguments", {}))
     function = {"name": call["name"], "arguments": arguments}
     return {"id": f"call_{number}", "type": "function", "function": function}
 
