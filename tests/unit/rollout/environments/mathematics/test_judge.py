@@ -1,5 +1,6 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,11 @@ def test_without_math_verify_the_cure_is_named(monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(RuntimeError, match="install math-verify in the rollout image"):
         MathJudge().is_equal("9", "18/2")
+
+
+def test_the_process_has_none_of_the_workers_keys(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret")
+    judge = MathJudge()
+    assert judge.is_equal("1/2", "0.5")
+    environment = Path(f"/proc/{judge._process.pid}/environ").read_bytes()
+    assert b"VCPO" not in environment
