@@ -93,9 +93,10 @@ def groups_in_time(
     arrives later can only delay the others, so a group that is late in this order stays late.
     """
     in_time: list[Group] = []
-    for group in sorted(groups, key=lambda one: (one.oldest_policy_version, one.grant_number)):
+    # Groups compare by their grants. Their age is computed once: this runs at every submission.
+    for oldest_version, group in sorted((one.oldest_policy_version, one) for one in groups):
         consumed_at_version = policy_version + len(in_time) // prompts_per_step
-        if group.oldest_policy_version >= consumed_at_version - max_lag_steps:
+        if oldest_version >= consumed_at_version - max_lag_steps:
             in_time.append(group)
     return in_time
 

@@ -66,6 +66,13 @@ class WorkerRegistry:
             if worker.request_number > 0 and self._is_alive(worker)
         ]
 
+    def trust_of(self, worker_id: str) -> Trust:
+        """Return the trust in a worker; that in a new one if it has not asked for work lately."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.request_number == 0 or not self._is_alive(worker):
+            return Trust.NEW
+        return worker.trust
+
     def serving_address(self, worker_id: str) -> str:
         """Return where a worker serves weights; empty if it does not, or if it is lost."""
         return self._workers[worker_id].address if self.is_alive(worker_id) else ""
