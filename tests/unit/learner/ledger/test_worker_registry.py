@@ -1,6 +1,7 @@
 import pytest
 
 from tests.fixtures.learner.dispatcher import ManualClock
+from vcpo.control.quota import Trust
 from vcpo_learner.ledger.worker_registry import (
     WORKER_LOST_AFTER_S,
     RegisteredWorker,
@@ -36,6 +37,20 @@ def test_a_worker_is_listed_by_its_last_request(registry, clock):
             request_number=2,
         )
     ]
+
+
+def test_the_trust_in_a_worker_is_that_of_the_list_and_that_in_a_new_one_if_it_is_not_there(
+    registry, clock
+):
+    registry.record_contact("first", num_accepted=1)
+    registry.record_address("silent", "10.0.0.1:7600")
+    assert {each.worker_id: each.trust for each in registry.workers()} == {"first": Trust.TRUSTED}
+    asked = [registry.trust_of(name) for name in ("first", "silent", "unknown")]
+    assert asked == [Trust.TRUSTED, Trust.NEW, Trust.NEW]
+    registry.mark_doubted("first")
+    assert registry.trust_of("first") is Trust.DOUBTED
+    clock.advance(WORKER_LOST_AFTER_S + 0.001)
+    assert registry.trust_of("first") is Trust.NEW
 
 
 def test_a_lost_worker_is_no_longer_listed(registry, clock):
