@@ -45,6 +45,7 @@ SECTIONS = {"spec.model", "spec.environment", "spec"}
 BOOLEANS = {
     "spec.suspend",
     "spec.checkpoint.keepBest",
+    "spec.health.enabled",
     "spec.pods.disruptionBudgets",
     "spec.pods.podMonitor",
 }
