@@ -1,9 +1,12 @@
 """Measure what a learner ingests per second of one core: gRPC against JSON over HTTP.
 
-The groups of a step are submitted one by one, kept by the ledger and taken as one batch. Client and
-server share a process and one core, whose CPU time is counted; leases are granted outside of it.
+The groups of a step are submitted a few at a time, kept by the ledger and taken as one batch.
+Client and server share a process and one core, whose CPU time is counted; leases are granted
+outside of it.
 The gRPC way is the worker's client and the learner's service, checks included. The JSON way is
 aiohttp on both sides and the standard library's `json`, into the same ledger, without any checks.
+The third way is gRPC with the redo log in a temporary folder: every submission is answered when its
+trajectories outlive the process.
 A call costs as much as some thousand tokens, so with shorter responses (`--tokens`) the two differ
 less.
 
@@ -15,6 +18,9 @@ The last line printed is JSON:
     json_http_trajectories_per_s  ..tokens_per_s
     bytes_per_token  json_http_bytes_per_token  sent, prompts included
     ratio_vs_json_http                          of tokens per second
+    redo_log_tokens_per_s                       over gRPC with the redo log
+    redo_log_slowdown                           share of gRPC's rate that the log costs
+    redo_log_answer_ms  answer_ms               median time until a submission is answered
 
 Exit status 1 when the ratio is below 4.
 """
@@ -23,16 +29,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
 import random
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from aiohttp import ClientSession, web
@@ -45,9 +55,11 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
 from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo_learner.ledger.changes import ChangeLog
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
+from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.transport.learner_client import LearnerClient
@@ -86,8 +98,8 @@ def _response(rng: random.Random, prompt: tuple[int, ...], size: int) -> Traject
     )
 
 
-def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
-    """Return a dispatcher with an empty ledger."""
+def make_dispatcher(spec: VCPORunSpec, log: ChangeLog | None = None) -> Dispatcher:
+    """Return a dispatcher with an empty ledger; log: where the ledger keeps its changes."""
     ledger = TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
@@ -95,6 +107,7 @@ def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
         max_attempts=1,
         incarnation=_INCARNATION,
         clock=time.monotonic,
+        log=log,
     )
     return Dispatcher(
         spec=spec,
@@ -105,22 +118,47 @@ def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
     )
 
 
+@dataclass
+class Rate:
+    """The best step of one way."""
+
+    cpu_s: float = math.inf
+    """CPU seconds of a step in which all responses are submitted."""
+    answers_s: list[float] = field(default_factory=list)
+    """Seconds from each submission to its answer."""
+
+
 async def measure(
-    dispatcher: Dispatcher, submit: Submit, responses: Sequence[Trajectory], *, steps: int
-) -> float:
-    """Return the least CPU seconds of a step in which these responses are submitted."""
-    best_s = math.inf
+    dispatcher: Dispatcher,
+    submit: Submit,
+    responses: Sequence[Trajectory],
+    rate: Rate,
+    *,
+    steps: int,
+    in_flight: int,
+) -> None:
+    """Submit these responses in every step, and note the times.
+
+    in_flight: groups that are submitted at a time.
+    """
+
+    async def submit_group(lease_id: str, group: Sequence[Trajectory]) -> None:
+        begun_s = time.perf_counter()
+        await submit(lease_id, group)
+        rate.answers_s.append(time.perf_counter() - begun_s)
+
     for _ in range(steps):
         groups = await _lease_step(dispatcher, responses)
         begun_s = time.process_time()
-        for lease_id, group in groups:
-            await submit(lease_id, group)
+        for start in range(0, len(groups), in_flight):
+            some = groups[start : start + in_flight]
+            await asyncio.gather(*(submit_group(*each) for each in some))
         batch = await dispatcher.next_batch()
-        best_s = min(best_s, time.process_time() - begun_s)
+        rate.cpu_s = min(rate.cpu_s, time.process_time() - begun_s)
         assert batch is not None
         assert sum(len(group.trajectories) for group in batch) == len(responses)
+        dispatcher.ledger.record_step(batch, policy_version=dispatcher.policy_version, fresh=())
         dispatcher.advance_version()
-    return best_s
 
 
 async def _lease_step(
@@ -226,21 +264,32 @@ def _from_document(document: dict[str, Any]) -> Trajectory:
 
 
 async def compare(arguments: argparse.Namespace) -> dict[str, float]:
-    """Measure both ways in turns; the best of each counts."""
+    """Measure the ways in turns; the best of each counts."""
     spec = make_spec(arguments)
     responses = make_responses(spec.batch.trajectories, arguments.tokens)
     num_tokens = sum(len(response.response_token_ids) for response in responses)
-    best: dict[str, float] = {}
+    rates = {name: Rate() for name in ("grpc", "log", "http")}
     for _ in range(arguments.repeats):
-        for name in ("grpc", "http"):
-            dispatcher = make_dispatcher(spec)
-            way = over_grpc(dispatcher, spec) if name == "grpc" else over_http(dispatcher)
-            async with way as submit:
-                cpu_s = await measure(dispatcher, submit, responses, steps=arguments.steps)
-            best[name] = max(best.get(name, 0.0), num_tokens / cpu_s)
-            print(f"{name}: {num_tokens / cpu_s:12,.0f} tokens/s", flush=True)
+        for name, rate in rates.items():
+            with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
+                log = RedoLog(Path(folder), limit_bytes=1 << 40) if name == "log" else None
+                if log is not None:
+                    closing.callback(log.close)
+                dispatcher = make_dispatcher(spec, log)
+                way = over_http(dispatcher) if name == "http" else over_grpc(dispatcher, spec)
+                async with way as submit:
+                    await measure(
+                        dispatcher,
+                        submit,
+                        responses,
+                        rate,
+                        steps=arguments.steps,
+                        in_flight=arguments.in_flight,
+                    )
+            print(f"{name}: {num_tokens / rate.cpu_s:12,.0f} tokens/s", flush=True)
     per_token = len(responses) / num_tokens
     sent_bytes = sum(trajectory_to_message(response).ByteSize() for response in responses)
+    best = {name: num_tokens / rate.cpu_s for name, rate in rates.items()}
     return {
         "trajectories_per_s": round(best["grpc"] * per_token, 1),
         "tokens_per_s": round(best["grpc"]),
@@ -249,6 +298,10 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
         "bytes_per_token": round(sent_bytes / num_tokens, 2),
         "json_http_bytes_per_token": round(len(_json_body("", responses)) / num_tokens, 2),
         "ratio_vs_json_http": round(best["grpc"] / best["http"], 2),
+        "redo_log_tokens_per_s": round(best["log"]),
+        "redo_log_slowdown": round(1 - best["log"] / best["grpc"], 3),
+        "answer_ms": round(1000 * median(rates["grpc"].answers_s), 2),
+        "redo_log_answer_ms": round(1000 * median(rates["log"].answers_s), 2),
     }
 
 
@@ -276,6 +329,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=8, help="responses to each")
     parser.add_argument("--tokens", type=int, default=1024, help="mean length of a response")
     parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
+    parser.add_argument("--in-flight", type=int, default=4, help="groups submitted at a time")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
     return parser.parse_args()
 

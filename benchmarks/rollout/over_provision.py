@@ -42,7 +42,6 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
@@ -179,12 +178,9 @@ class InstantLearner:
 
     def tokens_left(self) -> int:
         """Return tokens that are buffered or requeued; only when nothing is in flight."""
-        snapshot = self.ledger.snapshot()
-        requeued = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot.head))
-        buffered = (
-            len(one.rollout_logprobs) for group in snapshot.groups for one in group.trajectories
-        )
-        return requeued + sum(buffered)
+        contents = self.ledger.contents
+        requeued = sum(prompt.num_partial_tokens for prompt in contents.requeued)
+        return requeued + sum(group.num_sampled_tokens for group in contents.buffer.groups())
 
 
 def make_worker(

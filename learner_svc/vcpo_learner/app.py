@@ -52,6 +52,7 @@ from vcpo_learner.model.loading import vocabulary_size
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
@@ -120,10 +121,11 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
     try:
         return await learner.serve(options)
     finally:
+        await asyncio.to_thread(learner.log.close)
         await asyncio.to_thread(policy.close)
 
 
-def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
+def _ledger(spec: VCPORunSpec, incarnation: str, log: RedoLog) -> TrajectoryLedger:
     return TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
@@ -133,6 +135,7 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
         prompt_source=prompt_source(spec),
         incarnation=incarnation,
         clock=time.monotonic,
+        log=log,
     )
 
 
@@ -147,9 +150,10 @@ class _Learner:
         self._stop_requested = asyncio.Event()
         registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
         self.peers = PeerAssignment(registry)
+        self.log = RedoLog(options.run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
         self.dispatcher = Dispatcher(
             spec=spec,
-            ledger=_ledger(spec, incarnation),
+            ledger=_ledger(spec, incarnation, self.log),
             registry=registry,
             incarnation=incarnation,
             clock=time.monotonic,
@@ -179,6 +183,7 @@ class _Learner:
                 tokenizer=policy.tokenizer,
                 update=policy.update,
                 dispatcher=self.dispatcher,
+                log=self.log,
                 policies=self.policies,
                 signals=self.signals,
                 gauges=self.gauges,
@@ -312,6 +317,7 @@ class _Learner:
                 self.gauges.count_served_weights(policies.served_bytes)
                 self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
+                self.training.report_log()
             except Exception as error:  # metrics may not end a run
                 if repr(error) != logged:
                     _LOGGER.exception("cannot update metrics and events; the run continues")

@@ -157,6 +157,9 @@ def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> No
     kinds = [event.kind for event in run.events]
     assert kinds.count("LearnerRestarted") == 1
     assert "Resumed" in kinds
+    # Steps after the checkpoint were redone from the log, with the same parameters.
+    assert "RedoDiffers" not in kinds
+    assert [step.consumed for step in run.metrics.steps] == [16 * step for step in range(1, 41)]
     logs = [log.read_text() for log in (run.path / "logs").glob("main-*.log")]
     assert logs
     assert not any("Traceback" in log for log in logs)

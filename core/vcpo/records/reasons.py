@@ -43,3 +43,5 @@ class DropReason(StrEnum):
     """An update failed because of its group."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
+    ROLLED_BACK = "rolled_back"
+    """Sampled or trained on by a version that the run went back behind."""

@@ -94,6 +94,11 @@ class PartialResponse:
         """The oldest version that sampled a token."""
         return min(span.policy_version for span in self.version_spans)
 
+    @property
+    def newest_policy_version(self) -> int:
+        """The newest version that sampled a token."""
+        return max(span.policy_version for span in self.version_spans)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
@@ -134,6 +139,11 @@ class Trajectory:
     def oldest_policy_version(self) -> int:
         """The oldest version that sampled a token of the response."""
         return min(span.policy_version for span in self.version_spans)
+
+    @property
+    def newest_policy_version(self) -> int:
+        """The newest version that sampled a token of the response."""
+        return max(span.policy_version for span in self.version_spans)
 
     def num_tokens_of(self, policy_version: int) -> int:
         """Return the number of response tokens that a version sampled."""

@@ -2,7 +2,7 @@
 
 ```
 checkpoints/step-00000050/   tensors/           parameters and moments, a file for each rank
-                             ledger-00000.pb    requeued prompts and counts; buffered trajectories,
+                             ledger-00000.pb    open leases and counts; buffered trajectories,
                              ledger-00001.pb    in as many files as they need
                              update.pt          calibration, warning, replay, random generators
                              meta.json          step, spec that a resume must share, checksums
@@ -12,7 +12,7 @@ checkpoints/step-00000050/   tensors/           parameters and moments, a file f
 The learner writes a checkpoint into a temporary folder, syncs it and renames it. It reads a
 checkpoint only if every file has its checksum; if one is damaged it reads the checkpoint before.
 Consumption becomes final with the checkpoint that contains it: a restarted learner resumes from the
-newest intact checkpoint and trains again on everything after it.
+newest intact checkpoint and takes the steps after it again, from the redo log.
 """
 
 from __future__ import annotations

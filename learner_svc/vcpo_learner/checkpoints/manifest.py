@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_FILE = "meta.json"
 _CHECKSUM = "xxh3"
 _BLOCK_BYTES = 1 << 22

@@ -1,8 +1,7 @@
 """The dispatcher: which worker gets which prompt, and where its submissions go.
 
 It connects the ledger (training), the evaluation round (held-out prompts), admission (how much work
-is granted) and the worker registry. It runs on the learner's event loop and never blocks; the clock
-is injected.
+is granted) and the worker registry. It never blocks, and the clock is injected.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.change_notifier import ChangeNotifier
+from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.groups import Group
@@ -108,7 +108,7 @@ class Dispatcher:
         return self._ledger.holder_of(lease_id)
 
     def weight_updates_in_flight(self) -> int:
-        """Count the versions that workers loaded while they generated, over all workers so far."""
+        """Count the versions that workers loaded while they generated, over all workers."""
         return self._updates_in_flight.total
 
     def resume_at(self, policy_version: int) -> None:
@@ -317,27 +317,31 @@ class Dispatcher:
         return True
 
     def _grant(self, request: WorkRequest) -> list[Assignment]:
-        """Grant what is admissible now: evaluation prompts first, then training prompts."""
+        """Grant what is admissible now: evaluation prompts first, then training prompts.
+
+        A log that cannot be written stops training work; a full one leaves what one step needs.
+        """
         if request.incarnation != self._incarnation:
             return []
         if self._round_is_exclusive and not self._holds_newest(request):
             return []
-        if self._round is not None:
-            leases = self._round.grant(
+        if self._round is not None and (
+            leases := self._round.grant(
                 request.worker_id,
                 max_trajectories=self._admission.evaluation_responses(request, self._round),
                 policy_version=self._policy_version,
             )
-            if leases:
-                return [Assignment(purpose=Purpose.EVALUATION, lease=lease) for lease in leases]
-        if self._round_is_exclusive:
+        ):
+            return [Assignment(purpose=Purpose.EVALUATION, lease=lease) for lease in leases]
+        room = self._ledger.log.room
+        if self._round_is_exclusive or room is LogRoom.UNWRITABLE:
             return []
         leases = self._ledger.grant(
             request.worker_id,
             num_groups=self._admission.training_groups(
                 request,
                 policy_version=self._policy_version,
-                admission_lag_steps=self.admission_lag_steps,
+                admission_lag_steps=0 if room is LogRoom.FULL else self.admission_lag_steps,
             ),
             policy_version=self._policy_version,
             # An older token could not be trained on, not even in the very next batch.
@@ -367,7 +371,7 @@ class Dispatcher:
         self._ledger.preempt(self._admission.surplus_trajectories(self._policy_version))
 
     def _next_version(self) -> int:
-        """Return the version that the next batch is applied to, also while a step is under way."""
+        """Return the version that the next batch is applied to, also during a step or a redo."""
         return self._ledger.counts().consumed // self._spec.batch.trajectories
 
     def _new_round(self, step: int) -> EvaluationRound:
@@ -397,11 +401,7 @@ class Dispatcher:
             self.notify()
 
     def _has_issued(self, lease_id: str) -> bool:
-        """Return whether this process issued the lease.
-
-        An earlier process may have published newer versions than there are now. So versions are
-        checked for leases of this process only.
-        """
+        """Return whether this process issued the lease; only of those it knows all versions."""
         in_round = self._round is not None and self._round.has_issued(lease_id)
         return in_round or self._ledger.has_issued(lease_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
@@ -31,6 +31,11 @@ class Group:
         """The oldest version that sampled a token of the group."""
         return min(trajectory.oldest_policy_version for trajectory in self.trajectories)
 
+    @property
+    def newest_policy_version(self) -> int:
+        """The newest version that sampled a token of the group."""
+        return max(trajectory.newest_policy_version for trajectory in self.trajectories)
+
 
 class GroupBuffer:
     """Complete groups that wait for their optimizer step. Owner: the ledger."""
@@ -55,7 +60,7 @@ class GroupBuffer:
     def take_batch(self) -> list[Group] | None:
         """Remove and return the groups of one step; return None while there are too few.
 
-        Call `remove_late` before: it puts the groups into the order of consumption.
+        Call `order` before, and remove what is late.
         """
         if len(self._groups) < self._prompts_per_step:
             return None
@@ -63,14 +68,17 @@ class GroupBuffer:
         self._groups = self._groups[self._prompts_per_step :]
         return batch
 
-    def remove(self, lease_ids: Collection[str]) -> list[Group]:
-        """Remove and return the groups of these leases."""
-        removed = [group for group in self._groups if group.lease_id in lease_ids]
-        self._groups = [group for group in self._groups if group.lease_id not in lease_ids]
-        return removed
+    def remove(self, lease_ids: Sequence[str]) -> list[Group]:
+        """Remove and return the groups of these leases that are buffered, in their order."""
+        found = {group.lease_id: group for group in self._groups if group.lease_id in lease_ids}
+        self._groups = [group for group in self._groups if group.lease_id not in found]
+        return [found[lease_id] for lease_id in lease_ids if lease_id in found]
 
-    def remove_late(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
-        """Order the groups; remove and return the groups that `groups_in_time` excludes."""
+    def order(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
+        """Put the groups into the order of consumption; return those that will be too late.
+
+        The late ones stay in the buffer, behind the others, until they are removed.
+        """
         in_time = groups_in_time(
             self._groups,
             policy_version=policy_version,
@@ -79,7 +87,7 @@ class GroupBuffer:
         )
         kept = {group.grant_number for group in in_time}
         late = sorted(group for group in self._groups if group.grant_number not in kept)
-        self._groups = in_time
+        self._groups = [*in_time, *late]
         return late
 
 
@@ -108,16 +116,17 @@ def group_from_lease(lease: OpenLease) -> Group:
         lease_id=lease.lease_id,
         prompt_index=lease.prompt_index,
         attempt=lease.attempt,
-        trajectories=tuple(lease.arrived.values()),
+        trajectories=(*lease.kept, *lease.arrived.values()),
     )
 
 
 def group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
-    """Write a group for a checkpoint, without its failed attempts."""
+    """Write a group for a checkpoint."""
     return ledger_pb2.BufferedGroup(
         lease_id=group.lease_id,
         grant_number=group.grant_number,
         prompt_index=group.prompt_index,
+        attempt=group.attempt,
         trajectories=[trajectory_to_message(member) for member in group.trajectories],
     )
 
@@ -132,7 +141,7 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
         grant_number=message.grant_number,
         lease_id=message.lease_id,
         prompt_index=message.prompt_index,
-        attempt=1,
+        attempt=message.attempt,
         trajectories=tuple(
             trajectory_from_message(member, path=f"buffered[].trajectories[{index}]")
             for index, member in enumerate(message.trajectories)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import PartialResponse, Trajectory, prompt_checksum
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    partial_from_message,
+    partial_to_message,
+    prompt_checksum,
+    trajectory_from_message,
+    trajectory_to_message,
+)
+from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.clock import Clock
 
 _REMEMBERED_LEASES = 65_536
@@ -39,6 +48,9 @@ class OpenLease:
     expires_s: float
     partial_responses: tuple[PartialResponse, ...] = ()
     """Responses that the worker resumes."""
+    kept: tuple[Trajectory, ...] = ()
+    """Members of the group that were accepted under an earlier lease, before the learner stopped;
+    not among `num_trajectories`."""
     preempted: bool = False
     """Whether the worker is to interrupt the generation and release the lease."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
@@ -50,8 +62,13 @@ class OpenLease:
         return self.num_trajectories - len(self.arrived)
 
     @property
+    def num_accepted(self) -> int:
+        """Trajectories of the group that have been accepted, under this lease or before it."""
+        return len(self.kept) + len(self.arrived)
+
+    @property
     def num_arrived_tokens(self) -> int:
-        """Tokens of the accepted trajectories that a policy sampled."""
+        """Tokens of the trajectories accepted under this lease that a policy sampled."""
         return sum(trajectory.num_sampled_tokens for trajectory in self.arrived.values())
 
     @property
@@ -70,7 +87,8 @@ class OpenLease:
             InvalidMessageError: naming the first trajectory with an id of another lease, or with
                 another prompt.
         """
-        prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
+        members = (*self.kept, *self.arrived.values(), *trajectories)
+        prompt = members[0].prompt_token_ids
         leased_sums = {partial.prompt_xxh3 for partial in self.partial_responses} - {0}
         if leased_sums - {prompt_checksum(prompt)}:
             received = f"{len(prompt)} tokens that differ"
@@ -105,7 +123,7 @@ class LeaseBook:
     """The open leases of one purpose. Owner: the learner's event loop.
 
     A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
-    contain the learner's incarnation, so a restarted learner does not know the ids from before.
+    contain the learner's incarnation, so no two processes give the same id.
     """
 
     def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
@@ -118,16 +136,16 @@ class LeaseBook:
 
     @property
     def next_grant_number(self) -> int:
-        """Number of grants of the run so far, including those before a restart."""
+        """One more than the largest number of a grant so far, those before a restart included."""
         return self._grants
-
-    def resume_numbering(self, grant_number: int) -> None:
-        """Number the next grant `grant_number`, after a restart."""
-        self._grants = grant_number
 
     def __len__(self) -> int:
         """Count the open leases."""
         return len(self._open)
+
+    def lease_id(self, grant_number: int) -> str:
+        """Return the id of this process's lease with a number."""
+        return f"{self._prefix}-{grant_number}"
 
     def open(
         self,
@@ -138,22 +156,35 @@ class LeaseBook:
         attempt: int,
         policy_version: int,
         partial_responses: tuple[PartialResponse, ...] = (),
+        kept: tuple[Trajectory, ...] = (),
+        grant_number: int | None = None,
+        lease_id: str | None = None,
     ) -> OpenLease:
-        """Grant a prompt to a worker."""
+        """Grant a prompt to a worker.
+
+        grant_number: None for the next one.
+        lease_id: of a lease that another process granted; None makes one.
+        """
+        number = self._grants if grant_number is None else grant_number
         lease = OpenLease(
-            lease_id=f"{self._prefix}-{self._grants}",
+            lease_id=self.lease_id(number) if lease_id is None else lease_id,
             worker_id=worker_id,
-            grant_number=self._grants,
+            grant_number=number,
             prompt_index=prompt_index,
             num_trajectories=num_trajectories,
             attempt=attempt,
             granted_policy_version=policy_version,
             expires_s=self._clock() + self._timeout_s,
             partial_responses=partial_responses,
+            kept=kept,
         )
-        self._grants += 1
+        self._grants = max(self._grants, number + 1)
         self._open[lease.lease_id] = lease
         return lease
+
+    def get(self, lease_id: str) -> OpenLease | None:
+        """Return an open lease; None if it is not open."""
+        return self._open.get(lease_id)
 
     def has_issued(self, lease_id: str) -> bool:
         """Return whether the id has the form of this book's leases, open or closed."""
@@ -216,3 +247,54 @@ class LeaseBook:
     def all(self) -> list[OpenLease]:
         """Return every open lease, oldest first."""
         return list(self._open.values())
+
+    def to_messages(self) -> list[ledger_pb2.OpenLease]:
+        """Return the open leases for a checkpoint, oldest first, without their deadlines."""
+        return [_lease_to_message(lease) for lease in self._open.values()]
+
+    def restore(self, messages: Iterable[ledger_pb2.OpenLease], next_grant_number: int) -> None:
+        """Open leases of another process again, and number the next grant.
+
+        Raises:
+            InvalidMessageError: naming the first invalid field.
+        """
+        for message in messages:
+            lease = self.open(
+                lease_id=message.lease_id,
+                worker_id=message.worker_id,
+                grant_number=message.grant_number,
+                prompt_index=message.prompt_index,
+                num_trajectories=message.num_trajectories,
+                attempt=message.attempt,
+                policy_version=message.granted_policy_version,
+                partial_responses=tuple(
+                    partial_from_message(each, path=f"open_leases[].partial_responses[{index}]")
+                    for index, each in enumerate(message.partial_responses)
+                ),
+                kept=_trajectories(message.kept, "kept"),
+            )
+            arrived = _trajectories(message.arrived, "arrived")
+            lease.arrived = {each.trajectory_id: each for each in arrived}
+        self._grants = next_grant_number
+
+
+def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:
+    return ledger_pb2.OpenLease(
+        lease_id=lease.lease_id,
+        worker_id=lease.worker_id,
+        grant_number=lease.grant_number,
+        prompt_index=lease.prompt_index,
+        num_trajectories=lease.num_trajectories,
+        attempt=lease.attempt,
+        granted_policy_version=lease.granted_policy_version,
+        partial_responses=[partial_to_message(each) for each in lease.partial_responses],
+        kept=[trajectory_to_message(each) for each in lease.kept],
+        arrived=[trajectory_to_message(each) for each in lease.arrived.values()],
+    )
+
+
+def _trajectories(messages: Iterable[work_pb2.Trajectory], field: str) -> tuple[Trajectory, ...]:
+    return tuple(
+        trajectory_from_message(each, path=f"open_leases[].{field}[{index}]")
+        for index, each in enumerate(messages)
+    )

@@ -1,16 +1,25 @@
-"""Requeued prompts: granted before and not completed, with their partial responses.
+"""Requeued prompts: granted before and not completed, with what is left of their responses.
 
 A partial response belongs to its prompt and not to a lease. It is not a trajectory, so the
 accounting does not count it: the old lease is dropped, and the next lease resumes the response.
+
+A kept trajectory was accepted under a lease that ended because the learner stopped. It stays
+accepted. The next lease asks for the other members of its group only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from vcpo.wire.trajectory import PartialResponse, partial_from_message, partial_to_message
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    partial_from_message,
+    partial_to_message,
+    trajectory_from_message,
+    trajectory_to_message,
+)
 from vcpo.wire.v1 import ledger_pb2
 
 
@@ -23,6 +32,11 @@ class RequeuedPrompt:
     """Failed generations of the prompt."""
     partial_responses: tuple[PartialResponse, ...] = ()
     """Responses to resume, at most one for each trajectory of a lease."""
+    kept: tuple[Trajectory, ...] = ()
+    """Members of its group that were accepted before a restart of the learner."""
+    grant_number: int | None = None
+    """Of the lease that a restart of the learner ended: the next one takes its place in the order.
+    None for any other lease, whose successor goes to the end."""
 
     @property
     def num_partial_tokens(self) -> int:
@@ -31,44 +45,62 @@ class RequeuedPrompt:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens of the partial responses that a policy sampled."""
-        return sum(partial.num_sampled_tokens for partial in self.partial_responses)
+        """Tokens of the partial responses and the kept trajectories that a policy sampled."""
+        begun = sum(partial.num_sampled_tokens for partial in self.partial_responses)
+        return begun + sum(trajectory.num_sampled_tokens for trajectory in self.kept)
 
     def without_tokens_before(self, policy_version: int) -> Self:
-        """Return the prompt without the partial responses that hold a token of an older version."""
-        kept = tuple(
-            partial
-            for partial in self.partial_responses
-            if partial.oldest_policy_version >= policy_version
+        """Return the prompt without responses that hold a token of an older version."""
+        return replace(
+            self,
+            partial_responses=tuple(
+                each
+                for each in self.partial_responses
+                if each.oldest_policy_version >= policy_version
+            ),
+            kept=tuple(each for each in self.kept if each.oldest_policy_version >= policy_version),
         )
-        return replace(self, partial_responses=kept)
+
+    def without_tokens_after(self, policy_version: int) -> Self:
+        """Return the prompt without responses that hold a token of a newer version."""
+        return replace(
+            self,
+            partial_responses=tuple(
+                each
+                for each in self.partial_responses
+                if each.newest_policy_version <= policy_version
+            ),
+            kept=tuple(each for each in self.kept if each.newest_policy_version <= policy_version),
+        )
 
 
-def save_requeued(prompts: Iterable[RequeuedPrompt], snapshot: ledger_pb2.LedgerSnapshot) -> None:
-    """Write requeued prompts into a snapshot, without their failed attempts."""
-    for place, prompt in enumerate(prompts):
-        snapshot.requeued_prompt_indices.append(prompt.prompt_index)
-        if prompt.partial_responses:
-            responses = [partial_to_message(partial) for partial in prompt.partial_responses]
-            snapshot.begun.append(ledger_pb2.BegunGroup(place=place, responses=responses))
+def requeued_to_message(prompt: RequeuedPrompt) -> ledger_pb2.RequeuedPrompt:
+    """Write a requeued prompt for a checkpoint."""
+    return ledger_pb2.RequeuedPrompt(
+        prompt_index=prompt.prompt_index,
+        attempts=prompt.attempts,
+        partial_responses=[partial_to_message(each) for each in prompt.partial_responses],
+        kept=[trajectory_to_message(each) for each in prompt.kept],
+        grant_number=prompt.grant_number,
+    )
 
 
-def restore_requeued(snapshot: ledger_pb2.LedgerSnapshot) -> list[RequeuedPrompt]:
-    """Read the requeued prompts of a snapshot, in their order.
+def requeued_from_message(message: ledger_pb2.RequeuedPrompt) -> RequeuedPrompt:
+    """Read a requeued prompt of a checkpoint.
 
     Raises:
         InvalidMessageError: naming the first invalid field.
     """
-    partial_responses = {
-        group.place: tuple(
-            partial_from_message(message, path=f"begun[].responses[{index}]")
-            for index, message in enumerate(group.responses)
-        )
-        for group in snapshot.begun
-    }
-    return [
-        RequeuedPrompt(
-            prompt_index=prompt_index, partial_responses=partial_responses.get(place, ())
-        )
-        for place, prompt_index in enumerate(snapshot.requeued_prompt_indices)
-    ]
+    return RequeuedPrompt(
+        prompt_index=message.prompt_index,
+        attempts=message.attempts,
+        partial_responses=tuple(
+            partial_from_message(each, path=f"requeued[].partial_responses[{index}]")
+            for index, each in enumerate(message.partial_responses)
+        ),
+        kept=tuple(
+            trajectory_from_message(each, path=f"requeued[].kept[{index}]")
+            for index, each in enumerate(message.kept)
+        ),
+        grant_number=message.grant_number if message.HasField("grant_number") else None,
+    )

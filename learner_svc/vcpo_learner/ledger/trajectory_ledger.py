@@ -26,13 +26,15 @@ lease resumes them. If a generation fails, they are discarded, because they may 
 
 With dynamic sampling (DAPO) a group of equal rewards is dropped when it arrives, and its prompt is
 not requeued. Admission does not count such a group, so other prompts are granted in its place.
+
+This module decides. What it decides is a change (`vcpo_learner.ledger.changes`): it is applied to
+the contents (`vcpo_learner.ledger.contents`) and appended to the redo log, from which
+`vcpo_learner.redo_log` makes the same contents in another process.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcpo.algo import GroupFilter
 from vcpo.records.reasons import DropReason
@@ -42,20 +44,22 @@ from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.accounting import TrajectoryCounts
-from vcpo_learner.ledger.groups import (
-    Group,
-    GroupBuffer,
-    group_from_lease,
-    group_from_message,
-    newest_trajectories,
+from vcpo_learner.ledger.changes import (
+    BatchConsumed,
+    ChangeLog,
+    GroupsDropped,
+    LearnerRestarted,
+    LeaseEnded,
+    LeaseGranted,
+    NoLog,
+    RolledBack,
+    TrajectoriesAccepted,
+    VersionPublished,
 )
+from vcpo_learner.ledger.contents import LedgerContents, LedgerState, RecordedStep
+from vcpo_learner.ledger.groups import Group, newest_trajectories
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
-from vcpo_learner.ledger.ledger_state import LedgerState
-from vcpo_learner.ledger.requeue import RequeuedPrompt, restore_requeued, save_requeued
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
-
-_OLD_RELEASED = "handed_back"
-"""Name of `DropReason.RELEASED` in older checkpoints."""
 
 
 class TrajectoryLedger:
@@ -72,36 +76,37 @@ class TrajectoryLedger:
         clock: Clock,
         group_filter: GroupFilter = GroupFilter.NONE,
         prompt_source: PromptSource | None = None,
+        log: ChangeLog | None = None,
     ) -> None:
         """Create an empty ledger.
 
         prompt_source: chooses new prompts; None counts upwards.
+        log: keeps the changes for the next process; None keeps none.
         """
-        self._group_filter = group_filter
-        self._source = SequentialPrompts() if prompt_source is None else prompt_source
         self._trajectories_per_prompt = trajectories_per_prompt
-        self._max_attempts = max_attempts
+        self._incarnation = incarnation
+        self._log = NoLog() if log is None else log
         self._book = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        self._requeued: deque[RequeuedPrompt] = deque()
-        self._buffer = GroupBuffer(prompts_per_step=prompts_per_step)
-        self._leased = 0
-        self._consumed = 0
-        self._dropped: Counter[str] = Counter()
-        self._wasted_tokens: Counter[str] = Counter()
+        self.contents = LedgerContents(
+            prompts_per_step=prompts_per_step,
+            trajectories_per_prompt=trajectories_per_prompt,
+            max_attempts=max_attempts,
+            group_filter=group_filter,
+            source=SequentialPrompts() if prompt_source is None else prompt_source,
+            book=self._book,
+        )
+        """Where every trajectory is; changed here and by a redo only."""
+
+    @property
+    def log(self) -> ChangeLog:
+        """Where the changes are kept."""
+        return self._log
 
     def counts(self) -> TrajectoryCounts:
-        """Count all trajectories; arrived trajectories of an open lease count as buffered."""
-        open_leases = self._book.all()
-        arrived = sum(len(lease.arrived) for lease in open_leases)
-        return TrajectoryCounts(
-            leased=self._leased,
-            in_flight=sum(lease.num_missing for lease in open_leases),
-            buffered=arrived + self._buffer.num_trajectories,
-            consumed=self._consumed,
-            dropped=dict(self._dropped),
-        )
+        """Count all trajectories; accepted ones of an incomplete group count as buffered."""
+        return self.contents.counts()
 
     def wasted_tokens(self) -> Mapping[str, int]:
         """Return the sampled tokens that arrived and were dropped since the start, by reason.
@@ -109,7 +114,7 @@ class TrajectoryLedger:
         A partial response is wasted when it is discarded, not when it is requeued. A trajectory
         that arrives after the end of its lease counts as `LEASE_EXPIRED`, each time it arrives.
         """
-        return dict(self._wasted_tokens)
+        return dict(self.contents.wasted_tokens)
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Count the leased trajectories that have not arrived, by worker."""
@@ -127,29 +132,36 @@ class TrajectoryLedger:
 
         Returns fewer leases if the source has no prompt to give (its whole pool is in flight), or
         if the partial responses of all leases would exceed `MAX_PARTIAL_TOKENS`. Discards partial
-        responses with a token older than `oldest_partial_version`.
+        responses and kept trajectories with a token older than `oldest_partial_version`.
         """
         leases: list[OpenLease] = []
         num_partial_tokens = 0
-        while len(leases) < num_groups and (requeued := self._next_prompt()) is not None:
-            prompt = requeued.without_tokens_before(oldest_partial_version)
-            discarded = requeued.num_sampled_tokens - prompt.num_sampled_tokens
-            self._waste(discarded, DropReason.LAG_EXCEEDED)
-            num_partial_tokens += prompt.num_partial_tokens
-            if num_partial_tokens > MAX_PARTIAL_TOKENS and leases:
-                self._requeued.appendleft(prompt)
-                break
-            leases.append(
-                self._book.open(
-                    worker_id=worker_id,
-                    prompt_index=prompt.prompt_index,
-                    num_trajectories=self._trajectories_per_prompt,
-                    attempt=prompt.attempts + 1,
-                    policy_version=policy_version,
-                    partial_responses=prompt.partial_responses,
-                )
+        while len(leases) < num_groups:
+            requeued = next(iter(self.contents.requeued), None)
+            number = None
+            if requeued is not None:
+                prompt = requeued.without_tokens_before(oldest_partial_version)
+                num_partial_tokens += prompt.num_partial_tokens
+                if num_partial_tokens > MAX_PARTIAL_TOKENS and leases:
+                    break
+                prompt_index, number = prompt.prompt_index, prompt.grant_number
+            else:
+                chosen = self.contents.source.next_prompt(self.contents.in_flight_prompts())
+                if chosen is None:
+                    break
+                prompt_index = chosen
+            number = self._book.next_grant_number if number is None else number
+            change = LeaseGranted(
+                lease_id=self._book.lease_id(number),
+                worker_id=worker_id,
+                grant_number=number,
+                prompt_index=prompt_index,
+                policy_version=policy_version,
+                oldest_version=oldest_partial_version,
+                is_requeued=requeued is not None,
             )
-            self._leased += self._trajectories_per_prompt
+            leases.append(self.contents.grant(change))
+            self._log.append(change)
         return leases
 
     def has_issued(self, lease_id: str) -> bool:
@@ -162,17 +174,19 @@ class TrajectoryLedger:
         Raises:
             InvalidMessageError: if a trajectory does not belong to the lease.
         """
-        outcomes, fulfilled = self._book.submit(lease_id, trajectories)
-        if fulfilled is not None:
-            self._receive(group_from_lease(fulfilled))
+        change = TrajectoriesAccepted(lease_id=lease_id, trajectories=tuple(trajectories))
+        outcomes = self.contents.accept(change)
+        if SubmitOutcome.ACCEPTED in outcomes:
+            self._log.append(change)
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if outcome is SubmitOutcome.LEASE_ENDED:
-                self._waste(trajectory.num_sampled_tokens, DropReason.LEASE_EXPIRED)
+                self.contents.waste(trajectory.num_sampled_tokens, DropReason.LEASE_EXPIRED)
         return outcomes
 
     def fail(self, lease_id: str) -> None:
         """End a lease whose generation failed; do nothing if it is not open."""
-        self._end(lease_id, DropReason.GENERATION_FAILED)
+        if self._book.get(lease_id) is not None:
+            self._end(lease_id, DropReason.GENERATION_FAILED)
 
     def release(
         self,
@@ -217,44 +231,60 @@ class TrajectoryLedger:
     ) -> list[Group] | None:
         """Consume the groups of one step, oldest tokens first; return None if there are too few.
 
-        Drops late groups first, see `drop_late`.
+        Drops late groups first, see `drop_late`. `record_step` or `return_batch` must follow: the
+        log does not know of the batch before.
         """
         self.drop_late(
             policy_version=policy_version,
             max_lag_steps=max_lag_steps,
             admission_lag_steps=admission_lag_steps,
         )
-        batch = self._buffer.take_batch()
+        batch = self.contents.buffer.take_batch()
         if batch is not None:
-            self._consumed += sum(len(group.trajectories) for group in batch)
+            self.contents.consumed += sum(len(group.trajectories) for group in batch)
         return batch
 
     def return_batch(self, batch: Sequence[Group]) -> None:
         """Buffer a batch again after a step that was not taken; it no longer counts as consumed."""
-        self._consumed -= sum(len(group.trajectories) for group in batch)
-        self._buffer.add(batch)
+        self.contents.consumed -= sum(len(group.trajectories) for group in batch)
+        self.contents.buffer.add(batch)
+
+    def record_step(
+        self, batch: Sequence[Group], *, policy_version: int, fresh: Sequence[Trajectory]
+    ) -> None:
+        """Log the step that was taken, or skipped, on a batch of `take_batch`.
+
+        fresh: trajectories beside the batch that calibrated it.
+        """
+        self._log.append(
+            BatchConsumed(
+                policy_version=policy_version,
+                lease_ids=tuple(group.lease_id for group in batch),
+                fresh_trajectory_ids=tuple(each.trajectory_id for each in fresh),
+            )
+        )
+
+    def record_version(self, policy_version: int, checksum: int) -> None:
+        """Log the checksum of a version that is about to be announced."""
+        self._log.append(VersionPublished(policy_version=policy_version, checksum=checksum))
 
     def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
         """Drop buffered groups on which no step can be taken, and return them.
 
         Their prompts are not requeued, because the prompt may be what breaks the update.
         """
-        dropped = self._buffer.remove(lease_ids)
-        for group in dropped:
-            self._dropped[DropReason.QUARANTINED] += len(group.trajectories)
-            self._waste(group.num_sampled_tokens, DropReason.QUARANTINED)
-        return dropped
+        buffered = [group.lease_id for group in self.contents.buffer.groups()]
+        excluded = [lease_id for lease_id in buffered if lease_id in lease_ids]
+        return self._drop_groups(excluded, DropReason.QUARANTINED)
 
     def newest_trajectories(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
         """Return arrived trajectories that hold `num_tokens` tokens of a version; all if too few.
 
         The trajectories stay in the ledger. One of every prompt comes before a second of any.
         """
-        arrived = [
-            *(tuple(lease.arrived.values()) for lease in self._book.all()),
-            *(group.trajectories for group in reversed(self._buffer.groups())),
-        ]
-        return newest_trajectories(arrived, policy_version=policy_version, num_tokens=num_tokens)
+        return newest_trajectories(
+            list(self.contents.accepted()), policy_version=policy_version, num_tokens=num_tokens
+        )
 
     def drop_late(
         self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
@@ -293,62 +323,45 @@ class TrajectoryLedger:
         return [lease.lease_id for lease in self._book.held_by(worker_id) if lease.preempted]
 
     def snapshot(self) -> LedgerState:
-        """Return what a checkpoint keeps: the buffer, the prompts to grant again, the counts."""
-        counts = self.counts()
-        open_leases = self._book.all()
-        head = ledger_pb2.LedgerSnapshot(
-            leased=counts.leased,
-            # The checkpoint does not keep an incomplete group; its prompt is requeued.
-            in_flight=sum(lease.num_trajectories for lease in open_leases),
-            consumed=counts.consumed,
-            dropped=dict(counts.dropped),
-            next_grant_number=self._book.next_grant_number,
-        )
-        save_requeued([*map(_requeued_prompt, open_leases), *self._requeued], head)
-        self._source.save(head)
-        return LedgerState(head=head, groups=tuple(sorted(self._buffer.groups())))
+        """Return what a checkpoint keeps: all contents, and where the log goes on from there."""
+        return self.contents.snapshot(self._log.position)
 
     def restore(self, parts: Sequence[ledger_pb2.LedgerSnapshot]) -> None:
         """Continue from the parts of a snapshot; only before the first grant.
 
-        Trajectories that were in flight count as dropped. Failed attempts count from 0 again,
-        because the learner that stopped may have caused them.
+        Raises:
+            InvalidMessageError: naming the first invalid field.
         """
-        snapshot = parts[0]
-        self._source.restore(snapshot)
-        most = self._trajectories_per_prompt
-        # Checkpoints of older versions may hold partial responses of redundant trajectories.
-        self._requeued = deque(
-            replace(prompt, partial_responses=prompt.partial_responses[:most])
-            for prompt in restore_requeued(snapshot)
-        )
-        self._buffer.add(group_from_message(group) for part in parts for group in part.buffered)
-        self._book.resume_numbering(snapshot.next_grant_number)
-        self._leased = snapshot.leased
-        self._consumed = snapshot.consumed
-        self._dropped = Counter(dict(snapshot.dropped))
-        if released := self._dropped.pop(_OLD_RELEASED, 0):
-            self._dropped[DropReason.RELEASED] += released
-        if snapshot.in_flight:
-            self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
+        self.contents.restore(parts)
+
+    def restart(self) -> None:
+        """Begin as a new process with the contents of one that stopped: its leases end."""
+        self.contents.restart()
+        self._log.append(LearnerRestarted(incarnation=self._incarnation))
+
+    def roll_back(self, policy_version: int, returned_steps: Iterable[RecordedStep] = ()) -> None:
+        """Go back to a version: what later versions sampled is dropped, and so is what they used.
+
+        returned_steps: all later steps; if given, their groups are buffered again instead, but for
+            those with tokens of later versions.
+        """
+        steps = tuple(returned_steps)
+        change = RolledBack(policy_version=policy_version, returns_groups=bool(steps))
+        self.contents.roll_back(change, steps)
+        self._log.append(change)
 
     def _drop_beyond(self, lag_steps: int, policy_version: int, reason: DropReason) -> None:
         """Drop the groups that a lag limit leaves no time for, and requeue their prompts."""
-        late = self._buffer.remove_late(policy_version=policy_version, max_lag_steps=lag_steps)
-        for group in late:
-            prompt = RequeuedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
-            self._drop(len(group.trajectories), prompt, reason)
-            self._waste(group.num_sampled_tokens, reason)
+        late = self.contents.buffer.order(policy_version=policy_version, max_lag_steps=lag_steps)
+        self._drop_groups([group.lease_id for group in late], reason)
 
-    def _receive(self, group: Group) -> None:
-        """Buffer a complete group; with dynamic sampling drop it if all rewards are equal."""
-        self._source.observe(group.prompt_index, group.trajectories)
-        rewards = {trajectory.reward for trajectory in group.trajectories}
-        if self._group_filter is GroupFilter.DYNAMIC_SAMPLING and len(rewards) == 1:
-            self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
-            self._waste(group.num_sampled_tokens, DropReason.NO_SIGNAL)
-        else:
-            self._buffer.add([group])
+    def _drop_groups(self, lease_ids: Sequence[str], reason: DropReason) -> list[Group]:
+        if not lease_ids:
+            return []
+        change = GroupsDropped(lease_ids=tuple(lease_ids), reason=reason)
+        groups = self.contents.drop(change)
+        self._log.append(change)
+        return groups
 
     def _end(
         self,
@@ -356,44 +369,8 @@ class TrajectoryLedger:
         reason: DropReason,
         partial_responses: Sequence[PartialResponse] = (),
     ) -> None:
-        """Close an open lease, count its trajectories as dropped and requeue its prompt."""
-        lease = self._book.close(lease_id)
-        if lease is None:
-            return
-        leased = _requeued_prompt(lease)
-        if reason is DropReason.GENERATION_FAILED:
-            prompt = RequeuedPrompt(prompt_index=lease.prompt_index, attempts=lease.attempt)
-        else:
-            prompt = _requeued_prompt(lease, partial_responses)
-        discarded = max(0, leased.num_sampled_tokens - prompt.num_sampled_tokens)
-        self._waste(lease.num_arrived_tokens + discarded, reason)
-        self._drop(lease.num_trajectories, prompt, reason)
-
-    def _next_prompt(self) -> RequeuedPrompt | None:
-        """Return the next prompt to grant; None if the source has none."""
-        if self._requeued:
-            return self._requeued.popleft()
-        in_flight = {lease.prompt_index for lease in self._book.all()}
-        prompt_index = self._source.next_prompt(in_flight)
-        return None if prompt_index is None else RequeuedPrompt(prompt_index=prompt_index)
-
-    def _drop(self, num_trajectories: int, prompt: RequeuedPrompt, reason: DropReason) -> None:
-        """Count trajectories as dropped; requeue the prompt unless it failed too often."""
-        self._dropped[reason] += num_trajectories
-        if prompt.attempts < self._max_attempts:
-            self._requeued.append(prompt)
-
-    def _waste(self, num_tokens: int, reason: DropReason) -> None:
-        if num_tokens:
-            self._wasted_tokens[reason] += num_tokens
-
-
-def _requeued_prompt(
-    lease: OpenLease, partial_responses: Sequence[PartialResponse] = ()
-) -> RequeuedPrompt:
-    """Return the prompt of a lease that ends without a failed attempt of its own."""
-    return RequeuedPrompt(
-        prompt_index=lease.prompt_index,
-        attempts=lease.attempt - 1,
-        partial_responses=tuple(partial_responses) or lease.partial_responses,
-    )
+        change = LeaseEnded(
+            lease_id=lease_id, reason=reason, partial_responses=tuple(partial_responses)
+        )
+        self.contents.end(change)
+        self._log.append(change)

@@ -146,8 +146,11 @@ class TeacherPrompts:
 def candidates(pool: int, in_flight: Collection[int], rng: random.Random) -> list[int]:
     """Draw up to `NUM_CANDIDATES` different prompts of 0..pool-1 that are not in flight.
 
-    All sets of this size are equally likely. Returns fewer if fewer are not in flight.
+    All sets of this size are equally likely. Returns fewer if fewer are not in flight; without any,
+    it draws nothing, so that asking in vain does not change later choices.
     """
+    if len(in_flight) >= pool and all(index in in_flight for index in range(pool)):
+        return []
     drawn = rng.sample(range(pool), min(pool, NUM_CANDIDATES + len(in_flight)))
     return [index for index in drawn if index not in in_flight][:NUM_CANDIDATES]
 

@@ -95,7 +95,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Submit(  # noqa: N802 - named by the contract
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
-        """Accept trajectories, or a failure in their place."""
+        """Accept trajectories, or a failure in their place; answer when the log has them."""
         self._callers.admit(request.worker_id, context, lease_ids=[request.lease_id])
         check_id("lease_id", request.lease_id)
         if request.HasField("failure"):
@@ -113,6 +113,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         for index, trajectory in enumerate(trajectories):
             self._bounds.check_trajectory(trajectory, path=f"trajectories[{index}]")
         outcomes = self._dispatcher.submit(request.worker_id, request.lease_id, trajectories)
+        await self._dispatcher.ledger.log.committed()
         if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
             parent = tracing.received(context.invocation_metadata())
             self._traces.accept(request.lease_id, parent)
@@ -121,10 +122,12 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Release(  # noqa: N802 - named by the contract
         self, request: work_pb2.ReleaseRequest, context: Any
     ) -> work_pb2.ReleaseResponse:
-        """End some or all leases of a worker."""
+        """End some or all leases of a worker; answer when their partial responses are kept."""
         self._callers.admit(request.worker_id, context, lease_ids=request.lease_ids)
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
+        if partials:
+            await self._dispatcher.ledger.log.committed()
         return work_pb2.ReleaseResponse(num_released=released)
 
     async def Recall(  # noqa: N802 - named by the contract

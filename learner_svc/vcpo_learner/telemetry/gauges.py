@@ -74,6 +74,12 @@ class LearnerGauges:
         metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
 
+    def record_redone(self, record: StepRecord) -> None:
+        """Show the numbers of a step that was taken again; it was counted the first time."""
+        self._last_step(record)
+        self._metrics.step_timestamp_s.set(record.time_unix_s)
+        self.refresh()
+
     def _trained_on(self, policy_version: int, groups: Sequence[Group]) -> None:
         """Count what a step consumed; policy_version: of the parameters before the step."""
         metrics = self._metrics

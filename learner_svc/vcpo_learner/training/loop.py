@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -28,14 +28,16 @@ from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
-from vcpo_learner.checkpoints.folder import CheckpointError
+from vcpo_learner.ledger.contents import RecordedStep
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.loading import published_precision
 from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.training.exclusion import Exclusion
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
@@ -53,8 +55,9 @@ class TrainingLoop:
         self._parts = parts
         self._spec = parts.run.spec
         self._dispatcher = parts.dispatcher
-        self._quarantine = Quarantine(parts.run_dir / "quarantine")
-        self._guard = StepGuard(parts.update, self._quarantine)
+        quarantine = Quarantine(parts.run_dir / "quarantine")
+        self._guard = StepGuard(parts.update, quarantine)
+        self._exclusion = Exclusion(parts, quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
         self._saver = RunSaver(parts, self._thread)
         self._rollback = Rollback(parts, self._saver, self._thread)
@@ -62,57 +65,17 @@ class TrainingLoop:
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
         self._step_log = StepLog(parts.run.spec.steps, clock=parts.clock)
+        self._recovery = Recovery(parts, self._saver, quarantine, self._exclusion, self._step_log)
         self._audit_tokens: FreshTokens | None = FreshTokens()
         """Fresh tokens of the steps since the start; None after the mismatch was audited."""
 
     def require_unused(self) -> None:
-        """Check that the run directory holds no checkpoint of another run.
-
-        Raises:
-            CheckpointError: naming the directory and the cure.
-        """
-        if steps := self._saver.checkpoints.steps():
-            raise CheckpointError(
-                f"--run-dir: {self._parts.run_dir} holds a checkpoint of step {steps[-1]}; add"
-                " --resume, or give another directory"
-            )
+        """Check that the run directory holds nothing of another run; as `Recovery`."""
+        self._recovery.require_unused()
 
     def resume(self) -> int:
-        """Resume from the newest intact checkpoint; return its step, or 0 if there is none.
-
-        Raises:
-            CheckpointError: if there are checkpoints and none can be used.
-        """
-        checkpoint, damaged = self._saver.checkpoints.load_newest()
-        if checkpoint is None:
-            return 0
-        for one in damaged:
-            self.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
-        self._saver.checkpoints.set_aside(damaged)
-        self._parts.update.load_tensors(checkpoint.tensors)
-        self._parts.update.load_state_dict(checkpoint.update_state)
-        self._dispatcher.ledger.restore(checkpoint.ledger)
-        self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
-        self._dispatcher.resume_at(checkpoint.step)
-        self._check_consumed()
-        recorded_steps = read_metrics(self._parts.run_dir).steps
-        health = self._parts.update.health
-        self._dispatcher.lag_limit.resume(
-            recorded_steps, health.level, health.rollbacks, version=checkpoint.step
-        )
-        self._step_log.resume(
-            health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
-        )
-        # The steps after the checkpoint are taken again.
-        self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
-        self._parts.gauges.skip_counted()
-        saved_s = self._saver.checkpoints.saved_unix_s(checkpoint.step)
-        self._parts.gauges.record_resume(
-            checkpoint.step, now_unix_s=time.time(), saved_unix_s=saved_s
-        )
-        self._saver.resume_at(checkpoint.step)
-        self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
-        return checkpoint.step
+        """Resume from the newest checkpoint and the log; return its step; as `Recovery`."""
+        return self._recovery.resume()
 
     async def run(self, drain_s: float) -> RunPhase:
         """Train until the last step, or until the run leaves the phase `RUNNING`; return the phase.
@@ -133,9 +96,11 @@ class TrainingLoop:
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
             self.event("Warning", f"batch: {warning}")
+        self._publication.known_checksums = self._recovery.checksums
         await self._publication.begin()
         try:
-            await self._take_steps()
+            if await self._redo_steps():
+                await self._take_steps()
         except TooManyFailuresError as error:
             self.report_failures()
             self.event("Failed", str(error))
@@ -150,6 +115,10 @@ class TrainingLoop:
         await self._finish(drain_s)
         return self._dispatcher.phase
 
+    def report_log(self) -> None:
+        """Write the events of the redo log; as `TrainingParts`."""
+        self._parts.report_log()
+
     def report_failures(self) -> None:
         """Write the events of failed generations: of each new kind, and again after very many."""
         for line in self._dispatcher.failures.take_event_lines():
@@ -158,6 +127,64 @@ class TrainingLoop:
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""
         self._parts.event(kind, message)
+
+    async def _redo_steps(self) -> bool:
+        """Take the recorded steps after the checkpoint again; return False if the run is stopped.
+
+        Nothing is evaluated or saved meanwhile, and a step that the journal has is not written
+        again. If a group breaks a step now, the run goes on from the version before it.
+        """
+        steps = tuple(self._recovery.steps)
+        if not steps:
+            return True
+        is_wanted = False
+        for step in steps:
+            if self._dispatcher.phase is not RunPhase.RUNNING:
+                return False
+            try:
+                result = await self._redo(step)
+            except BrokenBatchError as error:
+                self._recovery.stop_redo(step.policy_version, error.reasons)
+                break
+            self._dispatcher.advance_version()
+            self._dispatcher.lag_limit.observe(result, step=step.policy_version + 1)
+            if await self._rollback.after_step():
+                is_wanted = True  # or the next restart would have to roll back again
+                self._exclusion.exclude_again(step.policy_version + 1)
+            await self._publication.begin()
+            record = self._record(
+                result,
+                lag=lag_statistics(step.groups, step.policy_version),
+                lag_limit_steps=self._dispatcher.admission_lag_steps,
+                idle_s=0.0,
+                step_s=0.0,
+            )
+            if record.step > self._recovery.last_recorded_step:
+                self._write(record)
+            self._parts.gauges.record_redone(record)
+        await self._publication.join()
+        last = self._dispatcher.policy_version
+        self._recovery.report(last)
+        same = f"{self._publication.num_different} versions differ"
+        self.event("Redone", f"up to step {last}; {same} from those of before")
+        await self._saver.save_if_overdue(is_wanted=is_wanted)
+        return True
+
+    async def _redo(self, step: RecordedStep) -> UpdateResult:
+        """Compute a recorded step again.
+
+        Raises:
+            BrokenBatchError: naming the groups that break it now.
+        """
+        version = step.policy_version
+        pending = await self._in_thread(
+            lambda: self._guard.begin(step.groups, policy_version=version)
+        )
+        return await self._in_thread(lambda: self._guard.finish(step.groups, pending, step.fresh))
+
+    def _write(self, record: StepRecord) -> None:
+        self._parts.journal.step(record)
+        self._parts.tracker.put(record)
 
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
@@ -191,7 +218,7 @@ class TrainingLoop:
                 self.event(ChangeKind.THROTTLED, throttled)
             is_rolled_back = await self._rollback.after_step()
             if is_rolled_back:  # replay may hold again what was excluded since
-                self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, version + 1)
+                self._exclusion.exclude_again(version + 1)
             await self._publication.begin()
         finished_s = self._parts.clock()
         record = self._record(
@@ -201,8 +228,7 @@ class TrainingLoop:
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
         )
-        self._parts.journal.step(record)
-        self._parts.tracker.put(record)
+        self._write(record)
         self._parts.signals.record_step(record)
         self._parts.record_update(result)
         self._parts.gauges.record_step(record, groups, result.log_weights)
@@ -221,44 +247,14 @@ class TrainingLoop:
             )
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            return await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
+            result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
         except BrokenBatchError as error:
             ledger.return_batch(groups)
-            self._exclude_groups(error.reasons, error.reasons, version)
+            self._exclusion.exclude(error.reasons, error.reasons, version)
             self._dispatcher.notify()
             return None
-
-    def _exclude_groups(
-        self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int
-    ) -> None:
-        """Remove groups that break the update from ledger and replay; write each to disk once.
-
-        reasons: why each group is excluded, by lease; the learner died with the others.
-        """
-        kept = self._quarantine.kept_lease_ids()
-        excluded = self._parts.update.forget(lease_ids)
-        prompts: dict[str, int] = {}
-        for group in self._dispatcher.ledger.quarantine(lease_ids):
-            excluded[group.lease_id] = group.trajectories
-            prompts[group.lease_id] = group.prompt_index
-        for lease_id, trajectories in excluded.items():
-            if lease_id in kept:
-                continue
-            deaths = f"the learner died {self._quarantine.deaths(lease_id)} times in a step with it"
-            reason = reasons.get(lease_id, deaths)
-            prompt = prompts.get(lease_id)
-            try:
-                path = self._quarantine.keep(
-                    lease_id, trajectories, prompt_index=prompt, reason=reason, step=step
-                )
-                where = f"stored in {path}"
-            except OSError as error:
-                where = f"it cannot be stored ({error.strerror})"
-            what = "kept for replay" if prompt is None else f"prompt {prompt}"
-            self.event(
-                "GroupQuarantined",
-                f"{lease_id} ({what}) is not trained on: {reason}; {where}",
-            )
+        ledger.record_step(groups, policy_version=version, fresh=newest)
+        return result
 
     def _audit(self, result: UpdateResult) -> None:
         """Compare workers and learner once after every start, as soon as there are enough tokens.
@@ -296,7 +292,9 @@ class TrainingLoop:
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
         await self._join_evaluation()
-        await self._publication.join()
+        full_disk_wait_s = self._spec.checkpoint.full_disk_wait_seconds
+        is_running = self._dispatcher.phase is RunPhase.RUNNING
+        await self._publication.join_at_end(full_disk_wait_s if is_running else drain_s)
         if self._dispatcher.phase is RunPhase.RUNNING:
             with self._parts.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
@@ -323,24 +321,6 @@ class TrainingLoop:
         if self._evaluation is not None:
             await self._evaluation
             self._evaluation = None
-
-    def _check_consumed(self) -> None:
-        """Check that B trajectories were consumed for each version, as admission assumes.
-
-        A step consumes one batch and makes one version, and a checkpoint is written between steps.
-        So admission needs no other base after a restart.
-
-        Raises:
-            CheckpointError: with both numbers.
-        """
-        version = self._dispatcher.policy_version
-        expected = version * self._spec.batch.trajectories
-        consumed = self._dispatcher.ledger.counts().consumed
-        if consumed != expected:
-            raise CheckpointError(
-                f"checkpoint of step {version}: {consumed} trajectories consumed, must be"
-                f" {expected}; remove it to resume from the checkpoint before"
-            )
 
     async def _evaluate(self, *, exclusive: bool) -> None:
         """Run an evaluation round and record its result."""

@@ -19,6 +19,7 @@ from vcpo.spec import VCPORun
 from vcpo.tracking.tracker import Tracker
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.redo_log.log import DISK_FULL, RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
@@ -40,6 +41,7 @@ class TrainingParts:
     tokenizer: PreTrainedTokenizerBase
     update: MirroredUpdate
     dispatcher: Dispatcher
+    log: RedoLog
     policies: PolicyStore
     signals: SignalWindow
     gauges: LearnerGauges
@@ -57,6 +59,13 @@ class TrainingParts:
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)
         self.tracker.put(record)
+
+    def report_log(self) -> None:
+        """Write the events of the redo log since the last call."""
+        for kind, message in self.log.take_events():
+            if kind == DISK_FULL:
+                self.gauges.count_disk_full()
+            self.event(kind, message)
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:

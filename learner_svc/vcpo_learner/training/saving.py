@@ -30,7 +30,8 @@ from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_byt
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
-from vcpo_learner.ledger.ledger_state import LedgerState
+from vcpo_learner.ledger.changes import LogRoom
+from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
 
@@ -111,15 +112,25 @@ class RunSaver:
     async def save_if_due(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one is due, or if the disk was full and it is time to retry.
 
+        A full redo log makes one due, because only a checkpoint lets it go of changes.
+
         is_wanted: whether one is due at this step for another reason than its number.
         """
-        is_due = is_wanted or self._step % self._settings.every_steps == 0
+        is_full = self._parts.log.room is LogRoom.FULL and self._writing is None
+        is_due = is_wanted or is_full or self._step % self._settings.every_steps == 0
         with contextlib.suppress(DiskFullError):
             if is_due or (self._writing is not None and self._writing.done()):
                 await self.join()
             if self._is_full_since_s is not None:
                 is_due = self._parts.clock() - self._tried_s >= RETRY_S
             if is_due:
+                await self._begin()
+
+    async def save_if_overdue(self, *, is_wanted: bool = False) -> None:
+        """Begin a checkpoint if one was due while steps were redone; as `save_if_due`."""
+        every_steps = self._settings.every_steps
+        if is_wanted or self._step // every_steps > max(self._saved_step, 0) // every_steps:
+            with contextlib.suppress(DiskFullError):
                 await self._begin()
 
     async def save(self) -> None:
@@ -161,11 +172,13 @@ class RunSaver:
 
     async def _begin(self) -> None:
         """Copy the state between two steps, and begin to write it; none other may be on its way."""
-        step = self._step
-        if step == self._saved_step:
+        step, ledger_now = self._step, self._parts.dispatcher.ledger
+        # While steps are redone the ledger is ahead of the parameters; the log has what is missing.
+        is_ahead = ledger_now.counts().consumed > step * self._parts.run.spec.batch.trajectories
+        if step == self._saved_step or is_ahead:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
-        ledger = self._parts.dispatcher.ledger.snapshot()
+        ledger = ledger_now.snapshot()
         self._tried_s = self._parts.clock()
         loop = asyncio.get_running_loop()
         with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
@@ -174,7 +187,7 @@ class RunSaver:
             )
         # Submitted here: a task that never runs, because the loop ends, must not lose it.
         written = loop.run_in_executor(self._file_thread, lambda: self._complete(staged))
-        self._writing = asyncio.create_task(self._record(step, written))
+        self._writing = asyncio.create_task(self._record(staged, written))
 
     def _stage(self, step: int, ledger: LedgerState) -> _StagedCheckpoint:
         update = self._parts.update
@@ -209,12 +222,16 @@ class RunSaver:
             best = best_evaluated_step(evaluations, self.checkpoints.steps())
         self.checkpoints.remove_old(staged.step, best)
 
-    async def _record(self, step: int, written: Awaitable[None]) -> None:
+    async def _record(self, staged: _StagedCheckpoint, written: Awaitable[None]) -> None:
         """Wait until a checkpoint is on the disk, and record it."""
         with self._reports_disk():
             await written
         self._report_room()
+        step, log = staged.step, self._parts.log
         self._saved_step = step
+        # A full log keeps what follows this checkpoint only: older ones go without later steps.
+        keep = 1 if log.room is LogRoom.FULL else self._settings.keep
+        log.add_checkpoint(step, staged.ledger.head.log_position, keep=keep)
         self._parts.gauges.record_checkpoint(time.time())
         self._parts.event("CheckpointSaved", f"step {step}")
 

@@ -1,10 +1,12 @@
 """Both ways of ingestion deliver the same data, so their costs can be compared."""
 
 import argparse
+import math
 
 import pytest
 
 from benchmarks.learner.ingest import (
+    Rate,
     make_dispatcher,
     make_responses,
     make_spec,
@@ -28,7 +30,10 @@ async def test_what_arrives_is_what_was_sent(way):
     dispatcher.next_batch = observed
     over = over_grpc(dispatcher, spec) if way == "grpc" else over_http(dispatcher)
     async with over as submit:
-        assert await measure(dispatcher, submit, responses, steps=2) > 0
+        rate = Rate()
+        await measure(dispatcher, submit, responses, rate, steps=2, in_flight=1)
+    assert 0 < rate.cpu_s < math.inf
+    assert len(rate.answers_s) == 4
     for batch in batches:
         taken = [trajectory for group in batch for trajectory in group.trajectories]
         assert [one.response_token_ids for one in taken] == [

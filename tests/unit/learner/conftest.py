@@ -7,4 +7,15 @@ from tests.fixtures.learner.training import TrainingFixture
 
 @pytest.fixture
 def make_learner(tmp_path):
-    return lambda **sections: TrainingFixture(tmp_path, **sections)
+    """Make the learner of a new process; the one before has ended, as a process does."""
+    learners = []
+
+    def make(**sections):
+        for earlier in learners:
+            earlier.log.close()
+        learners[:] = [TrainingFixture(tmp_path, **sections)]
+        return learners[0]
+
+    yield make
+    for last in learners:
+        last.log.close()

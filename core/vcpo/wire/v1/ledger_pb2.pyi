@@ -21,7 +21,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class LedgerSnapshot(_message.Message):
-    """The ledger in a checkpoint: accepted trajectories that wait for training, and the counts."""
+    """The ledger in a checkpoint: open leases, accepted trajectories that wait for training, and the
+    counts.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -46,21 +48,20 @@ class LedgerSnapshot(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NEXT_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
-    REQUEUED_PROMPT_INDICES_FIELD_NUMBER: _builtins.int
     BUFFERED_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
-    IN_FLIGHT_FIELD_NUMBER: _builtins.int
     CONSUMED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     NEXT_GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     POSTERIOR_FIELD_NUMBER: _builtins.int
     TEACHER_FIELD_NUMBER: _builtins.int
-    BEGUN_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
+    OPEN_LEASES_FIELD_NUMBER: _builtins.int
+    LOG_POSITION_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
     """Index of the next prompt of the training split that was never leased."""
     leased: _builtins.int
-    """The counts of TrajectoryCounts."""
-    in_flight: _builtins.int
+    """The counts of TrajectoryCounts; in flight and buffered follow from the rest."""
     consumed: _builtins.int
     next_grant_number: _builtins.int
     """Number of the next lease. Groups of equal age are consumed in the order of these numbers, also
@@ -70,10 +71,8 @@ class LedgerSnapshot(_message.Message):
     """JSON: counts per prompt and the state of the random generator."""
     teacher: _builtins.bytes
     """Output of torch.save for plain values and tensors: network, observations, generators."""
-    @_builtins.property
-    def requeued_prompt_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of requeued prompts, which are leased before new ones."""
-
+    log_position: _builtins.int
+    """Position of the newest change in the redo log that the snapshot contains."""
     @_builtins.property
     def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]:
         """Groups that wait for training."""
@@ -81,27 +80,29 @@ class LedgerSnapshot(_message.Message):
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
-    def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___BegunGroup]:
-        """Partial responses of requeued prompts."""
+    def requeued(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedPrompt]:
+        """Prompts that are leased before new ones, in this order."""
 
+    @_builtins.property
+    def open_leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenLease]: ...
     def __init__(
         self,
         *,
         next_prompt_index: _builtins.int = ...,
-        requeued_prompt_indices: _abc.Iterable[_builtins.int] | None = ...,
         buffered: _abc.Iterable[Global___BufferedGroup] | None = ...,
         leased: _builtins.int = ...,
-        in_flight: _builtins.int = ...,
         consumed: _builtins.int = ...,
         dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         next_grant_number: _builtins.int = ...,
         posterior: _builtins.str = ...,
         teacher: _builtins.bytes = ...,
-        begun: _abc.Iterable[Global___BegunGroup] | None = ...,
+        requeued: _abc.Iterable[Global___RequeuedPrompt] | None = ...,
+        open_leases: _abc.Iterable[Global___OpenLease] | None = ...,
+        log_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued_prompt_indices", b"requeued_prompt_indices", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
     _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
@@ -110,34 +111,100 @@ class LedgerSnapshot(_message.Message):
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
 
 @_typing.final
-class BegunGroup(_message.Message):
-    """Partial responses of one requeued prompt."""
+class RequeuedPrompt(_message.Message):
+    """A prompt that was leased before and is to be leased again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLACE_FIELD_NUMBER: _builtins.int
-    RESPONSES_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
-    """Index of the prompt's entry in requeued_prompt_indices."""
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
+    prompt_index: _builtins.int
+    attempts: _builtins.int
+    """Failed generations of the prompt."""
+    grant_number: _builtins.int
+    """Number of the lease that ended because the learner stopped; absent for any other."""
     @_builtins.property
-    def responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]:
+        """Trajectories of its group that a learner accepted before it stopped."""
+
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
-        responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+        prompt_index: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+        kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
+        grant_number: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "grant_number", b"grant_number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "attempts", b"attempts", "grant_number", b"grant_number", "kept", b"kept", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grant_number: _TypeAlias = _typing.Literal["grant_number"]  # noqa: Y015
+    _WhichOneofArgType__grant_number: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grant_number) -> _WhichOneofReturnType__grant_number | None: ...
+
+Global___RequeuedPrompt: _TypeAlias = RequeuedPrompt  # noqa: Y015
+
+@_typing.final
+class OpenLease(_message.Message):
+    """A lease whose trajectories have not all arrived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    NUM_TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    worker_id: _builtins.str
+    grant_number: _builtins.int
+    prompt_index: _builtins.int
+    num_trajectories: _builtins.int
+    attempt: _builtins.int
+    granted_policy_version: _builtins.int
+    @_builtins.property
+    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
+    @_builtins.property
+    def arrived(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        grant_number: _builtins.int = ...,
+        prompt_index: _builtins.int = ...,
+        num_trajectories: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        granted_policy_version: _builtins.int = ...,
+        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+        kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
+        arrived: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "responses", b"responses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "kept", b"kept", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BegunGroup: _TypeAlias = BegunGroup  # noqa: Y015
+Global___OpenLease: _TypeAlias = OpenLease  # noqa: Y015
 
 @_typing.final
 class BufferedGroup(_message.Message):
-    """The accepted trajectories of one lease."""
+    """The accepted trajectories of one group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -145,10 +212,12 @@ class BufferedGroup(_message.Message):
     GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     grant_number: _builtins.int
     """Number of the lease, from next_grant_number."""
     prompt_index: _builtins.int
+    attempt: _builtins.int
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
     def __init__(
@@ -158,11 +227,288 @@ class BufferedGroup(_message.Message):
         grant_number: _builtins.int = ...,
         prompt_index: _builtins.int = ...,
         trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_number", b"grant_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grant_number", b"grant_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BufferedGroup: _TypeAlias = BufferedGroup  # noqa: Y015
+
+@_typing.final
+class LedgerChange(_message.Message):
+    """One change of the ledger, as the redo log keeps it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_GRANTED_FIELD_NUMBER: _builtins.int
+    TRAJECTORIES_ACCEPTED_FIELD_NUMBER: _builtins.int
+    LEASE_ENDED_FIELD_NUMBER: _builtins.int
+    GROUPS_DROPPED_FIELD_NUMBER: _builtins.int
+    BATCH_CONSUMED_FIELD_NUMBER: _builtins.int
+    VERSION_PUBLISHED_FIELD_NUMBER: _builtins.int
+    LEARNER_RESTARTED_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease_granted(self) -> Global___LeaseGranted: ...
+    @_builtins.property
+    def trajectories_accepted(self) -> Global___TrajectoriesAccepted: ...
+    @_builtins.property
+    def lease_ended(self) -> Global___LeaseEnded: ...
+    @_builtins.property
+    def groups_dropped(self) -> Global___GroupsDropped: ...
+    @_builtins.property
+    def batch_consumed(self) -> Global___BatchConsumed: ...
+    @_builtins.property
+    def version_published(self) -> Global___VersionPublished: ...
+    @_builtins.property
+    def learner_restarted(self) -> Global___LearnerRestarted: ...
+    @_builtins.property
+    def rolled_back(self) -> Global___RolledBack: ...
+    def __init__(
+        self,
+        *,
+        lease_granted: Global___LeaseGranted | None = ...,
+        trajectories_accepted: Global___TrajectoriesAccepted | None = ...,
+        lease_ended: Global___LeaseEnded | None = ...,
+        groups_dropped: Global___GroupsDropped | None = ...,
+        batch_consumed: Global___BatchConsumed | None = ...,
+        version_published: Global___VersionPublished | None = ...,
+        learner_restarted: Global___LearnerRestarted | None = ...,
+        rolled_back: Global___RolledBack | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___LedgerChange: _TypeAlias = LedgerChange  # noqa: Y015
+
+@_typing.final
+class LeaseGranted(_message.Message):
+    """A worker got a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    IS_REQUEUED_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    worker_id: _builtins.str
+    grant_number: _builtins.int
+    prompt_index: _builtins.int
+    policy_version: _builtins.int
+    oldest_version: _builtins.int
+    """Partial responses and kept trajectories with an older token were discarded."""
+    is_requeued: _builtins.bool
+    """Whether it was the first requeued prompt; otherwise the prompt selection chose it."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        grant_number: _builtins.int = ...,
+        prompt_index: _builtins.int = ...,
+        policy_version: _builtins.int = ...,
+        oldest_version: _builtins.int = ...,
+        is_requeued: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_number", b"grant_number", "is_requeued", b"is_requeued", "lease_id", b"lease_id", "oldest_version", b"oldest_version", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseGranted: _TypeAlias = LeaseGranted  # noqa: Y015
+
+@_typing.final
+class TrajectoriesAccepted(_message.Message):
+    """Trajectories of an open lease arrived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    @_builtins.property
+    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "trajectories", b"trajectories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrajectoriesAccepted: _TypeAlias = TrajectoriesAccepted  # noqa: Y015
+
+@_typing.final
+class LeaseEnded(_message.Message):
+    """A lease ended before all of its trajectories arrived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    reason: _builtins.str
+    @_builtins.property
+    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "partial_responses", b"partial_responses", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseEnded: _TypeAlias = LeaseEnded  # noqa: Y015
+
+@_typing.final
+class GroupsDropped(_message.Message):
+    """Buffered groups were dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsDropped: _TypeAlias = GroupsDropped  # noqa: Y015
+
+@_typing.final
+class BatchConsumed(_message.Message):
+    """An optimizer step was taken, or skipped, on a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    FRESH_TRAJECTORY_IDS_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    """Version of the parameters before the step."""
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The groups of the batch, in its order."""
+
+    @_builtins.property
+    def fresh_trajectory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Trajectories beside the batch that calibrated the step."""
+
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        fresh_trajectory_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh_trajectory_ids", b"fresh_trajectory_ids", "lease_ids", b"lease_ids", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchConsumed: _TypeAlias = BatchConsumed  # noqa: Y015
+
+@_typing.final
+class VersionPublished(_message.Message):
+    """A policy version was announced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    checksum: _builtins.int
+    """xxh3 over the checksums of its tensors."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionPublished: _TypeAlias = VersionPublished  # noqa: Y015
+
+@_typing.final
+class LearnerRestarted(_message.Message):
+    """A learner began where another one had stopped: the open leases ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnerRestarted: _TypeAlias = LearnerRestarted  # noqa: Y015
+
+@_typing.final
+class RolledBack(_message.Message):
+    """The run went back to an earlier version: later steps do not count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    RETURNS_GROUPS_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    returns_groups: _builtins.bool
+    """Whether the groups that the later steps consumed may be trained on again."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        returns_groups: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_version", b"policy_version", "returns_groups", b"returns_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolledBack: _TypeAlias = RolledBack  # noqa: Y015

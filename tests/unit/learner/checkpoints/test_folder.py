@@ -285,7 +285,7 @@ def sign_manifest(document):
     return json.dumps({**rest, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
 
 
-@pytest.mark.parametrize("document", [[], {}, {"format": 3, "step": 3}])
+@pytest.mark.parametrize("document", [[], {}, {"format": 4, "step": 3}])
 def test_a_manifest_that_lacks_something_is_damaged(folder, document):
     path = save(folder, 3) / "meta.json"
     path.write_text(sign_manifest(document) if isinstance(document, dict) else json.dumps(document))
@@ -296,8 +296,8 @@ def test_a_manifest_that_lacks_something_is_damaged(folder, document):
 def test_a_format_of_another_version_is_refused(folder):
     for step in (2, 3):
         path = save(folder, step) / "meta.json"
-    path.write_text(sign_manifest({**json.loads(path.read_text()), "format": 4}))
-    with pytest.raises(CheckpointError, match=r"has format 4.*resume with the version"):
+    path.write_text(sign_manifest({**json.loads(path.read_text()), "format": 5}))
+    with pytest.raises(CheckpointError, match=r"has format 5.*resume with the version"):
         folder.load_newest()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.fixtures.learner.dispatcher import TIMEOUT_S
 
+Response = tuple[str, int]
+"""A lease and the number of one of its responses."""
 SIZE = 2  # trajectories per prompt
 PROMPTS = 2  # per step
 MAX_ATTEMPTS = 2
@@ -24,23 +26,51 @@ class Promise:
     expires_s: float
     partial: int | None = None
     """Oldest version of the response that the grant resumes."""
+    kept: dict[Response, int] = field(default_factory=dict)
+    """Oldest version of each response that arrived before a crash."""
     preempted: bool = False
     versions: dict[int, int] = field(default_factory=dict)
     """Oldest version of each response that has arrived."""
+
+    @property
+    def size(self) -> int:
+        """Responses that the worker is to make."""
+        return SIZE - len(self.kept)
+
+
+@dataclass
+class Waiting:
+    """A prompt that is leased before new ones."""
+
+    prompt_index: int
+    failures: int = 0
+    partial: int | None = None
+    """Oldest version of its partial response."""
+    kept: dict[Response, int] = field(default_factory=dict)
+    number: int | None = None
+    """Of the grant that a crash ended."""
+
+
+@dataclass
+class Whole:
+    """A complete group."""
+
+    prompt_index: int
+    oldest: int
+    members: tuple[Response, ...]
 
 
 @dataclass
 class LedgerModel:
     """One surviving history; a crash goes back to a copy of it."""
 
-    fates: dict[tuple[int, int], str] = field(default_factory=dict)
-    """The fate of response n of grant g, for every response ever leased."""
+    fates: dict[Response, str] = field(default_factory=dict)
+    """The fate of every response ever leased."""
     open: dict[str, Promise] = field(default_factory=dict)
-    fulfilled: set[str] = field(default_factory=set)
-    buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Prompt and oldest version of each complete group, by grant."""
-    requeued: deque[tuple[int, int, int | None]] = field(default_factory=deque)
-    """Prompt, failures, oldest version of the partial response."""
+    fulfilled: list[str] = field(default_factory=list)
+    buffered: dict[int, Whole] = field(default_factory=dict)
+    """Complete groups, by grant."""
+    requeued: deque[Waiting] = field(default_factory=deque)
     next_prompt: int = 0
     next_grant: int = 0
     version: int = 0
@@ -57,34 +87,46 @@ class LedgerModel:
     ) -> Promise:
         """Lease a requeued prompt if there is one, else the chosen one, else the next in order."""
         fresh = self.next_prompt if chosen is None else chosen
-        prompt_index, failures, partial = (
-            self.requeued.popleft() if self.requeued else (fresh, 0, None)
-        )
-        self.next_prompt = max(self.next_prompt, prompt_index + 1)
-        kept = partial if partial is not None and partial >= oldest_partial else None
+        waiting = self.requeued.popleft() if self.requeued else Waiting(fresh)
+        self.next_prompt = max(self.next_prompt, waiting.prompt_index + 1)
+        partial = waiting.partial
+        number = self.next_grant if waiting.number is None else waiting.number
         promise = Promise(
-            self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S, kept
+            number,
+            worker_id,
+            waiting.prompt_index,
+            waiting.failures,
+            now_s + TIMEOUT_S,
+            partial if partial is not None and partial >= oldest_partial else None,
+            {one: oldest for one, oldest in waiting.kept.items() if oldest >= oldest_partial},
         )
+        self.fates |= dict.fromkeys(waiting.kept.keys() - promise.kept.keys(), "lag_exceeded")
         self.open[lease_id] = promise
-        self.fates |= {(promise.number, one): "in_flight" for one in range(SIZE)}
-        self.next_grant += 1
+        self.fates |= {(lease_id, one): "in_flight" for one in range(promise.size)}
+        self.next_grant = max(self.next_grant, number + 1)
         return promise
 
     def submit(self, lease_id: str, numbers: Collection[int], oldest: int) -> list[str]:
-        """Submit responses; return the outcomes."""
+        """Submit responses; return the outcomes, or none if one was not asked for."""
         if lease_id not in self.open:
             return ["duplicate" if lease_id in self.fulfilled else "lease_ended"] * len(numbers)
         promise = self.open[lease_id]
+        if max(numbers) >= promise.size:
+            return []
         outcomes = []
         for number in numbers:
             outcomes.append("duplicate" if number in promise.versions else "accepted")
             promise.versions.setdefault(number, oldest)
-            self.fates[promise.number, number] = "buffered"
-        if len(promise.versions) == SIZE:
+            self.fates[lease_id, number] = "buffered"
+        if len(promise.versions) == promise.size:
             del self.open[lease_id]
-            self.fulfilled.add(lease_id)
-            oldest_of_all = min(promise.versions.values())
-            self.buffered[promise.number] = (promise.prompt_index, oldest_of_all)
+            self.fulfilled.append(lease_id)
+            arrived = tuple((lease_id, number) for number in promise.versions)
+            self.buffered[promise.number] = Whole(
+                promise.prompt_index,
+                min([*promise.versions.values(), *promise.kept.values()]),
+                (*promise.kept, *arrived),
+            )
         return outcomes
 
     def end(self, lease_id: str, reason: str, partial: int | None = None) -> None:
@@ -92,10 +134,14 @@ class LedgerModel:
         promise = self.open.pop(lease_id)
         failed = reason == "generation_failed"
         failures = promise.failures + failed
-        self._drop(promise.number, reason)
+        self.fates |= {(lease_id, one): reason for one in range(promise.size)}
         if failures < MAX_ATTEMPTS:
             kept = promise.partial if partial is None else partial
-            self.requeued.append((promise.prompt_index, failures, None if failed else kept))
+            self.requeued.append(
+                Waiting(promise.prompt_index, failures, None if failed else kept, promise.kept)
+            )
+        else:
+            self.fates |= dict.fromkeys(promise.kept, reason)
 
     def preempted(self) -> set[str]:
         """Open leases that their workers must release."""
@@ -120,10 +166,9 @@ class LedgerModel:
         self.drop_late(failures_of, max_lag_steps, limit)
         if len(self.buffered) < PROMPTS:
             return None
-        taken = sorted(self.buffered, key=lambda one: (self.buffered[one][1], one))[:PROMPTS]
+        taken = sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one))[:PROMPTS]
         for number in taken:
-            del self.buffered[number]
-            self.fates |= {(number, one): "consumed" for one in range(SIZE)}
+            self.fates |= dict.fromkeys(self.buffered.pop(number).members, "consumed")
         self.consumed += taken
         self.version += 1
         return taken
@@ -138,30 +183,32 @@ class LedgerModel:
 
     def _drop_beyond(self, failures_of: Mapping[int, int], bound: int, reason: str) -> None:
         """Play the steps to come with what there is now."""
-        left = sorted((oldest, number) for number, (_, oldest) in self.buffered.items())
+        left = sorted((group.oldest, number) for number, group in self.buffered.items())
         version, late = self.version, []
         while left:
             late += [number for oldest, number in left if oldest < version - bound]
             left = [one for one in left if one[0] >= version - bound][PROMPTS:]
             version += 1
         for number in sorted(late):
-            prompt_index, _ = self.buffered.pop(number)
-            self._drop(number, reason)
-            self.requeued.append((prompt_index, failures_of[number], None))
+            group = self.buffered.pop(number)
+            self.fates |= dict.fromkeys(group.members, reason)
+            self.requeued.append(Waiting(group.prompt_index, failures_of[number]))
 
     def restart(self) -> None:
-        """Restore from a snapshot: open prompts are requeued, and failures reset."""
-        opened = [(promise.prompt_index, 0, promise.partial) for promise in self.open.values()]
-        for promise in self.open.values():
-            self._drop(promise.number, "learner_restarted")
-        self.requeued = deque(
-            [*opened, *((index, 0, partial) for index, _, partial in self.requeued)]
-        )
-        self.open, self.fulfilled = {}, set()
+        """Begin again where another process stopped: leases end, what arrived stays."""
+        ended = []
+        for lease_id, promise in self.open.items():
+            arrived = {(lease_id, one): oldest for one, oldest in promise.versions.items()}
+            # The response that the lease resumed is its first.
+            partial = None if 0 in promise.versions else promise.partial
+            kept = promise.kept | arrived
+            ended.append(Waiting(promise.prompt_index, 0, partial, kept, promise.number))
+            missing = ((lease_id, one) for one in range(promise.size))
+            self.fates |= {one: "learner_restarted" for one in missing if one not in arrived}
+        rest = [replace(waiting, failures=0) for waiting in self.requeued]
+        self.requeued = deque([*ended, *rest])
+        self.open = {}
 
     def tally(self) -> Counter[str]:
         """How many responses have each fate."""
         return Counter(self.fates.values())
-
-    def _drop(self, number: int, reason: str) -> None:
-        self.fates |= {(number, one): reason for one in range(SIZE)}

@@ -121,6 +121,7 @@ def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
     data = part.SerializeToString()
     later = make_ledger(clock, incarnation="later")
     later.restore([ledger_pb2.LedgerSnapshot.FromString(data)])
+    later.restart()
     leases = later.grant("w", num_groups=3, policy_version=1)
     assert in_flight.partial_responses == (UNDER_WAY,)
     assert [lease.partial_responses for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]

@@ -1,5 +1,6 @@
 import struct
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,6 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import partial_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.accounting import AccountingError, TrajectoryCounts
 from vcpo_learner.prompts.source import SequentialPrompts
@@ -40,10 +40,11 @@ def submit_all(ledger, leases, **details):
 
 
 def restart(ledger, clock):
-    """The ledger of another process, restored from this ledger's serialized snapshot."""
+    """The ledger of another process that began with this ledger's serialized snapshot."""
     data = [part.SerializeToString() for part in ledger.snapshot().parts()]
     other = make_ledger(clock, incarnation="later")
     other.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
+    other.restart()
     return other
 
 
@@ -252,20 +253,68 @@ def test_naming_a_lease_twice_releases_it_once(ledger):
 def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
-    before = sorted(ledger._buffer.groups())
+    before = sorted(ledger.contents.buffer.groups())
     batch = restart(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
 
 
-def test_what_was_in_flight_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
+def test_what_had_not_arrived_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
     first, second = grant(ledger, 2)
     ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
     later = restart(ledger, clock)
-    counts = later.counts()
-    assert counts == TrajectoryCounts(
-        leased=4, in_flight=0, buffered=0, consumed=0, dropped={"learner_restarted": 4}
+    assert later.counts() == TrajectoryCounts(
+        leased=4, in_flight=0, buffered=1, consumed=0, dropped={"learner_restarted": 3}
     )
-    assert prompts(grant(later, 3)) == [first.prompt_index, second.prompt_index, 2]
+    leases = grant(later, 3)
+    assert prompts(leases) == [first.prompt_index, second.prompt_index, 2]
+    assert [lease.num_trajectories for lease in leases] == [1, 2, 2]
+    assert [lease.grant_number for lease in leases] == [0, 1, 2]
+
+
+def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_after(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1, reward=0.25)])
+    later = restart(ledger, clock)
+    rest, other = grant(later, 2)
+    submit_all(later, [rest, other])
+    batch = later.take_batch(policy_version=0, max_lag_steps=1)
+    assert [one.trajectory_id for one in batch[0].trajectories] == [
+        f"{lease.lease_id}/1",
+        f"{rest.lease_id}/0",
+    ]
+    assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
+    later.counts().check()
+
+
+def test_what_a_restart_kept_stays_with_the_prompt_when_its_next_lease_ends(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    later = restart(ledger, clock)
+    later.release("w", [grant(later, 1)[0].lease_id])
+    assert later.counts().buffered == 1
+    (again,) = grant(later, 1)
+    assert (again.num_trajectories, len(again.kept)) == (1, 1)
+    later.counts().check()
+
+
+def test_what_a_restart_kept_and_is_too_old_by_its_next_lease_is_dropped(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    later = restart(ledger, clock)
+    (again,) = later.grant("w", num_groups=1, policy_version=3, oldest_partial_version=2)
+    assert (again.num_trajectories, again.kept) == (2, ())
+    assert later.counts().dropped == {"learner_restarted": 1, "lag_exceeded": 1}
+    later.counts().check()
+
+
+def test_a_response_to_another_prompt_than_what_a_restart_kept_is_refused(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    later = restart(ledger, clock)
+    (again,) = grant(later, 1)
+    other = replace(make_trajectory(again.lease_id, 0), prompt_token_ids=(9, 9))
+    with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids"):
+        later.submit(again.lease_id, [other])
 
 
 def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
@@ -275,22 +324,13 @@ def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
     assert later.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
 
 
-def test_groups_from_before_a_restart_are_consumed_before_those_after_it(ledger, clock):
+def test_a_prompt_that_a_restart_interrupted_keeps_its_place_in_the_order(ledger, clock):
     old = grant(ledger, 2)
     submit_all(ledger, old[1:])
     later = restart(ledger, clock)
-    submit_all(later, grant(later, 2))
+    submit_all(later, reversed(grant(later, 2)))
     batch = later.take_batch(policy_version=0, max_lag_steps=1)
-    assert [group.prompt_index for group in batch] == [1, 0]
-
-
-def test_a_crash_goes_back_to_the_snapshot_and_consumes_again_what_it_rolled_back(ledger, clock):
-    submit_all(ledger, grant(ledger, 2))
-    later = restart(ledger, clock)
-    lost = ledger.take_batch(policy_version=0, max_lag_steps=1)
-    again = later.take_batch(policy_version=0, max_lag_steps=1)
-    assert [group.trajectories for group in again] == [group.trajectories for group in lost]
-    assert later.counts().consumed == 4
+    assert [group.prompt_index for group in batch] == [0, 1]
 
 
 @pytest.mark.parametrize("part_bytes", [1, 400, 1 << 20])
@@ -324,27 +364,6 @@ def test_a_snapshot_does_not_change_the_ledger(ledger):
     ledger.snapshot()
     assert ledger.counts() == before
     assert ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1)]) == ["accepted"]
-
-
-def test_a_checkpoint_that_names_a_drop_reason_in_the_old_way_is_counted_in_the_new(ledger, clock):
-    ledger.release("w", [grant(ledger, 1)[0].lease_id])
-    (snapshot,) = ledger.snapshot().parts()
-    snapshot.dropped["handed_back"] = snapshot.dropped.pop("released")
-    later = make_ledger(clock, incarnation="later")
-    later.restore([snapshot])
-    assert later.counts().dropped == {"released": 2}
-    later.counts().check()
-
-
-def test_a_lease_resumes_no_more_responses_than_it_has_trajectories(ledger, clock):
-    partials = [make_partial_response(*[0] * length) for length in (3, 2)]
-    ledger.release("w", [grant(ledger, 1)[0].lease_id], partials)
-    (snapshot,) = ledger.snapshot().parts()
-    snapshot.begun[0].responses.add().CopyFrom(partial_to_message(make_partial_response(0)))
-    later = make_ledger(clock, incarnation="later")
-    later.restore([snapshot])
-    (lease,) = grant(later, 1)
-    assert lease.partial_responses == tuple(partials)
 
 
 def test_counts_that_do_not_add_up_are_an_error_that_shows_them():

@@ -18,8 +18,11 @@ from tests.fixtures.learner.dispatcher import (
 from tests.unit.learner.ledger.ledger_model import LedgerModel
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
+from vcpo_learner.redo_log.encoding import change_from_bytes, change_to_bytes
+from vcpo_learner.redo_log.redo import Redo
 
 MAX_LAG_STEPS = 1
 LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
@@ -28,6 +31,26 @@ POOL = 4
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 10**6)
 PLACES = {"in_flight", "buffered", "consumed"}
+
+
+class ListLog(NoLog):
+    """A log of encoded changes, in memory."""
+
+    def __init__(self):
+        self.data = []
+
+    @property
+    def position(self):
+        return len(self.data)
+
+    def append(self, change):
+        self.data.append(change_to_bytes(change))
+
+    def read(self, after):
+        return map(change_from_bytes, self.data[after:])
+
+    def cut(self, position):
+        del self.data[position:]
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -43,11 +66,14 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(leases) == num_groups
 
     def start(self, incarnation):
-        return make_ledger(self.clock, incarnation=incarnation, prompt_source=self.source())
+        return make_ledger(
+            self.clock, incarnation=incarnation, prompt_source=self.source(), log=self.log
+        )
 
     @initialize()
     def begin(self):
         self.clock = ManualClock()
+        self.log = ListLog()
         self.starts = 0
         self.ledger = self.start("start0")
         self.model = LedgerModel()
@@ -57,19 +83,35 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def keep(self):
-        self.kept = self.ledger.snapshot(), deepcopy(self.model)
+        """A checkpoint of this moment becomes the newest."""
+        self.kept, self.kept_model = self.ledger.snapshot(), deepcopy(self.model)
+        self.moments = []
 
-    @rule()
-    def crash(self):
-        snapshot, model = self.kept
+    @rule(pick=PICKS)
+    def crash(self, pick):
+        """What was not written yet may be lost, from any moment after the checkpoint on."""
+        position, self.model = deepcopy(self.moments[-1 - pick % len(self.moments)])
         self.starts += 1
+        self.log.cut(position)
         self.ledger = self.start(f"start{self.starts}")
         # Written long after it was taken, and one group to a file.
-        data = [part.SerializeToString() for part in snapshot.parts(part_bytes=1)]
+        data = [part.SerializeToString() for part in self.kept.parts(part_bytes=1)]
         self.ledger.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
-        self.model = deepcopy(model)
+        redo = Redo(self.ledger.contents)
+        for change in self.log.read(after=self.kept.head.log_position):
+            redo.apply(change)
+        steps = sorted(redo.steps.items())
+        assert [version for version, _ in steps] == list(
+            range(self.kept_model.version, self.model.version)
+        )
+        redone = [group.grant_number for _, step in steps for group in step.groups]
+        assert self.kept_model.consumed + redone == self.model.consumed
+        self.ledger.restart()
         self.model.restart()
+        self.model.fulfilled = self.model.fulfilled[len(self.kept_model.fulfilled) :]
+        self.kept_model.fulfilled = []
         self.failures_of = dict.fromkeys(self.model.buffered, 0)
+        self.moments = []  # the next crash comes after this start
 
     @rule(worker=WORKERS, num_groups=st.integers(1, 3))
     def grant(self, worker, num_groups):
@@ -104,8 +146,12 @@ class LedgerMachine(RuleBasedStateMachine):
         oldest = max(0, self.model.version - age)
         versions = (oldest, self.model.version)
         sent = [make_trajectory(lease_id, number, versions=versions) for number in numbers]
-        outcomes = self.ledger.submit(lease_id, sent)
-        assert [str(one) for one in outcomes] == self.model.submit(lease_id, numbers, oldest)
+        expected = self.model.submit(lease_id, numbers, oldest)
+        if not expected:
+            with pytest.raises(InvalidMessageError, match=r"trajectory_id"):
+                self.ledger.submit(lease_id, sent)
+            return
+        assert [str(one) for one in self.ledger.submit(lease_id, sent)] == expected
 
     @precondition(lambda self: self.model.open)
     @rule(pick=PICKS, name=st.sampled_from(["{}/2", "{}/-1", "{}/00", "{}/", "{}", "other/0"]))
@@ -147,7 +193,9 @@ class LedgerMachine(RuleBasedStateMachine):
             one for worker in ("left", "right") for one in self.ledger.preempted_leases(worker)
         }
         assert self.model.preempted() <= preempted <= self.model.open.keys()
-        missing = sum(2 - len(self.model.open[one].versions) for one in preempted)
+        missing = sum(
+            self.model.open[one].size - len(self.model.open[one].versions) for one in preempted
+        )
         assert missing <= num_trajectories or preempted == self.model.preempted()
         for lease_id in preempted:
             self.model.open[lease_id].preempted = True
@@ -177,10 +225,16 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         expected = self.model.take(self.failures_of, MAX_LAG_STEPS, limit)
         assert (batch and [group.grant_number for group in batch]) == expected
+        if batch is not None:
+            self.ledger.record_step(batch, policy_version=version, fresh=())
         for group in batch or []:
             spans = [one for each in group.trajectories for one in each.version_spans]
             allowed = MAX_LAG_STEPS if limit is None else limit
             assert all(version - span.policy_version <= allowed for span in spans)
+
+    @invariant()
+    def every_moment_may_be_the_last_that_is_written(self):
+        self.moments.append((self.log.position, deepcopy(self.model)))
 
     @invariant()
     def every_response_is_in_exactly_one_place(self):
@@ -207,7 +261,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def flights_are_those_of_the_open_leases(self):
         flights = {"left": 0, "right": 0}
         for promise in self.model.open.values():
-            flights[promise.worker_id] += 2 - len(promise.versions)
+            flights[promise.worker_id] += promise.size - len(promise.versions)
         by_worker = self.ledger.in_flight_by_worker()
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
-from tests.fixtures.learner.training import TrainingFixture
+from tests.fixtures.learner.training import MemoryLog, TrainingFixture
 from tests.fixtures.records import EVALUATION
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import read_events, read_metrics
@@ -29,7 +29,10 @@ def make_learner(tmp_path):
                 sleep()
 
         learner = TrainingFixture(
-            tmp_path, sleep=advance_clock, **{"checkpoint": CHECKPOINTS, **sections}
+            tmp_path,
+            sleep=advance_clock,
+            log=MemoryLog(),
+            **{"checkpoint": CHECKPOINTS, **sections},
         )
         return learner
 

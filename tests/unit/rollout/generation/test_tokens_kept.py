@@ -25,7 +25,6 @@ from tests.fixtures.learner.dispatcher import (
 from tests.fixtures.rollout.worker import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
-from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
@@ -197,10 +196,11 @@ class TwoWorkers(DispatcherFixture):
 
     def tokens_kept(self) -> list[int]:
         """Tokens at the learner: consumed, buffered and requeued."""
-        snapshot = self.ledger.snapshot()
-        kept = [one.response_token_ids for group in snapshot.groups for one in group.trajectories]
-        requeued = restore_requeued(snapshot.head)
-        kept += [one.token_ids for prompt in requeued for one in prompt.partial_responses]
+        contents = self.ledger.contents
+        groups = contents.buffer.groups()
+        kept = [one.response_token_ids for group in groups for one in group.trajectories]
+        waiting = [*contents.requeued, *contents.book.all()]
+        kept += [one.token_ids for prompt in waiting for one in prompt.partial_responses]
         return self.consumed + [token for token_ids in kept for token in token_ids]
 
     def tokens_under_way(self) -> list[int]:

@@ -1,0 +1,150 @@
+"""The changes of the ledger, as records: the ledger changes only by applying one.
+
+A learner writes each record into its redo log (`vcpo_learner.redo_log`). The learner after it
+applies the same records to the ledger of the last checkpoint, and so has the ledger that was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from vcpo.records.reasons import DropReason
+from vcpo.wire.trajectory import PartialResponse, Trajectory
+
+
+class InconsistentChangeError(ValueError):
+    """A change does not fit the ledger that it is applied to; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGranted:
+    """A worker got a lease."""
+
+    lease_id: str
+    worker_id: str
+    grant_number: int
+    prompt_index: int
+    policy_version: int
+    oldest_version: int
+    """Partial responses and kept trajectories with an older token are discarded."""
+    is_requeued: bool
+    """Whether it is the first requeued prompt; otherwise the prompt source chose it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoriesAccepted:
+    """Trajectories of an open lease arrived; those that had arrived before change nothing."""
+
+    lease_id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnded:
+    """A lease ended before all of its trajectories arrived."""
+
+    lease_id: str
+    reason: DropReason
+    partial_responses: tuple[PartialResponse, ...] = ()
+    """What the worker sampled; if empty, the prompt keeps those that it was leased with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsDropped:
+    """Buffered groups were dropped; if they were too old, their prompts are requeued."""
+
+    lease_ids: tuple[str, ...]
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConsumed:
+    """An optimizer step was taken, or skipped, on a batch."""
+
+    policy_version: int
+    """Of the parameters before the step."""
+    lease_ids: tuple[str, ...]
+    """The groups of the batch, in its order."""
+    fresh_trajectory_ids: tuple[str, ...] = ()
+    """Trajectories beside the batch that calibrated the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """A policy version was announced."""
+
+    policy_version: int
+    checksum: int
+    """Of all tensors, 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerRestarted:
+    """A learner began where another one had stopped: the open leases ended."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """The run went back to an earlier version: later steps do not count."""
+
+    policy_version: int
+    returns_groups: bool
+    """Whether the groups that the later steps consumed may be trained on again. Those with a token
+    of a later version may not: nobody has these parameters any more."""
+
+
+Change = (
+    LeaseGranted
+    | TrajectoriesAccepted
+    | LeaseEnded
+    | GroupsDropped
+    | BatchConsumed
+    | VersionPublished
+    | LearnerRestarted
+    | RolledBack
+)
+
+
+class LogRoom(Enum):
+    """Whether the log has room for more changes."""
+
+    FREE = "free"
+    FULL = "full"
+    """It has reached its limit; the next checkpoint makes room."""
+    UNWRITABLE = "unwritable"
+    """Its disk is full or fails; changes wait in memory."""
+
+
+class ChangeLog(Protocol):
+    """Where the ledger writes its changes. Owner: the learner's event loop."""
+
+    @property
+    def position(self) -> int:
+        """Number of the newest change; 0 before the first."""
+
+    @property
+    def room(self) -> LogRoom:
+        """Whether there is room for more changes."""
+
+    def append(self, change: Change) -> None:
+        """Take a change; it is written in the background, after all earlier ones."""
+
+    async def committed(self) -> None:
+        """Wait until every change so far outlives this process."""
+
+
+class NoLog:
+    """The log of a ledger that does not outlive its process."""
+
+    position = 0
+    room = LogRoom.FREE
+
+    def append(self, change: Change) -> None:
+        """Discard the change."""
+
+    async def committed(self) -> None:
+        """Return at once."""

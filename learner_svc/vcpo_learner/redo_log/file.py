@@ -1,0 +1,267 @@
+"""The file of the redo log: a table of changes in SQLite, with a write-ahead log of its own.
+
+```
+change      position   1, 2, 3 ... without a gap       checkpoint   step
+            checksum   xxh3 of position and data                    position   of its last change
+            data       the change, `redo_log.encoding`
+```
+
+A commit is in the file before it returns, so a kill of the process loses none; `sync` brings it to
+the disk, before the machine may fail. SQLite cuts a commit that was torn; the checksums find what a
+disk changed later. Changes that no kept checkpoint
+needs are removed, and their pages are used again: the file stays as large as it ever had to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+_NAME: Final = "redo-log.sqlite"
+_FORMAT: Final = 1
+_PAGE_BYTES: Final = 16_384
+"""A group of long responses takes several pages; with SQLite's 4 KiB it takes four times as many
+and a commit longer (`benchmarks.learner.ingest`)."""
+_WAL_PAGES: Final = 1_000
+"""SQLite copies its write-ahead log into the tables when it has this many pages."""
+_ROWS_AT_ONCE: Final = 64
+"""Changes removed or copied in one commit, so that no submission waits long for it."""
+_SIGN_BIT: Final = 1 << 63
+
+
+class DamagedLogError(ValueError):
+    """The log cannot be read to its end; the message says where and why."""
+
+    def __init__(self, message: str, *, last_position: int) -> None:
+        self.last_position = last_position
+        """Of the last change that can be read."""
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One change in the file."""
+
+    position: int
+    data: bytes
+
+
+class LogFile:
+    """The file of one run. One thread at a time may use it.
+
+    Raises:
+        sqlite3.Error: from every method, if the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and create it if there is none.
+
+        Raises:
+            DamagedLogError: if it is no redo log of this version.
+        """
+        self.path = path
+        # Every statement outside of a transaction commits; another thread than this one may write.
+        self._tables = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self._tables.close()
+            if not _is_damage(error):
+                raise
+            raise DamagedLogError(f"{path}: {error}", last_position=0) from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Write changes, all or none."""
+        self._tables.execute("BEGIN IMMEDIATE")
+        try:
+            self._tables.executemany(
+                "INSERT INTO change (position, checksum, data) VALUES (?, ?, ?)",
+                ((row.position, _checksum(row.position, row.data), row.data) for row in rows),
+            )
+            self._tables.execute("COMMIT")
+        except sqlite3.Error:
+            if self._tables.in_transaction:  # SQLite ends it itself after some errors
+                self._tables.execute("ROLLBACK")
+            raise
+
+    def read(self, after: int) -> Iterator[Row]:
+        """Yield the changes after a position, in order.
+
+        Raises:
+            DamagedLogError: at the first change that is missing or differs from what was written.
+        """
+        last = after
+        try:
+            found = self._tables.execute(
+                "SELECT position, checksum, data FROM change WHERE position > ? ORDER BY position",
+                (after,),
+            )
+            for position, checksum, data in found:
+                if position != last + 1:
+                    raise DamagedLogError(
+                        f"{self.path}: change {last + 1} is missing", last_position=last
+                    )
+                if not isinstance(data, bytes) or checksum != _checksum(position, data):
+                    raise DamagedLogError(
+                        f"{self.path}: change {position} differs from its checksum",
+                        last_position=last,
+                    )
+                yield Row(position=position, data=data)
+                last = position
+        except sqlite3.DatabaseError as error:
+            raise DamagedLogError(f"{self.path}: {error}", last_position=last) from error
+
+    @property
+    def last_position(self) -> int:
+        """Position of the newest change or checkpoint; 0 if there is none."""
+        return self._number("SELECT max(position) FROM (SELECT position FROM change UNION ALL"
+                            " SELECT position FROM checkpoint)")  # fmt: skip
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the changes that a kept checkpoint needs; of all, if there is none."""
+        return self._number(
+            "SELECT sum(length(data)) FROM change WHERE position >"
+            " (SELECT ifnull(min(position), 0) FROM checkpoint)"
+        )
+
+    def add_checkpoint(self, step: int, position: int, *, keep: int) -> int:
+        """Remember a checkpoint; forget all but the newest `keep`, and those of later steps.
+
+        Returns the position up to which no kept checkpoint needs a change.
+        """
+        with contextlib.closing(self._tables.cursor()) as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute("DELETE FROM checkpoint WHERE step >= ?", (step,))
+            cursor.execute(
+                "INSERT INTO checkpoint (step, position) VALUES (?, ?)", (step, position)
+            )
+            cursor.execute(
+                "DELETE FROM checkpoint WHERE step NOT IN"
+                " (SELECT step FROM checkpoint ORDER BY step DESC LIMIT ?)",
+                (keep,),
+            )
+            cursor.execute("COMMIT")
+        return self._number("SELECT min(position) FROM checkpoint")
+
+    def remove_some(self, up_to: int) -> bool:
+        """Remove some of the oldest changes up to a position; return whether there were any."""
+        removed = self._tables.execute(
+            "DELETE FROM change WHERE position IN (SELECT position FROM change WHERE position <= ?"
+            " ORDER BY position LIMIT ?)",
+            (up_to, _ROWS_AT_ONCE),
+        )
+        return removed.rowcount > 0
+
+    def sync(self) -> None:
+        """Bring all commits to the disk.
+
+        Raises:
+            OSError: if the disk fails.
+        """
+        # SQLite copies the write-ahead log into the tables with syncs of its own.
+        with self.path.with_name(f"{self.path.name}-wal").open("rb") as written:
+            os.fsync(written.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._tables.close()
+
+    def _prepare(self) -> None:
+        """Set up the connection, and the tables of a new file."""
+        execute = self._tables.execute
+        execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        # One process has the file, so SQLite needs no shared memory beside it.
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        execute("BEGIN IMMEDIATE")
+        execute(
+            "CREATE TABLE IF NOT EXISTS change"
+            " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL)"
+        )
+        execute(
+            "CREATE TABLE IF NOT EXISTS checkpoint"
+            " (step INTEGER PRIMARY KEY, position INTEGER NOT NULL)"
+        )
+        (found,) = execute("PRAGMA user_version").fetchone()
+        if found not in (0, _FORMAT):
+            raise DamagedLogError(
+                f"{self.path}: has format {found}, this version of vcpo reads {_FORMAT}",
+                last_position=0,
+            )
+        execute(f"PRAGMA user_version = {_FORMAT}")
+        execute("COMMIT")
+
+    def _number(self, query: str) -> int:
+        (found,) = self._tables.execute(query).fetchone()
+        return int(found or 0)
+
+
+def file_path(run_dir: Path) -> Path:
+    """Return the path of a run's redo log; finish a replacement that was interrupted."""
+    path = run_dir / _NAME
+    fresh = _fresh_path(path)
+    if fresh.exists():
+        if path.exists():
+            fresh.unlink()
+        else:  # the damaged file has its new name already
+            fresh.rename(path)
+    return path
+
+
+def aside_path(path: Path) -> Path:
+    """Return where a damaged log is kept."""
+    return path.with_name(f"damaged-{path.name}")
+
+
+def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: int = 0) -> Path:
+    """Replace a damaged log by one with the changes that can be read; return where the old one is.
+
+    file: the open log, which is closed; None if it cannot be opened.
+    after, last: the readable changes are those after one position and up to the other.
+    """
+    aside = aside_path(path)
+    if file is not None:
+        fresh = LogFile(_fresh_path(path))
+        for some in _chunks(islice(file.read(after), last - after)):
+            fresh.append(some)
+        fresh.close()
+        with contextlib.suppress(sqlite3.Error):  # its last pages may be what is damaged
+            file.close()
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.replace(aside)
+    if file is not None:
+        _fresh_path(path).rename(path)
+    return aside
+
+
+def _fresh_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows in lists of a size that fits into memory."""
+    rest = iter(rows)
+    while some := list(islice(rest, _ROWS_AT_ONCE)):
+        yield some
+
+
+def _checksum(position: int, data: bytes) -> int:
+    """Return xxh3 of a change and its place, in the range of SQLite's integers."""
+    return xxhash.xxh3_64_intdigest(data, seed=position) - _SIGN_BIT
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Return whether an error is about what the file holds, not about reaching it."""
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -1,0 +1,194 @@
+"""Resumes a run: from its newest intact checkpoint, and from the redo log after it.
+
+```
+checkpoint of step s    parameters, ledger      log    changes of the ledger, steps s+1 to n
+        |                                        |
+        +--> the ledger at the end of the log <--+     at once, before workers are served
+        +--> parameters s ---- steps s+1 to n redone --> parameters n     by the training loop
+```
+
+The ledger is that of the learner that stopped, and its leases end. A redone step has the batch and
+the calibration that the log names, so where the hardware repeats its sums, the parameters are the
+same bit for bit. A group that kills the learner while a step is redone comes into quarantine; its
+step has no such batch any more, so the run goes back to the version before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from vcpo.records.journal import read_metrics
+from vcpo.records.step_record import StepRecord
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
+from vcpo_learner.ledger.contents import RecordedStep
+from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.training.exclusion import Exclusion
+from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.saving import RunSaver
+
+
+class Recovery:
+    """Resumes one run. Owner: the event loop."""
+
+    def __init__(
+        self,
+        parts: TrainingParts,
+        saver: RunSaver,
+        quarantine: Quarantine,
+        exclusion: Exclusion,
+        step_log: StepLog,
+    ) -> None:
+        self.steps: list[RecordedStep] = []
+        """Steps after the checkpoint, to be redone in this order."""
+        self.checksums: Mapping[int, int] = {}
+        """Of the versions that an earlier process announced, by version."""
+        self.last_recorded_step = 0
+        """Last step in the journal at the start."""
+        self._parts = parts
+        self._saver = saver
+        self._quarantine = quarantine
+        self._exclusion = exclusion
+        self._step_log = step_log
+        self._dispatcher = parts.dispatcher
+
+    def require_unused(self) -> None:
+        """Check that the run directory holds nothing of another run.
+
+        Raises:
+            CheckpointError: naming the directory and the cure.
+        """
+        held = ""
+        if steps := self._saver.checkpoints.steps():
+            held = f"a checkpoint of step {steps[-1]}"
+        elif self._parts.log.position:
+            held = "a redo log with accepted trajectories"
+        if held:
+            raise CheckpointError(
+                f"--run-dir: {self._parts.run_dir} holds {held}; add --resume, or give another"
+                " directory"
+            )
+
+    def resume(self) -> int:
+        """Load the newest intact checkpoint and the log after it; return the checkpoint's step.
+
+        Returns 0 if there is no checkpoint.
+
+        Raises:
+            CheckpointError: if there are checkpoints and none can be used.
+        """
+        checkpoint, damaged = self._saver.checkpoints.load_newest()
+        if checkpoint is not None:
+            for one in damaged:
+                self._parts.event(
+                    "CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}"
+                )
+            self._saver.checkpoints.set_aside(damaged)
+            self._load(checkpoint)
+        step, after = 0, 0
+        if checkpoint is not None:
+            step, after = checkpoint.step, checkpoint.ledger[0].log_position
+        self._redo_changes(step, after)
+        if checkpoint is None and self._parts.log.position == 0:
+            return 0
+        self._dispatcher.ledger.restart()
+        self._leave_out(self._quarantine.excluded_lease_ids(), step)
+        self._check_consumed(step)
+        self._dispatcher.resume_at(step)
+        self.last_recorded_step = max((one.step for one in self._recorded()), default=0)
+        self.report(step)
+        if checkpoint is not None:
+            self._saver.resume_at(step)
+            self._parts.gauges.record_resume(
+                step,
+                now_unix_s=time.time(),
+                saved_unix_s=self._saver.checkpoints.saved_unix_s(step),
+            )
+        self._parts.event("Resumed", self._description(checkpoint))
+        return step
+
+    def report(self, step: int) -> None:
+        """Let limits and signals go on from a step; what came before is no news."""
+        recorded, health = self._recorded(), self._parts.update.health
+        self._dispatcher.lag_limit.resume(recorded, health.level, health.rollbacks, version=step)
+        self._step_log.resume(
+            health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
+        )
+        self._parts.signals.resume([one for one in recorded if one.step <= step])
+        self._parts.gauges.skip_counted()
+
+    def stop_redo(self, version: int, reasons: Mapping[str, str]) -> None:
+        """Leave out groups that break the step on a version; the run goes on from that version.
+
+        reasons: why, by lease.
+        """
+        number = next(i for i, one in enumerate(self.steps) if one.policy_version == version)
+        self._go_back(number)
+        self._exclusion.exclude(reasons, reasons, version)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self._parts.update.load_tensors(checkpoint.tensors)
+        self._parts.update.load_state_dict(checkpoint.update_state)
+        self._dispatcher.ledger.restore(checkpoint.ledger)
+
+    def _redo_changes(self, step: int, after: int) -> None:
+        contents = self._dispatcher.ledger.contents
+        redo = self._parts.log.redo(contents, after=after)
+        contents.wasted_tokens.clear()  # they are counted from the start of a process
+        self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
+        self.checksums = redo.checksums
+        self._parts.report_log()
+
+    def _leave_out(self, lease_ids: Collection[str], step: int) -> None:
+        """Exclude groups; if a recorded step needs one of them, go back to before that step."""
+        for number, recorded in enumerate(self.steps):
+            if any(group.lease_id in lease_ids for group in recorded.groups):
+                self._go_back(number)
+                break
+        self._exclusion.exclude(lease_ids, {}, step)
+
+    def _go_back(self, number: int) -> None:
+        """Redo no more than a number of steps; the groups of later ones are buffered again."""
+        later, self.steps = self.steps[number:], self.steps[:number]
+        version = later[0].policy_version
+        self._dispatcher.ledger.roll_back(version, later)
+        self._parts.event(
+            "RedoStopped",
+            f"step {version + 1} cannot be redone without a group in quarantine: the run goes on"
+            f" from step {version}, and {len(later)} steps are taken with other batches",
+        )
+
+    def _check_consumed(self, step: int) -> None:
+        """Check that B trajectories were consumed for each version, as admission assumes.
+
+        A step consumes one batch and makes one version, and a checkpoint is written between steps.
+        So admission needs no other base after a restart.
+
+        Raises:
+            CheckpointError: with both numbers.
+        """
+        version = step + len(self.steps)
+        expected = version * self._parts.run.spec.batch.trajectories
+        consumed = self._dispatcher.ledger.counts().consumed
+        if consumed != expected:
+            raise CheckpointError(
+                f"step {version}: {consumed} trajectories consumed, must be {expected}; remove the"
+                f" checkpoint of step {step} to resume from the one before"
+            )
+
+    def _description(self, checkpoint: Checkpoint | None) -> str:
+        where = (
+            "without a checkpoint"
+            if checkpoint is None
+            else (f"from the checkpoint of step {checkpoint.step}")
+        )
+        waiting = self._dispatcher.ledger.counts().buffered
+        return (
+            f"{where}; {len(self.steps)} later steps are redone, and {waiting} accepted"
+            " trajectories wait"
+        )
+
+    def _recorded(self) -> Sequence[StepRecord]:
+        """Return the records of all steps, by step, also of those that are redone."""
+        return read_metrics(self._parts.run_dir).steps

@@ -1,0 +1,63 @@
+"""Changes of the ledger come back from their bytes as they were."""
+
+import struct
+
+import pytest
+
+from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
+from vcpo.records.reasons import DropReason
+from vcpo_learner.ledger.changes import (
+    BatchConsumed,
+    GroupsDropped,
+    LearnerRestarted,
+    LeaseEnded,
+    LeaseGranted,
+    RolledBack,
+    TrajectoriesAccepted,
+    VersionPublished,
+)
+from vcpo_learner.redo_log.encoding import (
+    UnreadableChangeError,
+    change_from_bytes,
+    change_to_bytes,
+)
+
+(FLOAT32,) = struct.unpack("<f", struct.pack("<f", -0.1))
+CHANGES = [
+    LeaseGranted(
+        lease_id="train-a-7",
+        worker_id="w",
+        grant_number=7,
+        prompt_index=3,
+        policy_version=2,
+        oldest_version=1,
+        is_requeued=True,
+    ),
+    TrajectoriesAccepted(
+        lease_id="train-a-7",
+        trajectories=(make_trajectory("train-a-7", 1, versions=(1, 2), logprob=FLOAT32),),
+    ),
+    LeaseEnded(
+        lease_id="train-a-7",
+        reason=DropReason.RELEASED,
+        partial_responses=(make_partial_response(1, 2),),
+    ),
+    GroupsDropped(lease_ids=("train-a-7", "train-a-2"), reason=DropReason.LAG_EXCEEDED),
+    BatchConsumed(
+        policy_version=4, lease_ids=("train-a-3", "train-a-1"), fresh_trajectory_ids=("x/0",)
+    ),
+    VersionPublished(policy_version=5, checksum=2**64 - 1),
+    LearnerRestarted(incarnation="b"),
+    RolledBack(policy_version=3, returns_groups=True),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
+def test_a_change_comes_back_from_its_bytes(change):
+    assert change_from_bytes(change_to_bytes(change)) == change
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x12\x02\x0a"], ids=["empty", "tag", "cut"])
+def test_bytes_that_are_no_change_are_refused(data):
+    with pytest.raises(UnreadableChangeError):
+        change_from_bytes(data)

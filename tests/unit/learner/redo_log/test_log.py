@@ -1,0 +1,159 @@
+"""The redo log beside an event loop: commits, a full disk, a limit, and what is left of damage."""
+
+import asyncio
+import sqlite3
+import threading
+
+import pytest
+
+from tests.fixtures.disk_limits import files_of_at_most
+from tests.fixtures.learner.dispatcher import ManualClock, make_ledger, make_trajectories
+from vcpo.service.lifecycle import StartError
+from vcpo_learner.ledger.changes import LogRoom
+from vcpo_learner.redo_log.file import aside_path, file_path
+from vcpo_learner.redo_log.log import RedoLog
+
+
+@pytest.fixture
+def open_log(tmp_path):
+    logs = []
+
+    def open_log(*, limit_bytes=1 << 30, retry_s=0.01):
+        log = RedoLog(tmp_path, limit_bytes=limit_bytes, retry_s=retry_s)
+        logs.append(log)
+        return log
+
+    yield open_log
+    for log in logs:
+        log.close()
+
+
+def accept_groups(log, count, *, incarnation="now"):
+    ledger = make_ledger(ManualClock(), incarnation=incarnation, log=log)
+    for lease in ledger.grant("w", num_groups=count, policy_version=0):
+        ledger.submit(lease.lease_id, make_trajectories(lease))
+    return ledger
+
+
+def redone(log):
+    ledger = make_ledger(ManualClock(), incarnation="later")
+    log.redo(ledger.contents, after=0)
+    return ledger
+
+
+async def test_what_was_committed_is_redone_by_the_next_process(open_log):
+    log = open_log()
+    before = accept_groups(log, 3)
+    await log.committed()
+    log.close()
+    after = redone(open_log())
+    assert after.counts() == before.counts()
+    assert after.snapshot().groups == before.snapshot().groups
+
+
+async def test_a_commit_takes_all_that_arrived_during_the_one_before(open_log):
+    log, commits, may_go = open_log(), [], threading.Event()
+    append = log._file.append
+
+    def append_slowly(rows):
+        commits.append([row.position for row in rows])
+        may_go.wait()
+        append(rows)
+
+    log._file.append = append_slowly
+    ledger = make_ledger(ManualClock(), log=log)
+    ledger.grant("w", num_groups=1, policy_version=0)
+    while not commits:
+        await asyncio.sleep(0)
+    ledger.grant("w", num_groups=3, policy_version=0)
+    may_go.set()
+    await log.committed()
+    assert commits == [[1], [2, 3, 4]]
+
+
+async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_written(open_log):
+    log = open_log()
+    with files_of_at_most(1):
+        ledger = accept_groups(log, 2)
+        waiting = asyncio.create_task(log.committed())
+        while log.room is not LogRoom.UNWRITABLE:
+            await asyncio.sleep(0.001)
+        assert not waiting.done()
+    await waiting
+    assert log.room is LogRoom.FREE
+    assert [kind for kind, _ in log.take_events()] == ["DiskFull", "DiskHasRoom"]
+    log.close()
+    assert redone(open_log()).counts() == ledger.counts()
+
+
+async def test_a_log_on_a_full_disk_can_be_closed(open_log):
+    log = open_log(retry_s=60.0)
+    with files_of_at_most(1):
+        accept_groups(log, 1)
+        while log.room is not LogRoom.UNWRITABLE:
+            await asyncio.sleep(0.001)
+        log.close()
+
+
+async def test_a_full_log_has_room_again_after_a_checkpoint(open_log):
+    log = open_log(limit_bytes=200)
+    accept_groups(log, 4)
+    await log.committed()
+    assert log.room is LogRoom.FULL
+    log.add_checkpoint(1, log.position, keep=1)
+    while log.room is LogRoom.FULL:
+        await asyncio.sleep(0.001)
+    assert [kind for kind, _ in log.take_events()] == ["LogFull", "LogHasRoom"]
+
+
+async def test_a_damaged_log_gives_what_comes_before_the_damage_and_goes_on_from_there(
+    open_log, tmp_path
+):
+    log = open_log()
+    accept_groups(log, 2)  # two grants, two submissions
+    await log.committed()
+    log.close()
+    tables = sqlite3.connect(file_path(tmp_path))
+    tables.execute("UPDATE change SET data = x'00' WHERE position = 4")
+    tables.commit()
+    tables.close()
+    later = open_log()
+    ledger = redone(later)
+    assert (ledger.counts().buffered, ledger.counts().in_flight) == (2, 2)
+    ((kind, message),) = later.take_events()
+    assert kind == "LogDamaged"
+    assert "change 4 differs from its checksum; the 3 changes before it are used" in message
+    assert aside_path(file_path(tmp_path)).exists()
+    assert later.position == 3
+    later.close()
+    last = open_log()
+    assert redone(last).counts() == ledger.counts()
+    assert last.take_events() == []
+
+
+async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
+    log = open_log()
+    ledger = accept_groups(log, 1)
+    ledger.record_step([], policy_version=0, fresh=())
+    await log.committed()
+    log.close()
+    tables = open_log()
+    other = make_ledger(ManualClock(), incarnation="later")
+    tables.redo(other.contents, after=1)  # without the grant, the submission has no lease
+    assert tables.position == 1
+    ((kind, message),) = tables.take_events()
+    assert (kind, "train-now-0 is not open" in message) == ("LogDamaged", True)
+
+
+async def test_a_file_that_is_no_log_is_set_aside_and_reported(open_log, tmp_path):
+    file_path(tmp_path).write_bytes(b"nothing of the kind" * 1000)
+    log = open_log()
+    assert [kind for kind, _ in log.take_events()] == ["LogDamaged"]
+    accept_groups(log, 1)
+    await log.committed()
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_cure(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(StartError, match=r"redo-log.sqlite: the redo log cannot be opened"):
+        RedoLog(tmp_path / "run", limit_bytes=1)

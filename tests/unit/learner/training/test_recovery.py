@@ -1,0 +1,201 @@
+"""Learners that die, and what the learner after them has and does again."""
+
+import contextlib
+
+import pytest
+import torch
+
+from tests.fixtures.learner.dispatcher import make_trajectory, work_request
+from tests.fixtures.learner.models import PAD
+from tests.fixtures.learner.training import TrainingFixture
+from vcpo.records.journal import read_events, read_metrics
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+
+class KilledError(BaseException):
+    """Stands in for a signal that no process survives: nobody handles it."""
+
+
+def dies_before(learner, version):
+    """Let a learner die in the step on a version."""
+    begin = learner.update.begin
+
+    def begin_step(groups, *, policy_version):
+        if policy_version == version:
+            raise KilledError
+        return begin(groups, policy_version=policy_version)
+
+    learner.update.begin = begin_step
+    return learner
+
+
+async def killed(learner):
+    with pytest.raises(KilledError):
+        await learner.run()
+
+
+def trained_on(learner):
+    """Note the leases of every batch of an update."""
+    batches, begin = [], learner.update.begin
+
+    def begin_step(groups, *, policy_version):
+        batches.append([one.trajectory_id for group in groups for one in group])
+        return begin(groups, policy_version=policy_version)
+
+    learner.update.begin = begin_step
+    return batches
+
+
+def told(tmp_path, kind):
+    return [event.message for event in read_events(tmp_path) if event.kind == kind]
+
+
+async def test_a_learner_without_a_checkpoint_takes_its_steps_again_on_the_same_batches(
+    make_learner, tmp_path
+):
+    first = make_learner(steps=4)
+    batches = trained_on(first)
+    await killed(dies_before(first, 2))
+    records = read_metrics(tmp_path).steps
+    later = make_learner(steps=4)
+    again = trained_on(later)
+    assert later.training.resume() == 0
+    assert "without a checkpoint; 2 later steps are redone" in told(tmp_path, "Resumed")[0]
+    assert await later.run() is RunPhase.COMPLETE
+    assert again[:2] == batches[:2]
+    assert later.update.versions == [0, 1, 2, 3]
+    # Nothing of the redone steps is written a second time.
+    assert read_metrics(tmp_path).steps[:2] == records
+    assert told(tmp_path, "Redone") == ["up to step 2; 0 versions differ from those of before"]
+
+
+async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
+    learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
+    whole, part = await learner.dispatcher.lease(work_request(room=4), wait_s=0)
+    learner.accept(whole)
+    learner.dispatcher.submit("w", part.lease.lease_id, [make_trajectory(part.lease.lease_id, 1)])
+    await learner.log.committed()
+    later = make_learner(algorithm={"maxPolicyLagSteps": 4})
+    later.training.resume()
+    counts = later.dispatcher.ledger.counts()
+    assert (counts.buffered, counts.in_flight, counts.dropped) == (3, 0, {"learner_restarted": 1})
+
+
+SYNCHRONOUS = {
+    "steps": 5,
+    "algorithm": {"maxPolicyLagSteps": 0, "onPolicyEssRatio": 0.9},
+    "learner": {"maxMismatchNats": 100},
+    "update_of": lambda model, spec: PolicyUpdate(model, spec, PAD),
+}
+
+
+def answers_by_version(learner):
+    """Let the worker's answers depend on prompt and version only, and differ in their rewards."""
+    submit = learner.submit
+
+    def submit_answer(given, *, versions):
+        lease = given.lease
+        rewarded = lease.prompt_index % 2
+        for number in range(lease.num_trajectories):
+            one = make_trajectory(
+                lease.lease_id, number, versions=versions * 3, reward=float(number == rewarded)
+            )
+            learner.dispatcher.submit("w", lease.lease_id, [one])
+
+    learner.submit = lambda given, **changes: (
+        submit(given, **changes) if given.purpose != "train" else submit_answer(given, **changes)
+    )
+    return learner
+
+
+def parameters(learner):
+    return [each.detach().clone() for each in learner.training._parts.model.parameters()]
+
+
+@pytest.mark.parametrize(("version", "every_steps"), [(0, 50), (3, 50), (3, 2), (4, 1)])
+async def test_a_run_that_was_killed_ends_with_the_parameters_of_one_that_was_not(
+    tmp_path, version, every_steps
+):
+    async def play(run_dir, deaths):
+        learner = TrainingFixture(run_dir, **SYNCHRONOUS, checkpoint={"everySteps": every_steps})
+        learner.training.resume()
+        answers_by_version(learner)
+        if deaths:
+            dies_before(learner, version)
+        with contextlib.suppress(KilledError):
+            await learner.run()
+        return learner
+
+    whole = await play(tmp_path / "whole", deaths=False)
+    await play(tmp_path / "killed", deaths=True)
+    resumed = await play(tmp_path / "killed", deaths=False)
+    assert resumed.dispatcher.policy_version == 5
+    for expected, found in zip(parameters(whole), parameters(resumed), strict=True):
+        assert torch.equal(expected, found)
+    losses = [
+        [(one.reward_mean, one.ess_ratio, one.gradient_norm, one.learning_rate) for one in steps]
+        for steps in (
+            read_metrics(tmp_path / "whole").steps,
+            read_metrics(tmp_path / "killed").steps,
+        )
+    ]
+    assert losses[0] == losses[1]
+    assert not told(tmp_path / "killed", "RedoDiffers")
+
+
+async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(
+    make_learner, tmp_path
+):
+    await killed(dies_before(make_learner(steps=4), 3))
+    later = make_learner(steps=4)
+    later.training.resume()
+    with torch.no_grad():  # as if the first model were another one
+        next(later.training._parts.model.parameters()).add_(1.0)
+    await later.run()
+    (message,) = told(tmp_path, "RedoDiffers")
+    assert message.startswith("version 0 has other parameters than before the restart")
+
+
+async def test_a_group_that_kills_the_learner_during_a_redo_ends_the_redo(make_learner, tmp_path):
+    await killed(dies_before(make_learner(steps=4), 3))
+    for _ in range(2):
+        later = dies_before(make_learner(steps=4), 1)
+        later.training.resume()
+        await killed(later)
+    last = make_learner(steps=4)
+    last.training.resume()
+    ledger = last.dispatcher.ledger
+    ledger.counts().check()
+    assert ledger.counts().consumed == 4
+    assert ledger.counts().dropped["quarantined"] == 4
+    (message,) = told(tmp_path, "RedoStopped")
+    assert message.startswith("step 2 cannot be redone without a group in quarantine")
+    assert await last.run() is RunPhase.COMPLETE
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3, 4]
+    assert len(Quarantine(tmp_path / "quarantine").kept_lease_ids()) == 2
+
+
+async def test_a_checkpoint_that_was_due_during_a_redo_follows_it(make_learner, tmp_path):
+    await killed(dies_before(make_learner(steps=9), 3))
+    later = make_learner(steps=9, checkpoint={"everySteps": 2})
+    later.training.resume()
+    await killed(dies_before(later, 3))
+    names = [path.name for path in (tmp_path / "checkpoints").glob("step-*")]
+    assert names == ["step-00000003"]
+
+
+async def test_a_run_that_is_stopped_during_a_redo_leaves_the_rest_to_the_log(
+    make_learner, tmp_path
+):
+    await killed(dies_before(make_learner(steps=4), 3))
+    later = make_learner(steps=4)
+    later.training.resume()
+    later.drain()
+    assert await later.run() is RunPhase.DRAINING
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+    last = make_learner(steps=4)
+    last.training.resume()
+    assert await last.run() is RunPhase.COMPLETE
+    assert last.update.versions == [0, 1, 2, 3]
