@@ -44,6 +44,7 @@ from torch import Tensor
 from vcpo.algo import (
     EssKind,
     EssUnit,
+    Method,
     MismatchCalibration,
     WeightMoments,
     ess_reading,
@@ -63,7 +64,7 @@ LENGTHS = (600, 3000)
 BATCHES = (16, 64)
 DRIFTS = (0.0, 0.5, 1.0, 2.0)
 """Nats^2 that staleness adds to the log weight of a trajectory."""
-ALGORITHM = Algorithm()
+ALGORITHM = Algorithm(method=Method.VCPO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

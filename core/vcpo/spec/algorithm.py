@@ -42,17 +42,20 @@ NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PUBLISHED)
 
 
 class Algorithm(Section):
-    """How a batch becomes an optimizer step; the defaults are VCPO (arXiv 2602.17616).
+    """How a batch becomes an optimizer step.
+
+    The default is VCPO (arXiv 2602.17616) with two departures: one baseline for the batch, and a
+    trust region in place of its learning-rate rule (docs/design/093-trust-region.md).
 
     `method` sets every stage. A field that is unset takes the method's own value; a field that is
     set replaces it.
     """
 
-    method: Method = Method.VCPO
-    """Method that turns a batch into a gradient: `vcpo`, `sequenceTis`, `grpo`, `dapo`, `gspo`,
-    `cispo`, or another of `docs/methods.md`, which says when to use which. `m2po`, `m2poAllTokens`,
-    `m2poBounds`, `bapo` and `bapoPublished` are experimental: variants of one paper each, kept for
-    comparison."""
+    method: Method = Method.VCPO2
+    """Method that turns a batch into a gradient: `vcpo2`, `vcpo`, `sequenceTis`, `grpo`, `dapo`,
+    `gspo`, `cispo`, or another of `docs/methods.md`, which says when to use which. `m2po`,
+    `m2poAllTokens`, `m2poBounds`, `bapo` and `bapoPublished` are experimental: variants of one
+    paper each, kept for comparison."""
     max_policy_lag_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """Largest lag of a token that an update may use, in policy versions. 0 is synchronous training.
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
@@ -63,15 +66,15 @@ class Algorithm(Section):
     own."""
     baseline_scope: BaselineScope | None = None
     """Trajectories that share one baseline: `group` (those of one prompt) or `batch` (all of the
-    step). `batch` needs the baseline `opob`, `published` or `groupMean`. If unset, the method's
-    own, `batch` for `vcpo2` and `group` for all others."""
+    step). `batch` needs the baseline `opob`, `published` or `groupMean`. If unset, `batch` for
+    `vcpo2` with one of these, and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
     """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
     measures it, in dense models; `lmHead`, `logitEnergy` and `length` estimate it for less. Use
     `logitEnergy` for a mixture of experts."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
-    methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo`.
+    methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo2`.
     Lower it if single trajectories dominate an update."""
     importance_weight_floor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Floor of importance weights in the gradient: a smaller weight counts 0. If unset, the
@@ -113,7 +116,7 @@ class Algorithm(Section):
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
-    lag, or of 32 steps where that is more; 0.37 if unset. Raise it if rewards fall or dip; lower it
+    lag, or of 32 steps where that is more; 0.5 if unset. Raise it if rewards fall or dip; lower it
     if the learning rate is scaled down and rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
@@ -140,7 +143,10 @@ class Algorithm(Section):
             for field, name in _REPLACES.items()
             if (value := getattr(self, field)) is not None
         }
-        return replace(LOSS_CONFIGS[self.method], **given)
+        config = replace(LOSS_CONFIGS[self.method], **given)
+        if self.baseline_scope is None and config.baseline not in BASELINES_OF_BATCHES:
+            return replace(config, baseline_scope=BaselineScope.GROUP)
+        return config
 
     @property
     def fits_one_pass(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from vcpo.algo import LOSS_CONFIGS, Baseline, BaselineScope
+from vcpo.algo import LOSS_CONFIGS, Baseline
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES, Algorithm
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
@@ -61,17 +61,6 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     given = f"{section}.baseline in {_words(baselines)}"
     own = f"{section}.method in {_words(methods)}"
     return f"(has({section}.baseline) ? {given} : {own})"
-
-
-def _has_batch_scope(section: str) -> str:
-    """Return the CEL test that one baseline spans the batch, given or the method's own."""
-    methods = [
-        method
-        for method, config in LOSS_CONFIGS.items()
-        if config.baseline_scope is BaselineScope.BATCH
-    ]
-    given = f"{section}.baselineScope == 'batch'"
-    return f"(has({section}.baselineScope) ? {given} : {section}.method in {_words(methods)})"
 
 
 _ONE_PASS_METHODS: Final = [
@@ -134,7 +123,9 @@ ALGORITHM: Final = (
     Rule(
         rule=_where_given(
             "method",
-            rule=f"!{_has_batch_scope('self')} || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
+            "baselineScope",
+            rule="self.baselineScope == 'group'"
+            f" || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
         ),
         message="`baselineScope` may be 'batch' only when the baseline is one of "
         + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),

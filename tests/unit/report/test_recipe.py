@@ -10,12 +10,18 @@ def words_of(**fields):
 
 
 def test_the_stages_of_vcpo():
-    assert words_of() == [
+    stages = ["weight sequence", "aggregation sequenceMean"]
+    assert words_of(method="vcpo") == [
         "method vcpo",
-        "weight sequence",
-        "aggregation sequenceMean",
+        *stages,
         "baseline opob",
         "learning-rate rule sqrt",
+    ]
+    assert words_of() == [
+        "method vcpo2",
+        *stages,
+        "baseline opob, one per batch",
+        "learning-rate rule trustRegion",
     ]
 
 

@@ -7,6 +7,7 @@ from vcpo.algo import (
     LOSS_CONFIGS,
     Aggregation,
     Baseline,
+    BaselineScope,
     Clipping,
     GradientNormEstimator,
     GroupFilter,
@@ -68,12 +69,18 @@ def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
     [("clipLow", 0.1), ("clipHigh", 0.1), ("dualClip", 3.0), ("threshold", 0.1)],
 )
 def test_a_method_without_clipping_refuses_the_numbers_of_clipping(field, value):
-    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo' does not use it")
+    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo2' does not use it")
 
 
 @pytest.mark.parametrize("method", ["tba", "agro", "kimi", "vtrace"])
 def test_a_method_with_a_fixed_baseline_refuses_another(method):
     assert "always uses" in refusal(method=method, baseline="opob")
+
+
+@pytest.mark.parametrize("baseline", ["rloo", "grpo", "none"])
+def test_a_baseline_that_has_no_scope_of_batches_is_of_the_group(baseline):
+    assert algorithm(baseline=baseline).loss_config.baseline_scope is BaselineScope.GROUP
+    assert "'batch' needs a `baseline`" in refusal(baseline=baseline, baselineScope="batch")
 
 
 def test_the_scope_is_held_against_the_methods_own_baseline():

@@ -89,7 +89,7 @@ def test_stored_responses_need_prompts_that_repeat():
 def test_methods_with_importance_weights_do_not_replay_responses():
     lines = "algorithm: {onPolicyProbability: 0.9}\nbatch: {promptPool: 5}"
     (line,) = problem_lines(lines)
-    rule = "method 'vcpo' does not use it; remove it or use 'tba', 'agro'"
+    rule = "method 'vcpo2' does not use it; remove it or use 'tba', 'agro'"
     assert line == f"spec.algorithm.onPolicyProbability: {rule} (got 0.9)"
 
 

@@ -39,9 +39,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-TARGET_ESS_RATIO: Final = 0.37
-"""Share of the on-policy ESS ratio that data has left at the edge of the region: a nat is missing.
-There r exp(-a r sqrt(H)), a step's rate times the share of its batch that counts, is greatest."""
+TARGET_ESS_RATIO: Final = 0.5
+"""Share of the on-policy ESS ratio that data has left at the edge of the region."""
 
 SHORT_STEPS: Final = 10
 """Steps of the short means; the long ones are over the horizon, if that is longer."""

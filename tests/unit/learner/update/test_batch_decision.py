@@ -36,7 +36,7 @@ def summary_of(groups):
 
 
 def decision_on(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algorithm):
-    settings = Algorithm.model_validate(algorithm)
+    settings = Algorithm.model_validate({"method": "vcpo", **algorithm})
     batch = summary_of(groups)
     unit = batch_ess_unit(batch, settings, calibration)
     cap = settings.loss_config.largest_weight
@@ -169,7 +169,7 @@ def test_a_given_on_policy_ratio_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("rewards", "algorithm", "expected"),
     [
-        ([[1, 1], [0, 1]], {}, [False, False, True, True]),
+        ([[1, 1], [0, 1]], {"baselineScope": "group"}, [False, False, True, True]),
         ([[1, 1], [0, 0]], {"baselineScope": "batch"}, [True] * 4),
         ([[1, 1], [1, 1]], {"baselineScope": "batch"}, [False] * 4),
         ([[1, 0], [1, 1]], {"baseline": "none"}, [True, False, True, True]),

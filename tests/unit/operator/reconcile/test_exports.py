@@ -21,7 +21,7 @@ async def reconciler() -> AsyncIterator[ReconcilerFixture]:
 async def test_an_edited_method_leaves_exactly_one_info_series(operator: ReconcilerFixture):
     operator.create_run()
     await operator.settle()
-    assert operator.exported("vcpo_run_info") == {("m", "countdown", "vcpo"): 1.0}
+    assert operator.exported("vcpo_run_info") == {("m", "countdown", "vcpo2"): 1.0}
     operator.change_run(algorithm={"method": "grpo"})
     await operator.settle()
     assert operator.exported("vcpo_run_info") == {("m", "countdown", "grpo"): 1.0}

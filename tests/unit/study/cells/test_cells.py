@@ -141,8 +141,8 @@ def test_a_record_with_a_setting_that_is_gone_is_of_another_cell():
 def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):
     one = cell()
     then = one.settings
-    stages = replace(LOSS_CONFIGS[Method.VCPO], threshold=3.0)
-    changed = {**LOSS_CONFIGS, Method.VCPO: stages}
+    stages = replace(LOSS_CONFIGS[Method.VCPO2], threshold=3.0)
+    changed = {**LOSS_CONFIGS, Method.VCPO2: stages}
     monkeypatch.setattr("vcpo.spec.algorithm.LOSS_CONFIGS", changed)
     assert not one.has_settings(then)
 

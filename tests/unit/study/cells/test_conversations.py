@@ -26,6 +26,7 @@ SPEC = VCPORunSpec.model_validate(
     {
         "model": {"name": "tiny"},
         "environment": {"name": TASK},
+        "algorithm": {"method": "vcpo"},
         "steps": 3,
         "batch": {"promptsPerStep": 4, "trajectoriesPerPrompt": 4},
         "sampling": {"maxNewTokens": LONGEST},
