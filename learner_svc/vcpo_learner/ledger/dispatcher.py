@@ -13,10 +13,10 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
-from vcpo_learner.ledger.change_notifier import ChangeNotifier
 from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.ledger.failure_watch import FailureWatch

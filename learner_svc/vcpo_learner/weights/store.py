@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import manifest_of
+from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.change_notifier import ChangeNotifier
 from vcpo_learner.weights.deltas import encode_delta
 
 _KEPT_VERSIONS = 3
