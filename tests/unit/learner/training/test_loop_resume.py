@@ -12,6 +12,7 @@ from tests.fixtures.records import step_record
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
 from vcpo_operator.observed.report import learner_report
 
@@ -86,9 +87,12 @@ async def test_a_resumed_learner_does_not_report_its_past_as_production(make_lea
 async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refused(
     make_learner, tmp_path
 ):
-    await make_learner().run(until_step=1)
+    learner = make_learner()
+    await learner.run(until_step=1)
     folder = CheckpointFolder(tmp_path / "checkpoints", make_run())
-    write_checkpoint(folder, 1, model=llama(), update_state={"steps_taken": 1})
+    # It claims all changes of the log, and holds none of what they made.
+    empty = ledger_pb2.LedgerSnapshot(log_position=learner.log.position)
+    write_checkpoint(folder, 1, model=llama(), update_state={"steps_taken": 1}, ledger=[empty])
     with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
         make_learner().training.resume()
 
