@@ -90,7 +90,7 @@ def test_some_example_needs_a_gpu():
 def test_what_an_example_mounts_comes_with_it(path):
     kustomization = YAML(typ="safe").load((EXAMPLES / "kustomization.yaml").read_text())
     made = {each["name"]: each["files"] for each in kustomization["configMapGenerator"]}
-    ours = {"config", "scratch", "run"}
+    ours = {"config", "scratch", "certificates", "run"}
     mounted = {
         volume["configMap"]["name"]
         for pod in workloads(path)
