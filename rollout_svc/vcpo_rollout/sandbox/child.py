@@ -9,9 +9,10 @@ processes   Landlock: no TCP, no signal to others (Linux 6.7, 6.12); and no new 
 root        the child of a root process becomes nobody; nobody else keeps a capability
 limits      CPU time, memory, size of files, open files; it cannot raise them again
 parent      it is killed when its parent dies
-calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, nor a
-            change of their limits or priority, no mounts or namespaces, no escape from the parent's
-            death, no change of the modes, owners or times of files (Linux, x86-64 and 64-bit ARM)
+calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, not
+            by the owner of a file either, nor a change of their limits or priority, no mounts or
+            namespaces, no escape from the parent's death, no change of the modes, owners or times
+            of files (Linux, x86-64 and 64-bit ARM)
 
 It skips a step that the system refuses, and reports the skipped ones if the parent asks. The parent
 may start it in bubblewrap (`bubblewrap.py`), which makes the namespaces, and adds a root folder and
@@ -139,10 +140,15 @@ _ALLOWED_ON_ITSELF = {
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
 }
+_REFUSED_ORDERS = {
+    # By their second argument: each would let a file's signal reach another process.
+    "fcntl": ((72, 25), (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+    "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
+}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _X32_CALLS = 0x40000000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -324,6 +330,11 @@ def _filter_instructions(
     for numbers in _ALLOWED_ON_ITSELF.values():
         checks += [(_JUMP_EQUAL, 0, 5, numbers[at]), first_argument]
         checks += [(_JUMP_EQUAL, 1, 0, own_pid), (_JUMP_EQUAL, 0, 1, 0), allow, refuse]
+    # A check that loads an argument ends in a return: the call's number is no longer loaded.
+    for numbers, orders in _REFUSED_ORDERS.values():
+        tests = [one for order in orders for one in ((_JUMP_EQUAL, 0, 1, order), refuse)]
+        checks += [(_JUMP_EQUAL, 0, 2 + len(tests), numbers[at]), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
+        checks += [*tests, allow]
     escape = (_JUMP_EQUAL, 0, 1, _SIGNAL_OF_PARENTS_DEATH)
     checks += [(_JUMP_EQUAL, 0, 3, _PRCTL[machine]), first_argument, escape, refuse]
     return [*checks, allow]

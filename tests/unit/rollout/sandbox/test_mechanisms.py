@@ -93,6 +93,12 @@ INTRUSIONS = {
     "priority": "os.setpriority(os.PRIO_PROCESS, pid, 19)",
     "scheduler": "os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))",
     "processors": "os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})",
+    # A process that owns a file gets the file's signal whenever the file can be read.
+    "owner_of_a_file": "fcntl.fcntl(pipe, fcntl.F_SETOWN, pid)",
+    "owner_of_a_kind": "fcntl.fcntl(pipe, 15, struct.pack('ii', 1, pid))",
+    "signal_of_a_file": "fcntl.fcntl(pipe, fcntl.F_SETSIG, 15)",
+    "owner_of_a_socket": "fcntl.ioctl(pair[0], 0x8901, struct.pack('i', pid))",
+    "group_of_a_socket": "fcntl.ioctl(pair[0], 0x8902, struct.pack('i', pid))",
 }
 
 
@@ -105,9 +111,21 @@ def test_other_processes_stay_as_they_are(system, process_of_the_programs_user):
         return limits, scheduling, os.sched_getaffinity(pid)
 
     before = state()
-    refusals = reasons(f"import os, resource\npid = {pid}", INTRUSIONS)
+    prelude = (
+        f"import fcntl, os, resource, socket, struct\npid = {pid}\n"
+        "pipe = os.pipe()[0]\npair = socket.socketpair()"
+    )
+    refusals = reasons(prelude, INTRUSIONS)
     assert refusals == ["PermissionError"] * len(INTRUSIONS)
     assert state() == before
+
+
+def test_a_program_runs_an_event_loop_and_sets_the_flags_of_its_files(system):
+    source = (
+        "import asyncio, fcntl, os\nasyncio.run(asyncio.sleep(0))\npipe = os.pipe()[0]\n"
+        "fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_NONBLOCK)\nprint(os.get_blocking(pipe))"
+    )
+    assert run(source) == "False"
 
 
 def test_a_program_may_read_and_lower_its_own_limits(system):
