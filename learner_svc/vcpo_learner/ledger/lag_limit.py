@@ -19,6 +19,9 @@ class LagLimit:
 
     No token from before a rollback is trained on: the weights that sampled it are given up. So
     after a rollback the limit grows from 0 by one version with each step, up to what else holds.
+
+    In a redo the ledger is ahead of the parameters. The limit is that of the ledger's version then,
+    as the learner that stopped left it, whatever the redone steps say.
     """
 
     def __init__(self, spec: VCPORunSpec) -> None:
@@ -62,9 +65,31 @@ class LagLimit:
             # The record holds the limit of the step's batch; its warning has lowered it since.
             newest = recorded_steps[-1]
             self._level = WarningLevel(newest.warning_level)
-            limit = self._warned(newest.admission_lag_steps)
+            limit = self._warned(self._set_before(newest))
         self._level = level
         self.set(limit)
+
+    def begin_redo(
+        self, recorded_steps: Sequence[StepRecord], rollbacks: Rollbacks, *, version: int
+    ) -> None:
+        """Continue under the limit of the ledger's version, while the steps up to it are redone.
+
+        recorded_steps: of the run, by step.
+        rollbacks: of the run up to the checkpoint.
+        version: of the ledger. Call `end_redo` when the parameters have it too.
+        """
+        recorded = [one for one in recorded_steps if one.step <= version]
+        level = WarningLevel(recorded[-1].warning_level) if recorded else WarningLevel.OK
+        newest = max(rollbacks, _recorded_rollbacks(recorded), key=lambda one: one.number)
+        self.resume(recorded, level, newest, version=version)
+
+    def end_redo(self, level: WarningLevel, rollbacks: Rollbacks, *, version: int) -> None:
+        """Go on from what was redone.
+
+        level, rollbacks, version: after the last redone step.
+        """
+        self._level, self._rollbacks, self._version = level, rollbacks, version
+        self._set_steps = self._warned(self._set_steps)
 
     def observe(self, update: UpdateRecord, *, step: int) -> str | None:
         """Take in the early warning of a step; return how it lowered the limit, or None."""
@@ -86,3 +111,18 @@ class LagLimit:
 
     def _warned(self, steps: int) -> int:
         return 0 if self._guards.throttles(self._level) else steps
+
+    def _set_before(self, record: StepRecord) -> int:
+        """Return what was set before a step; the bound if its rollback hides it."""
+        since_rollback = self._rollbacks.largest_lag_steps(record.step - 1)
+        is_hidden = record.admission_lag_steps == since_rollback
+        return self._bound_steps if is_hidden else record.admission_lag_steps
+
+
+def _recorded_rollbacks(recorded_steps: Sequence[StepRecord]) -> Rollbacks:
+    """Return the rollbacks that records tell of."""
+    rollbacks = Rollbacks()
+    for record in recorded_steps:
+        if record.rollbacks > rollbacks.number:
+            rollbacks = Rollbacks(number=record.rollbacks, version=record.step)
+    return rollbacks

@@ -147,7 +147,6 @@ class TrainingLoop:
                 self._recovery.stop_redo(step.policy_version, error.reasons)
                 break
             self._dispatcher.advance_version()
-            self._dispatcher.lag_limit.observe(result, step=step.policy_version + 1)
             if await self._rollback.after_step():
                 is_wanted = True  # or the next restart would have to roll back again
                 self._exclusion.exclude_again(step.policy_version + 1)
@@ -164,7 +163,7 @@ class TrainingLoop:
             self._parts.gauges.record_redone(record)
         await self._publication.join()
         last = self._dispatcher.policy_version
-        self._recovery.report(last)
+        self._recovery.end_redo(last)
         same = f"{self._publication.num_different} versions differ"
         self.event("Redone", f"up to step {last}; {same} from those of before")
         await self._saver.save_if_overdue(is_wanted=is_wanted)
@@ -217,7 +216,10 @@ class TrainingLoop:
             if throttled is not None:  # before more work is granted
                 self.event(ChangeKind.THROTTLED, throttled)
             is_rolled_back = await self._rollback.after_step()
-            if is_rolled_back:  # replay may hold again what was excluded since
+            if is_rolled_back:
+                health = self._parts.update.health
+                self._dispatcher.lag_limit.roll_back(health.rollbacks, health.level)
+                # Replay may hold again what was excluded since.
                 self._exclusion.exclude_again(version + 1)
             await self._publication.begin()
         finished_s = self._parts.clock()

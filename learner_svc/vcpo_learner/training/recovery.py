@@ -97,7 +97,8 @@ class Recovery:
         self._check_consumed(step)
         self._dispatcher.resume_at(step)
         self.last_recorded_step = max((one.step for one in self._recorded()), default=0)
-        self.report(step)
+        self._resume_limit(step)
+        self._report(step)
         if checkpoint is not None:
             self._saver.resume_at(step)
             self._parts.gauges.record_resume(
@@ -108,15 +109,11 @@ class Recovery:
         self._parts.event("Resumed", self._description(checkpoint))
         return step
 
-    def report(self, step: int) -> None:
-        """Let limits and signals go on from a step; what came before is no news."""
-        recorded, health = self._recorded(), self._parts.update.health
-        self._dispatcher.lag_limit.resume(recorded, health.level, health.rollbacks, version=step)
-        self._step_log.resume(
-            health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
-        )
-        self._parts.signals.resume([one for one in recorded if one.step <= step])
-        self._parts.gauges.skip_counted()
+    def end_redo(self, step: int) -> None:
+        """Let limits and signals go on from the last step that was redone."""
+        health = self._parts.update.health
+        self._dispatcher.lag_limit.end_redo(health.level, health.rollbacks, version=step)
+        self._report(step)
 
     def stop_redo(self, version: int, reasons: Mapping[str, str]) -> None:
         """Leave out groups that break the step on a version; the run goes on from that version.
@@ -139,6 +136,24 @@ class Recovery:
         self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
         self.checksums = redo.checksums
         self._parts.report_log()
+
+    def _resume_limit(self, step: int) -> None:
+        """Continue under the lag limit of the newest step of the ledger, redone yet or not."""
+        recorded, health = self._recorded(), self._parts.update.health
+        limit = self._dispatcher.lag_limit
+        if self.steps:
+            limit.begin_redo(recorded, health.rollbacks, version=step + len(self.steps))
+        else:
+            limit.resume(recorded, health.level, health.rollbacks, version=step)
+
+    def _report(self, step: int) -> None:
+        """Let the signals go on from a step; what came before is no news."""
+        health = self._parts.update.health
+        self._step_log.resume(
+            health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
+        )
+        self._parts.signals.resume([one for one in self._recorded() if one.step <= step])
+        self._parts.gauges.skip_counted()
 
     def _leave_out(self, lease_ids: Collection[str], step: int) -> None:
         """Exclude groups; if a recorded step needs one of them, go back to before that step."""

@@ -82,7 +82,6 @@ class Rollback:
             parts.update.load_state_dict(state)
 
         await asyncio.get_running_loop().run_in_executor(self._tensor_thread, restore)
-        parts.dispatcher.lag_limit.roll_back(health.rollbacks, health.level)
         parts.signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )

@@ -127,6 +127,39 @@ def test_a_run_that_resumes_after_a_rollback_keeps_its_distance_from_it():
     assert limit.steps == 3
 
 
+def test_a_redo_keeps_the_limit_of_the_ledgers_version_until_its_end():
+    # The checkpoint is of step 20, which rolled the run back; the ledger is that of version 26.
+    recorded = [step_record(step=20, rollbacks=1)]
+    recorded += [
+        step_record(step=step, rollbacks=1, admission_lag_steps=step - 21) for step in range(21, 27)
+    ]
+    limit, rollbacks = lag_limit(), Rollbacks().after(20)
+    limit.begin_redo(recorded, rollbacks, version=26)
+    assert limit.steps == 6
+    assert limit.set(3) == 3
+    limit.end_redo(OK, rollbacks, version=26)
+    assert limit.steps == 3
+
+
+def test_a_redo_knows_of_a_rollback_that_no_checkpoint_holds():
+    recorded = [step_record(step=step, rollbacks=int(step >= 4)) for step in range(1, 7)]
+    limit = lag_limit()
+    limit.begin_redo(recorded, Rollbacks(), version=6)
+    assert limit.set(BOUND) == 2
+
+
+def test_a_redo_from_a_critical_checkpoint_goes_on_under_the_limit_that_was_raised_since():
+    recorded = [
+        step_record(step=1, warning_level=CRITICAL),
+        step_record(step=2, admission_lag_steps=4),
+    ]
+    limit = lag_limit()
+    limit.begin_redo(recorded, Rollbacks(), version=2)
+    assert limit.steps == 4
+    limit.end_redo(CRITICAL, Rollbacks(), version=2)
+    assert limit.steps == 0
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(WarningLevel) | st.integers(0, 20), max_size=40))
 def test_the_limit_is_never_above_what_the_host_set_last_nor_above_the_bound(happenings):

@@ -133,6 +133,32 @@ async def test_a_learner_that_restarts_after_a_rollback_goes_on_from_it(make_run
     assert await later.run() is RunPhase.COMPLETE
 
 
+async def test_a_redo_after_a_rollback_keeps_the_lag_limit_of_the_last_step(make_run_of):
+    # Killed in step 19, two versions after the rollback: then the bound of 1 holds again.
+    learner, limits = make_run_of(rewards_of()), []
+    begin = learner.update.begin
+
+    def die_in_step_19(groups, *, policy_version):
+        if policy_version == 18:
+            raise KeyboardInterrupt
+        return begin(groups, policy_version=policy_version)
+
+    learner.update.begin = die_in_step_19
+    with pytest.raises(KeyboardInterrupt):
+        await learner.run()
+    later = make_run_of(rewards_of())
+    assert later.training.resume() == COLLAPSE
+    begin_step = later.update.begin
+
+    def watched(groups, *, policy_version):
+        limits.append(later.dispatcher.admission_lag_steps)
+        return begin_step(groups, policy_version=policy_version)
+
+    later.update.begin = watched
+    assert await later.run() is RunPhase.COMPLETE
+    assert limits == [1] * 4
+
+
 async def test_a_rollback_is_saved_at_once(make_run_of, tmp_path):
     learner = make_run_of(rewards_of(), evaluation={"everySteps": 100})
     await learner.run()

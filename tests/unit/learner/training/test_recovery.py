@@ -8,6 +8,7 @@ import torch
 from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.training import TrainingFixture
+from vcpo.algo import WarningLevel
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.training.quarantine import Quarantine
@@ -81,6 +82,29 @@ async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
     later.training.resume()
     counts = later.dispatcher.ledger.counts()
     assert (counts.buffered, counts.in_flight, counts.dropped) == (3, 0, {"learner_restarted": 1})
+
+
+async def test_a_redone_critical_step_takes_nothing_that_was_accepted_since(make_learner):
+    learner = make_learner(steps=5, algorithm={"maxPolicyLagSteps": 4})
+    learner.update.warnings = {0: WarningLevel.CRITICAL}
+    record_step = learner.signals.record_step
+
+    def raise_again(record):
+        record_step(record)
+        if record.step == 2:
+            learner.dispatcher.throttle(4)
+
+    learner.signals.record_step = raise_again
+    await killed(dies_before(learner, 3))
+    later = make_learner(steps=5, algorithm={"maxPolicyLagSteps": 4})
+    later.update.warnings = {0: WarningLevel.CRITICAL}
+    later.training.resume()
+    before = later.dispatcher.ledger.counts()
+    assert later.dispatcher.admission_lag_steps == 4
+    assert await later.run() is RunPhase.COMPLETE
+    after = later.dispatcher.ledger.counts()
+    assert before.buffered >= 4, "the batch of the step that killed it"
+    assert after.dropped.get("throttled", 0) == before.dropped.get("throttled", 0)
 
 
 SYNCHRONOUS = {
