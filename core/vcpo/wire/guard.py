@@ -9,8 +9,9 @@ no difference.
 key ---> role ---> deadline ---> slot to read ---> message ---> method ---> responses, read in time
 ```
 
-Health checks need no key, so that probes can call them. All services of a server have the same
-health, so the guard does not read a probe's message. Reflection needs a key, of any role.
+Health checks need no key, so that probes can call them, but a deadline: a caller that opens no
+window for the answer would hold the call for ever. All services of a server have the same health,
+so the guard does not read a probe's message. Reflection needs a key, of any role.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from vcpo.wire.limits import (
     MAX_CONTROL_MESSAGES_READ,
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
+    MAX_PROBE_S,
     MAX_STREAMS,
     READ_TIMEOUT_S,
     STALLED_READER_S,
@@ -114,7 +116,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         if method == _PROBE:
-            return _probe_handler(handler)
+            return self._guard_probe(handler)
         refusal = self._refusal(method, dict(handler_call_details.invocation_metadata or ()))
         if refusal is not None:
             self.refusals[refusal.reason] += 1
@@ -149,6 +151,21 @@ class Guard(grpc.aio.ServerInterceptor):
             text = f"{IDENTITY}: a worker must show a random key of its own with every call"
             return _RefusedError(CallRefusal.KEY, grpc.StatusCode.UNAUTHENTICATED, text)
         return None
+
+    def _guard_probe(self, handler: Any) -> Any:
+        """Return a handler of health checks that treats every message as empty and reads none."""
+
+        async def answer(_: Any, context: _Context) -> Any:
+            try:
+                _check_deadline(context.time_remaining(), MAX_PROBE_S)
+                return await handler.unary_unary(health_pb2.HealthCheckRequest(), context)
+            except _RefusedError as error:
+                self.refusals[error.reason] += 1
+                return await context.abort(error.status, str(error))
+
+        return grpc.stream_unary_rpc_method_handler(
+            answer, response_serializer=handler.response_serializer
+        )
 
     def _guard_unary(
         self, handler: Any, reading: asyncio.Semaphore
@@ -217,7 +234,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Read a call's message when a slot for reading is free."""
         try:
-            _check_deadline(context.time_remaining())
+            _check_deadline(context.time_remaining(), MAX_DEADLINE_S)
             return await self._message(decode, context, reading)
         except _RefusedError as error:
             self.refusals[error.reason] += 1
@@ -243,12 +260,12 @@ class Guard(grpc.aio.ServerInterceptor):
             raise _RefusedError(*malformed, text) from error
 
 
-def _check_deadline(remaining_s: float | None) -> None:
+def _check_deadline(remaining_s: float | None, max_s: float) -> None:
     invalid = CallRefusal.DEADLINE, grpc.StatusCode.INVALID_ARGUMENT
     if remaining_s is None:
         raise _RefusedError(*invalid, "deadline: every call must set a timeout")
-    if remaining_s > MAX_DEADLINE_S:
-        text = f"deadline: must be at most {MAX_DEADLINE_S:.0f} s away, not {remaining_s:.0f} s"
+    if remaining_s > max_s:
+        text = f"deadline: must be at most {max_s:.0f} s away, not {remaining_s:.0f} s"
         raise _RefusedError(*invalid, text)
 
 
@@ -257,14 +274,3 @@ def _refusing(refusal: _RefusedError) -> Callable[[Any, _Context], Awaitable[Non
         await context.abort(refusal.status, str(refusal))
 
     return refuse
-
-
-def _probe_handler(handler: Any) -> Any:
-    """Return a handler of health checks that treats every message as empty and reads none."""
-
-    async def answer(_: Any, context: _Context) -> Any:
-        return await handler.unary_unary(health_pb2.HealthCheckRequest(), context)
-
-    return grpc.stream_unary_rpc_method_handler(
-        answer, response_serializer=handler.response_serializer
-    )

@@ -67,9 +67,17 @@ IDLE_CONNECTION_S = 300.0
 """Time after which a connection without calls is closed."""
 HANDSHAKE_S = 10.0
 """Time for the HTTP/2 handshake of a connection."""
+MAX_PROBE_S = 60.0
+"""Longest deadline of a health check, which needs no key."""
+MAX_PROBES_PER_CONNECTION = 4
+"""Health checks at one time of a connection to the port that answers nothing else."""
+PROBE_CONNECTION_S = 30.0
+"""Time after which that port closes a connection; a kubelet opens one for each probe."""
+_PROBE_GRACE_S = 1.0
+_MAX_PROBE_CONNECTIONS = 128
 _MAX_CONNECTIONS = 8192
 _OTHER_FILES = 256
-"""Number of files that a process needs besides connections."""
+"""Number of files that a process needs besides the connections of its callers."""
 
 
 def server_options(max_open_files: int) -> list[tuple[str, int]]:
@@ -88,5 +96,23 @@ def server_options(max_open_files: int) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_CONNECTION_S)),
         ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
         # The window for a message that is not read yet stays at 64 KiB; it would grow to 4 MiB.
+        ("grpc.http2.bdp_probe", 0),
+    ]
+
+
+def probe_options() -> list[tuple[str, int]]:
+    """Return the gRPC options of a server that answers health checks alone.
+
+    They bound the time of a connection, not of a call: a caller that opens no window for the
+    answer would hold a call for as long as it likes.
+    """
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", MAX_PROBES_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", _MAX_PROBE_CONNECTIONS),
+        ("grpc.max_connection_idle_ms", round(1000 * PROBE_CONNECTION_S)),
+        ("grpc.max_connection_age_ms", round(1000 * PROBE_CONNECTION_S)),
+        ("grpc.max_connection_age_grace_ms", round(1000 * _PROBE_GRACE_S)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
         ("grpc.http2.bdp_probe", 0),
     ]

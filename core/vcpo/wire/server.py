@@ -13,10 +13,7 @@ from vcpo.wire.access.roles import RoleKeys
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import Guard
-from vcpo.wire.limits import MAX_CALLS, server_options
-
-_MAX_PROBES = 16
-"""Health checks in plain text at one time."""
+from vcpo.wire.limits import MAX_CALLS, probe_options, server_options
 
 
 class WireServer:
@@ -71,9 +68,7 @@ class WireServer:
         reflection.enable_server_reflection(names, self.grpc_server)
         port = _bind(self.grpc_server, address, certificates)
         if health_address is not None:
-            self._probed = grpc.aio.server(
-                interceptors=[self.guard], maximum_concurrent_rpcs=_MAX_PROBES
-            )
+            self._probed = grpc.aio.server(interceptors=[self.guard], options=probe_options())
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
             self.health_port = _bind(self._probed, health_address, None)
             await self._probed.start()

@@ -46,7 +46,9 @@ async def _grpc(probe: JsonObject, target: ProbeTarget) -> bool:
     direct = (("grpc.enable_http_proxy", 0),)
     async with grpc.aio.insecure_channel(address, options=direct) as channel:
         request = health_pb2.HealthCheckRequest(service=probe.get("service") or "")
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            request, timeout=probe.get("timeoutSeconds", 1)
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 

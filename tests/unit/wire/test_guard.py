@@ -7,6 +7,7 @@ import struct
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.unit.wire.echo_service import (
     IDENTITY,
@@ -257,6 +258,72 @@ async def test_a_connection_without_calls_is_closed(monkeypatch, bound, said):
             await reader.read()
         writer.close()
         await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serve_probes():
+    """The address of the port that answers health checks, and nothing else, in plain text."""
+    server = WireServer(keys=KEYS)
+    await server.start("127.0.0.1:0", [SERVICE], health_address="127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{server.health_port}"
+    finally:
+        await server.stop(grace_s=0)
+
+
+@contextlib.asynccontextmanager
+async def probes_without_window(address, num_calls, *headers):
+    """Make health checks on a connection whose caller lets no byte of an answer pass."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    always = [(":method", "POST"), (":scheme", "http"), (":path", CHECK), (":authority", "server")]
+    grpc_headers = [("te", "trailers"), ("content-type", "application/grpc")]
+    head = b"".join(header(*one) for one in (*always, *grpc_headers, *headers))
+    no_window = frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, 0))
+    writer.write(PREFACE + no_window)
+    for stream in range(1, 2 * num_calls, 2):
+        writer.write(frame(_HEADERS, _END_OF_HEADERS, stream, head))
+        writer.write(frame(_DATA, _END_OF_STREAM, stream, bytes(5)))
+    yield reader
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("headers", [[], [("grpc-timeout", "9S")]], ids=["no end", "an end"])
+async def test_probes_are_answered_beside_callers_that_read_no_answer(headers):
+    async with serve_probes() as address, contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            probes = probes_without_window(address, 20, *headers)
+            reader = await stack.enter_async_context(probes)
+            await reader.readexactly(9)
+        async with open_channel(address, key=None) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(20):
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_connection_of_probes_ends_with_the_answers_that_nobody_reads(monkeypatch):
+    monkeypatch.setattr(limits, "PROBE_CONNECTION_S", 0.2)
+    async with (
+        serve_probes() as address,
+        probes_without_window(address, 2, ("grpc-timeout", "9S")) as reader,
+        asyncio.timeout(5.0),  # the calls themselves end later
+    ):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+
+@pytest.mark.parametrize("timeout", [None, 90.0])
+async def test_a_probe_says_when_it_ends(timeout):
+    guard = Guard(KEYS)
+    async with serve(guard=guard) as address, open_channel(address, key=None) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith("deadline: ")
+    assert guard.refusals == {"deadline": 1}
 
 
 @pytest.mark.parametrize(
