@@ -80,17 +80,11 @@ class LogFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write changes, all or none."""
-        self._tables.execute("BEGIN IMMEDIATE")
-        try:
+        with self._commit():
             self._tables.executemany(
                 "INSERT INTO change (position, checksum, data) VALUES (?, ?, ?)",
                 ((row.position, _checksum(row.position, row.data), row.data) for row in rows),
             )
-            self._tables.execute("COMMIT")
-        except sqlite3.Error:
-            if self._tables.in_transaction:  # SQLite ends it itself after some errors
-                self._tables.execute("ROLLBACK")
-            raise
 
     def read(self, after: int) -> Iterator[Row]:
         """Yield the changes after a position, in order.
@@ -138,18 +132,15 @@ class LogFile:
 
         Returns the position up to which no kept checkpoint needs a change.
         """
-        with contextlib.closing(self._tables.cursor()) as cursor:
-            cursor.execute("BEGIN IMMEDIATE")
-            cursor.execute("DELETE FROM checkpoint WHERE step >= ?", (step,))
-            cursor.execute(
-                "INSERT INTO checkpoint (step, position) VALUES (?, ?)", (step, position)
-            )
-            cursor.execute(
+        execute = self._tables.execute
+        with self._commit():
+            execute("DELETE FROM checkpoint WHERE step >= ?", (step,))
+            execute("INSERT INTO checkpoint (step, position) VALUES (?, ?)", (step, position))
+            execute(
                 "DELETE FROM checkpoint WHERE step NOT IN"
                 " (SELECT step FROM checkpoint ORDER BY step DESC LIMIT ?)",
                 (keep,),
             )
-            cursor.execute("COMMIT")
         return self._number("SELECT min(position) FROM checkpoint")
 
     def remove_some(self, up_to: int) -> bool:
@@ -201,6 +192,18 @@ class LogFile:
             )
         execute(f"PRAGMA user_version = {_FORMAT}")
         execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _commit(self) -> Iterator[None]:
+        """Commit what the block writes, all or none."""
+        self._tables.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._tables.execute("COMMIT")
+        except sqlite3.Error:
+            if self._tables.in_transaction:  # SQLite ends it itself after some errors
+                self._tables.execute("ROLLBACK")
+            raise
 
     def _number(self, query: str) -> int:
         (found,) = self._tables.execute(query).fetchone()

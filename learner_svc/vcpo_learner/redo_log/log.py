@@ -102,7 +102,7 @@ class RedoLog:
                 " on a disk with room and with file locks"
             ) from error
         self._error: str | None = None
-        """Why the last commit failed; None after one that succeeded."""
+        """Why the last write failed; None after one that succeeded."""
         self._failure: Exception | None = None
         self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -256,21 +256,22 @@ class RedoLog:
         Raises:
             _ClosedError: if the log is closed meanwhile.
         """
+        has_failed = False
         while True:
             try:
                 result = write()
             except (sqlite3.Error, OSError) as error:
+                has_failed = True
                 self._tell(self._note_error, str(error))
                 if self._closing.wait(self._retry_s):
                     raise _ClosedError from error
             else:
+                if has_failed:
+                    self._tell(self._note_room)
                 return result
 
     def _note_commit(self, position: int, size_bytes: int) -> None:
         self._committed = position
-        if self._error is not None:
-            self._error = None
-            self._events.append(("DiskHasRoom", f"{self._path}: the changes are written"))
         while self._waiting and self._waiting[0][0] <= position:
             _, written = self._waiting.popleft()
             if not written.done():
@@ -301,6 +302,10 @@ class RedoLog:
             )
             self._events.append((DISK_FULL, message))
         self._error = error
+
+    def _note_room(self) -> None:
+        self._error = None
+        self._events.append(("DiskHasRoom", f"{self._path} is written again"))
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = error

@@ -115,6 +115,12 @@ def test_only_what_a_kept_checkpoint_needs_stays(file):
     assert list(file.read(3)) == rows(4)
 
 
+def test_a_checkpoint_that_failed_can_be_tried_again(file):
+    with pytest.raises(sqlite3.Error):
+        file.add_checkpoint(10, None, keep=2)
+    assert file.add_checkpoint(10, 3, keep=2) == 3
+
+
 def test_space_of_removed_changes_is_used_again(file, path):
     data = b"x" * 100_000
     for number in range(5, 60):

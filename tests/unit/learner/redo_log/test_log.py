@@ -86,6 +86,29 @@ async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_wri
     assert redone(open_log()).counts() == ledger.counts()
 
 
+@pytest.mark.parametrize("name", ["append", "sync", "add_checkpoint", "remove_some"])
+async def test_a_write_that_fails_once_stops_no_work_for_longer(open_log, monkeypatch, name):
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    log = open_log()
+    write, errors = getattr(log._file, name), [OSError("the disk is away")]
+
+    def fails_once(*arguments, **options):
+        if errors:
+            raise errors.pop()
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(log._file, name, fails_once)
+    accept_groups(log, 1)
+    log.add_checkpoint(1, log.position, keep=1)
+    told = []
+    async with asyncio.timeout(10):
+        while len(told) < 2:
+            told += [kind for kind, _ in log.take_events()]
+            await asyncio.sleep(0.001)
+    assert told == ["DiskFull", "DiskHasRoom"]
+    assert log.room is LogRoom.FREE
+
+
 async def test_a_log_on_a_full_disk_can_be_closed(open_log):
     log = open_log(retry_s=60.0)
     with files_of_at_most(1):
