@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import (
@@ -123,7 +124,7 @@ class LeaseBook:
     """The open leases of one purpose. Owner: the learner's event loop.
 
     A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
-    contain the learner's incarnation, so no two processes give the same id.
+    contain the learner's incarnation and count its leases, so no id is given twice.
     """
 
     def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
@@ -133,6 +134,7 @@ class LeaseBook:
         self._open: dict[str, OpenLease] = {}
         self._fulfilled: OrderedDict[str, None] = OrderedDict()
         self._grants = 0
+        self._ids = count()  # not the number of a grant: a later lease may take an earlier place
 
     @property
     def next_grant_number(self) -> int:
@@ -143,9 +145,9 @@ class LeaseBook:
         """Count the open leases."""
         return len(self._open)
 
-    def lease_id(self, grant_number: int) -> str:
-        """Return the id of this process's lease with a number."""
-        return f"{self._prefix}-{grant_number}"
+    def new_lease_id(self) -> str:
+        """Return an id that no lease of any process has had."""
+        return f"{self._prefix}-{next(self._ids)}"
 
     def open(
         self,
@@ -162,12 +164,12 @@ class LeaseBook:
     ) -> OpenLease:
         """Grant a prompt to a worker.
 
-        grant_number: None for the next one.
-        lease_id: of a lease that another process granted; None makes one.
+        grant_number: place in the order; None for the next one.
+        lease_id: None makes one.
         """
         number = self._grants if grant_number is None else grant_number
         lease = OpenLease(
-            lease_id=self.lease_id(number) if lease_id is None else lease_id,
+            lease_id=self.new_lease_id() if lease_id is None else lease_id,
             worker_id=worker_id,
             grant_number=number,
             prompt_index=prompt_index,

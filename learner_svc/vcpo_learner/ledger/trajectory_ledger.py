@@ -152,7 +152,7 @@ class TrajectoryLedger:
                 prompt_index = chosen
             number = self._book.next_grant_number if number is None else number
             change = LeaseGranted(
-                lease_id=self._book.lease_id(number),
+                lease_id=self._book.new_lease_id(),
                 worker_id=worker_id,
                 grant_number=number,
                 prompt_index=prompt_index,

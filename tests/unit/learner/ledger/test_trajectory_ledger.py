@@ -271,6 +271,18 @@ def test_what_had_not_arrived_at_a_restart_is_dropped_by_name_and_granted_again(
     assert [lease.grant_number for lease in leases] == [0, 1, 2]
 
 
+def test_a_submission_that_was_accepted_before_a_roll_back_is_not_accepted_again(ledger):
+    (lease,) = grant(ledger, 1)
+    sent = [make_trajectory(lease.lease_id, 0)]
+    assert ledger.submit(lease.lease_id, sent) == ["accepted"]
+    ledger.roll_back(0)
+    (later,) = grant(ledger, 1)
+    assert later.kept == tuple(sent)
+    assert (later.grant_number, later.num_trajectories) == (lease.grant_number, 1)
+    assert later.lease_id != lease.lease_id
+    assert ledger.submit(lease.lease_id, sent) == ["lease_ended"]
+
+
 def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_after(ledger, clock):
     (lease,) = grant(ledger, 1)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1, reward=0.25)])
