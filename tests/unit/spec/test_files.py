@@ -189,9 +189,33 @@ class TestWriting:
 class TestRetiredFields:
     """A run's own file names every field with its default, so an older version's names these."""
 
-    def test_the_value_that_did_nothing_is_read_as_absent(self):
-        older = parse_run(f"{HEAD}  steps: 3\n  batch: {{redundantTrajectories: 0}}")
+    @pytest.mark.parametrize(
+        "section",
+        [
+            "batch: {redundantTrajectories: 0}",
+            "pods: {tokenSecretName: null}",
+            "control: {onCritical: ThrottleAndSlow}",
+        ],
+    )
+    def test_the_default_of_then_is_read_as_absent(self, section):
+        older = parse_run(f"{HEAD}  steps: 3\n  {section}")
         assert older == parse_run(f"{HEAD}  steps: 3")
+
+    @pytest.mark.parametrize(
+        ("section", "field", "value", "successor"),
+        [
+            ("pods", "tokenSecretName", "mine", "in `keysSecretName` "),
+            ("control", "onCritical", "Ignore", "set `throttleFrom` and `slowFrom` of `health` "),
+        ],
+    )
+    def test_a_choice_of_a_renamed_field_is_refused_with_its_successor(
+        self, section, field, value, successor
+    ):
+        with pytest.raises(SpecError) as refused:
+            parse_run(f"{HEAD}  steps: 3\n  {section}: {{{field}: {value}}}")
+        (problem,) = refused.value.problems
+        assert str(problem).startswith(f"spec.{section}.{field}: no longer exists")
+        assert str(problem).endswith(f"{successor}(got '{value}')")
 
     def test_any_other_value_is_refused_with_what_to_use_instead(self):
         with pytest.raises(SpecError, match="over") as refused:
