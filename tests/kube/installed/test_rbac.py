@@ -66,6 +66,7 @@ POD_MONITORS = {
 FOR_THE_OWNER_CHECK = {Permission(group="vcpo.dev", resource="vcporuns/finalizers", verb="update")}
 """Only asked of the API server by itself, where it checks `blockOwnerDeletion`."""
 
+CERTIFICATES = "/api/v1/namespaces/default/secrets/demo-tls"
 GROUPS = [
     {"name": "main", "minReplicas": 1, "maxReplicas": 3},
     {"name": "more", "minReplicas": 1, "maxReplicas": 1, "scaling": "External"},
@@ -124,6 +125,9 @@ async def live(operator):
     await operator.reconcile()
     await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
     operator.connections.report = report()
+    await operator.settle()
+    await operator.client.merge_patch(CERTIFICATES, {"data": {"learner.crt": None}})
+    operator.now_s += 60.0  # it looks at the Secret again
     await operator.settle()
     pods = await operator.client.get("/api/v1/namespaces/default/pods")
     workers = [body["metadata"]["name"] for body in pods["items"]]

@@ -206,6 +206,7 @@ async def test_a_run_suspended_just_after_its_learner_was_asked_is_drained_as_we
         OperatorMetrics(), clock=lambda: operator.now_s, address_of=lambda _: address
     )
     operator.restart_operator()
+    await operator.edit(pods={"transport": "PlainText"})
     await operator.settle()
     operator.now_s += 0.25
     await operator.edit(suspend=True)

@@ -13,7 +13,7 @@ from vcpo_operator.reconcile.memory import REFUSED_S
 
 EVENTS = "/api/v1/namespaces/default/events"
 STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
-SENTENCE = 'spec.template.spec.containers[0].volumeMounts[2].name: Not found: "absent"'
+SENTENCE = 'spec.template.spec.containers[0].volumeMounts[3].name: Not found: "absent"'
 MOUNT = {"name": "absent", "mountPath": "/data"}
 
 

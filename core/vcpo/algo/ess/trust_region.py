@@ -87,7 +87,7 @@ class DriftMeans:
         )
 
     def drift(self, chance_nats: float) -> float:
-        """Return a, nats per unit of distance, at least 0; infinite for nats without a distance.
+        """Return a, nats per unit of distance, at least 0.
 
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0. The mean of
             n independent batches scatters by 1/sqrt(n) of it; here n = 2 steps - 1.
@@ -97,7 +97,7 @@ class DriftMeans:
         drifted = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
         if drifted <= 0.0:
             return 0.0
-        return drifted / self.distance if self.distance > 0.0 else math.inf
+        return drifted / self.distance if self.distance > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,26 +140,26 @@ class TrustRegion:
     ) -> Self:
         """Return the region after it has seen one more batch.
 
-        If every step that is remembered was skipped, the batch shows no drift and does not count.
+        Fresh data shows no drift: what it misses is mismatch that the calibration does not know. So
+        it does not count, and neither does a batch before the policy has moved.
 
         missing_nats: log(rho_on / rho) of the batch, nats, finite; below 0 by chance.
         tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
             are not remembered count as none.
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
         """
-        stands_still = self.squared_rates and not any(self.squared_rates)
-        if self.horizon_steps == 0 or stands_still:
+        if self.horizon_steps == 0:
             return self
         distances = self._distances(max(tokens_by_lag))
         total = sum(tokens_by_lag.values())
         distance = sum(distances[lag] * count for lag, count in tokens_by_lag.items()) / total
+        if distance == 0.0:
+            return self
         before = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
         short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
         peak = 0.0
         if len(self.squared_rates) >= self.horizon_steps:
-            peak = self.peak * (1.0 - 1.0 / PEAK_STEPS)
-            if long.distance > 0.0:  # nats without one are no drift, and would never fade
-                peak = max(peak, long.drift(chance_nats))
+            peak = max(self.peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))
         drift = max(short.drift(chance_nats), peak)
         return replace(self, means=means, peak=peak, drift=drift)
 

@@ -152,11 +152,15 @@ def test_a_peak_is_of_whole_means_only():
     assert region.observe(0.5, {1: 64}).peak > 0.0
 
 
-def test_batches_that_miss_nats_without_a_distance_leave_the_smallest_share():
-    region = TrustRegion(horizon_steps=8, bound=BASE)
-    for _ in range(10):
-        region = region.observe(0.5, {0: 64})
-    assert region.largest_rate(BASE) == BASE / 64
+def test_fresh_batches_that_miss_nats_show_no_drift():
+    region = TrustRegion(horizon_steps=8, squared_rates=(BASE**2,), bound=BASE)
+    assert region.observe(0.5, {0: 64}) is region
+    assert region.observe(0.5, {0: 63, 1: 1}).drift > 0.0
+
+
+def test_nats_that_last_leave_the_smallest_share_of_the_rate():
+    region = TrustRegion(horizon_steps=8, squared_rates=(1e-18,), bound=BASE)
+    assert region.observe(0.5, {1: 64}).largest_rate(BASE) == BASE / 64
 
 
 def test_a_skipped_step_is_no_distance():
