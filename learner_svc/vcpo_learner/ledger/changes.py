@@ -136,6 +136,9 @@ class ChangeLog(Protocol):
     async def committed(self) -> None:
         """Wait until every change so far outlives this process."""
 
+    def check(self) -> None:
+        """Raise what ended the log, if it ended."""
+
 
 class NoLog:
     """The log of a ledger that does not outlive its process."""
@@ -148,3 +151,6 @@ class NoLog:
 
     async def committed(self) -> None:
         """Return at once."""
+
+    def check(self) -> None:
+        """Return: it does not end."""

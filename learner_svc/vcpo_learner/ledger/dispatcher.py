@@ -255,10 +255,12 @@ class Dispatcher:
         """Wait for one step's groups and consume them; None if the run is no longer `RUNNING`.
 
         Raises:
-            TooManyFailuresError: if every generation fails.
+            TooManyFailuresError: if every generation fails. What ended the redo log, as well: no
+                version is announced any more, so no batch may ever come.
         """
         while self._phase is RunPhase.RUNNING:
             self.failures.check()
+            self._ledger.log.check()
             self._expire()
             batch = self._ledger.take_batch(
                 policy_version=self._policy_version,

@@ -148,14 +148,18 @@ class RedoLog:
     async def committed(self) -> None:
         """Wait until every change so far outlives this process.
 
-        Raises: what ended the thread, which is a bug; a disk that fails is waited for.
+        Raises: what ended the thread: damage, or a bug. A disk that fails is waited for.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         if self._committed < self._position:
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._position, written))
             await written
+
+    def check(self) -> None:
+        """Raise what ended the thread; as `committed`."""
+        if self._failure is not None:
+            raise self._failure
 
     def add_checkpoint(self, step: int, position: int, *, keep: int) -> None:
         """Let go of the changes that none of the newest `keep` checkpoints needs.
@@ -255,12 +259,16 @@ class RedoLog:
 
         Raises:
             _ClosedError: if the log is closed meanwhile.
+            sqlite3.Error, FileNotFoundError: if the file is damaged or gone, which no room on the
+                disk cures. This ends the learner; the next one reads what can be read.
         """
         has_failed = False
         while True:
             try:
                 result = write()
-            except (sqlite3.Error, OSError) as error:
+            except FileNotFoundError:
+                raise
+            except (sqlite3.OperationalError, OSError) as error:
                 has_failed = True
                 self._tell(self._note_error, str(error))
                 if self._closing.wait(self._retry_s):

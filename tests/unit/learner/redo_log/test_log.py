@@ -7,7 +7,12 @@ import threading
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.learner.dispatcher import ManualClock, make_ledger, make_trajectories
+from tests.fixtures.learner.dispatcher import (
+    ManualClock,
+    dispatcher_fixture,
+    make_ledger,
+    make_trajectories,
+)
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.redo_log.file import aside_path, file_path
@@ -107,6 +112,43 @@ async def test_a_write_that_fails_once_stops_no_work_for_longer(open_log, monkey
             await asyncio.sleep(0.001)
     assert told == ["DiskFull", "DiskHasRoom"]
     assert log.room is LogRoom.FREE
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.DatabaseError("database disk image is malformed"),
+        sqlite3.IntegrityError("UNIQUE constraint failed: change.position"),
+    ],
+)
+async def test_a_file_that_no_room_makes_whole_is_not_written_again(open_log, monkeypatch, error):
+    log = open_log()
+
+    def fails(rows):
+        raise error
+
+    monkeypatch.setattr(log._file, "append", fails)
+    accept_groups(log, 1)
+    async with asyncio.timeout(10):
+        with pytest.raises(type(error)):
+            await log.committed()
+        with pytest.raises(type(error)):  # who waits for a batch learns of it too
+            await dispatcher_fixture(log=log).dispatcher.next_batch()
+    assert log.take_events() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_commits_whose_file_was_removed_are_not_believed_to_be_written(
+    open_log, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    log = open_log()
+    file_path(tmp_path).with_name(f"{file_path(tmp_path).name}-wal").unlink()
+    accept_groups(log, 1)
+    async with asyncio.timeout(10):
+        with pytest.raises(FileNotFoundError):
+            await dispatcher_fixture(log=log).dispatcher.next_batch()
 
 
 async def test_a_log_on_a_full_disk_can_be_closed(open_log):
