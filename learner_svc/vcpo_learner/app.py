@@ -220,7 +220,8 @@ class _Learner:
 
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
-        keys = keys_from_environment(LEARNER_ROLES)
+        with start_errors():
+            keys = keys_from_environment(LEARNER_ROLES)
         server = WireServer(keys=keys or None, meter=self.metrics.calls)
         callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(

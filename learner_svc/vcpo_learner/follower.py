@@ -50,8 +50,8 @@ async def _follow(
     policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str
 ) -> None:
     """Serve health and metrics while the tensor thread follows rank 0."""
-    server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
     with start_errors():
+        server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
         certificates = checked_folder(
             {"--listen": options.listen}, options.tls, plain_text=options.plain_text
         )

@@ -99,8 +99,9 @@ async def run_worker(options: Options) -> RunPhase:
         metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
         metrics_host, metrics_port = split_address(options.metrics_listen)
         endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
-    keys = keys_from_environment(WORKER_ROLES)
-    of_peers = keys_from_environment([CallerRole.PEER]) or None
+    with start_errors():
+        keys = keys_from_environment(WORKER_ROLES)
+        of_peers = keys_from_environment([CallerRole.PEER]) or None
     server, cache = WireServer(keys=of_peers, meter=metrics.calls), TransferCache()
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     with start_errors():

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vcpo.wire.access.roles import CallerRole, new_run_keys
+from vcpo.wire.access.roles import RUN_ROLES, CallerRole, checked_key, new_run_keys
 from vcpo.wire.access.tls import AUTHORITY_FILE, NOBODY, Trust
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.certificates import (
@@ -28,6 +28,10 @@ from vcpo_operator.observed.records import ObservedChild
 from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class UnusableKeyError(Exception):
+    """The Secret with a run's keys holds one that nobody can show."""
 
 
 class NameConflictError(Exception):
@@ -81,7 +85,7 @@ class RunSecrets:
 
         owner_uid: Uid of the run that must own the Secret; None: the user named the Secret. The
             key of somebody else's Secret is sent to nobody.
-        Raises: ApiError.
+        Raises: ApiError, UnusableKeyError.
         """
         body = await self._cluster.get(_secret(key, secret))
         if body is None:
@@ -89,8 +93,13 @@ class RunSecrets:
             return None
         existing = parse_child(Kind.SECRET, body)
         is_readable = owner_uid is None or is_ours(existing, owner_uid)
-        steering = _steering_key(_secret_data(body)) if is_readable else ""
-        await self._learners.set_steering_key(key, steering)
+        data = _secret_data(body) if is_readable else {}
+        await self._learners.set_steering_key(key, _steering_key(data))
+        for role in RUN_ROLES:
+            try:
+                _checked_key(data.get(role, b"-"), f"Secret {secret}, key `{role}`")
+            except ValueError as error:
+                raise UnusableKeyError(str(error)) from error
         return existing
 
     async def read_certificates(
@@ -208,5 +217,10 @@ def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
 def _steering_key(data: Mapping[str, bytes]) -> str:
     """Return the key for steering; empty if there is none that a header can carry."""
     with contextlib.suppress(ValueError):
-        return data.get(CallerRole.STEERING, b"").decode("ascii")
+        return _checked_key(data.get(CallerRole.STEERING, b""), "")
     return ""
+
+
+def _checked_key(content: bytes, source: str) -> str:
+    """Return a Secret's key as `checked_key`; a byte that is no ASCII is one that it refuses."""
+    return checked_key(content.decode("ascii", errors="replace"), source)

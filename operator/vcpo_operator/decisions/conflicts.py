@@ -142,6 +142,12 @@ def unreadable_keys_conflict(refusal: str) -> Conflict:
     return Conflict(reason="ApplyFailed", message=message)
 
 
+def unusable_key_conflict(problem: str) -> Conflict:
+    """Return the conflict of a Secret with a key that cannot be used."""
+    message = f"{problem}. Then delete the run's pods: they keep the keys with which they started"
+    return Conflict(reason="KeyUnusable", message=message)
+
+
 def storage_bytes(quantity: str) -> Decimal:
     """Return the bytes of a size as Kubernetes writes it: `50Gi`, `1T`, `1000000`.
 

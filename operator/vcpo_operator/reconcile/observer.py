@@ -10,7 +10,12 @@ from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.decisions.conflicts import is_ours, unreadable_keys_conflict
+from vcpo_operator.cluster_api.run_secrets import UnusableKeyError
+from vcpo_operator.decisions.conflicts import (
+    is_ours,
+    unreadable_keys_conflict,
+    unusable_key_conflict,
+)
 from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import RunKey, certificates_name, credential_name
@@ -92,6 +97,9 @@ class Observer:
             if not error.is_forbidden:
                 raise
             memory.keys_conflict = unreadable_keys_conflict(str(error))
+            return
+        except UnusableKeyError as error:
+            memory.keys_conflict = unusable_key_conflict(str(error))
             return
         memory.keys_conflict = None
         if named is None:

@@ -140,6 +140,27 @@ async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
     assert "demo-keys" not in {each["metadata"]["name"] for each in listed["items"]}
 
 
+async def name_a_secret(operator, **keys):
+    body = {"metadata": {"name": "mine"}, "stringData": {"worker": "w", "peer": "p", **keys}}
+    await operator.client.create(f"{NAMESPACE}/secrets", body)
+    await operator.create(pods={"keysSecretName": "mine"})
+    await operator.settle()
+
+
+async def test_a_key_that_ends_in_a_newline_is_shown_without_it(operator):
+    await name_a_secret(operator, steering="steering\n")
+    assert operator.connections.steering_keys == {KEY: "steering"}
+
+
+async def test_a_key_that_nobody_can_show_is_named_with_its_secret_and_the_cure(operator):
+    await name_a_secret(operator, steering="two\nlines")
+    reason, message = await condition(operator, "Ready")
+    assert reason == "KeyUnusable"
+    assert message.startswith("Secret mine, key `steering`: must be printable ASCII")
+    assert "openssl rand" in message
+    assert operator.connections.steering_keys == {KEY: ""}
+
+
 async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_so(operator):
     body = {"metadata": {"name": "demo-keys"}, "stringData": {"steering": "s"}}
     theirs = await operator.client.create(f"{NAMESPACE}/secrets", body)

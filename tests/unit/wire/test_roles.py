@@ -131,3 +131,18 @@ def test_a_process_gets_the_keys_of_its_roles_and_empty_variables_for_the_others
         "VCPO_STEERING_KEY": "",
         "VCPO_PEER_KEY": "key-of-peer",
     }
+
+
+def test_a_key_from_a_file_is_read_without_the_newline_at_its_end(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret\n")
+    monkeypatch.setenv("VCPO_PEER_KEY", "")
+    roles = (CallerRole.WORKER, CallerRole.PEER)
+    assert keys_from_environment(roles) == {CallerRole.WORKER: "secret"}
+
+
+@pytest.mark.parametrize("key", ["\n", "two\nlines", "schlüssel", "tab\tinside"])
+def test_a_key_that_no_header_carries_is_refused_by_name_and_not_shown(monkeypatch, key):
+    monkeypatch.setenv("VCPO_WORKER_KEY", key)
+    with pytest.raises(ValueError, match=r"^VCPO_WORKER_KEY: must be printable ASCII") as refused:
+        keys_from_environment([CallerRole.WORKER])
+    assert key not in str(refused.value)
