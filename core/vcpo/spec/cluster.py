@@ -110,8 +110,9 @@ class Pods(Section):
     tls_secret_name: ObjectName | None = None
     """Secret with the certificates of learner and workers, under `ca.crt`, `tls.crt` and `tls.key`
     as cert-manager writes them. They must be valid for `<run>-learner`,
-    `<run>-learner.<namespace>.svc` and `<run>-rollout`. If unset, the operator makes an authority
-    for this run, and renews its certificates."""
+    `<run>-learner.<namespace>.svc` and `<run>-rollout`. Every worker then
+    holds the learner's private key. If unset, the operator makes an authority for this run, a
+    certificate for each role, and renews them."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
     `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed

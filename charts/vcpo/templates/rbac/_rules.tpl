@@ -32,8 +32,10 @@ rights. */}}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  # Each run's keys and certificates, by name; `update` renews certificates. Not `list` or `watch`:
-  # they would show all Secrets.
+  # For each run's keys and certificates; `update` renews certificates. A role cannot name Secrets
+  # that do not exist yet, so whoever has this account can read and overwrite every Secret whose name
+  # he knows, wherever the operator watches: `watchNamespaces` narrows it. Without `list` and `watch`
+  # names are not shown.
   verbs: [get, create, update]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
