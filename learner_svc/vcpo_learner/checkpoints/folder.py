@@ -216,11 +216,7 @@ class CheckpointFolder:
         """
         path = checkpoint_path(self._folder, step)
         manifest = _manifest(path, step)
-        if changes := ", ".join(continuation_changes(manifest.spec, self._spec)):
-            raise CheckpointError(
-                f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
-                " or start a new run"
-            )
+        require_same_spec(path, manifest.spec, self._spec)
         return _read(path, manifest)
 
     def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
@@ -229,6 +225,19 @@ class CheckpointFolder:
             aside = one.path.with_name(_DAMAGED + one.path.name)
             shutil.rmtree(aside, ignore_errors=True)
             one.path.rename(aside)
+
+
+def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Check that a file of a run may be resumed under a spec; both are continuation documents.
+
+    Raises:
+        CheckpointError: naming the fields that differ.
+    """
+    if changes := ", ".join(continuation_changes(before, after)):
+        raise CheckpointError(
+            f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
+            " or start a new run"
+        )
 
 
 def checkpoint_paths(folder: Path, prefix: str = "") -> dict[int, Path]:

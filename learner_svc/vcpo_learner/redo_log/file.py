@@ -4,6 +4,7 @@
 change      position   1, 2, 3 ... without a gap       checkpoint   step
             checksum   xxh3 of position and data                    position   of its last change
             data       the change, `redo_log.encoding`
+run         spec       what a resume must share, as JSON
 ```
 
 A commit is in the file before it returns, so a kill of the process loses none; `sync` brings it to
@@ -77,6 +78,18 @@ class LogFile:
             if not _is_damage(error):
                 raise
             raise DamagedLogError(f"{path}: {error}", last_position=0) from error
+
+    @property
+    def spec(self) -> str:
+        """What `set_spec` stored; empty before."""
+        found = self._tables.execute("SELECT spec FROM run").fetchone()
+        return "" if found is None else str(found[0])
+
+    def set_spec(self, spec: str) -> None:
+        """Store the parts of the run's spec that a resume must share."""
+        with self._commit():
+            self._tables.execute("DELETE FROM run")
+            self._tables.execute("INSERT INTO run (spec) VALUES (?)", (spec,))
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write changes, all or none."""
@@ -184,6 +197,7 @@ class LogFile:
             "CREATE TABLE IF NOT EXISTS checkpoint"
             " (step INTEGER PRIMARY KEY, position INTEGER NOT NULL)"
         )
+        execute("CREATE TABLE IF NOT EXISTS run (spec TEXT NOT NULL)")
         (found,) = execute("PRAGMA user_version").fetchone()
         if found not in (0, _FORMAT):
             raise DamagedLogError(

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.checkpoints.disk import size_text
@@ -121,6 +122,33 @@ class RedoLog:
         if self._error is not None:
             return LogRoom.UNWRITABLE
         return LogRoom.FULL if self._size_bytes >= self._limit_bytes else LogRoom.FREE
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
+    def spec(self) -> Mapping[str, Any] | None:
+        """The parts of the spec that a resume must share, as stored; None if none can be read."""
+        try:
+            found: Mapping[str, Any] = json.loads(self._file.spec)
+        except (sqlite3.DatabaseError, ValueError):  # a new file, or damage that `redo` reports
+            return None
+        return found
+
+    def set_spec(self, spec: Mapping[str, Any]) -> None:
+        """Store the parts of the spec that a resume must share; before the first change.
+
+        Raises:
+            StartError: if the disk fails, naming the file and the cure.
+        """
+        try:
+            self._file.set_spec(json.dumps(spec))
+        except sqlite3.Error as error:
+            raise StartError(
+                f"{self._path}: the redo log cannot be written ({error}); make room on its disk"
+            ) from error
 
     def redo(self, contents: LedgerContents, *, after: int) -> Redo:
         """Apply the changes after a position, up to the first that cannot be read; go on from it.

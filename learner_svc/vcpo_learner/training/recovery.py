@@ -20,7 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vcpo.records.journal import read_metrics
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
+from vcpo.spec import continuation_document
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
 from vcpo_learner.ledger.contents import RecordedStep
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.exclusion import Exclusion
@@ -69,6 +70,7 @@ class Recovery:
                 f"--run-dir: {self._parts.run_dir} holds {held}; add --resume, or give another"
                 " directory"
             )
+        self._parts.log.set_spec(continuation_document(self._parts.run))
 
     def resume(self) -> int:
         """Load the newest intact checkpoint and the log after it; return the checkpoint's step.
@@ -76,8 +78,11 @@ class Recovery:
         Returns 0 if there is no checkpoint.
 
         Raises:
-            CheckpointError: if there are checkpoints and none can be used.
+            CheckpointError: if there are checkpoints and none can be used, or the spec is another.
         """
+        log, spec = self._parts.log, continuation_document(self._parts.run)
+        if log.spec is not None:
+            require_same_spec(log.path, log.spec, spec)
         checkpoint, damaged = self._saver.checkpoints.load_newest()
         if checkpoint is not None:
             for one in damaged:
@@ -90,7 +95,8 @@ class Recovery:
         if checkpoint is not None:
             step, after = checkpoint.step, checkpoint.ledger[0].log_position
         self._redo_changes(step, after)
-        if checkpoint is None and self._parts.log.position == 0:
+        log.set_spec(spec)
+        if checkpoint is None and log.position == 0:
             return 0
         self._dispatcher.ledger.restart()
         self._leave_out(self._quarantine.excluded_lease_ids(), step)

@@ -11,6 +11,7 @@ from tests.fixtures.learner.training import TrainingFixture
 from vcpo.algo import WarningLevel
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo_learner.checkpoints.folder import CheckpointError
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -70,6 +71,21 @@ async def test_a_learner_without_a_checkpoint_takes_its_steps_again_on_the_same_
     # Nothing of the redone steps is written a second time.
     assert read_metrics(tmp_path).steps[:2] == records
     assert told(tmp_path, "Redone") == ["up to step 2; 0 versions differ from those of before"]
+
+
+async def test_a_log_of_another_spec_is_refused_without_a_checkpoint(make_learner):
+    first = dies_before(make_learner(), 1)
+    first.training.require_unused()
+    await killed(first)
+    other = make_learner(batch={"promptsPerStep": 1, "trajectoriesPerPrompt": 4})
+    with pytest.raises(CheckpointError) as caught:
+        other.training.resume()
+    assert "redo-log.sqlite: belongs to a run with another spec" in str(caught.value)
+    assert "spec.batch.promptsPerStep: 2 -> 1" in str(caught.value)
+    other.log.close()
+    later = make_learner()
+    later.training.resume()
+    assert later.dispatcher.ledger.counts().consumed == 4
 
 
 async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
