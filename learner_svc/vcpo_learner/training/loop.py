@@ -134,18 +134,20 @@ class TrainingLoop:
         Nothing is evaluated or saved meanwhile, and a step that the journal has is not written
         again. If a group breaks a step now, the run goes on from the version before it.
         """
-        steps = tuple(self._recovery.steps)
+        steps = self._recovery.steps
         if not steps:
             return True
         is_wanted = False
-        for step in steps:
+        while steps:
+            step = steps[0]
             if self._dispatcher.phase is not RunPhase.RUNNING:
                 return False
             try:
                 result = await self._redo(step)
             except BrokenBatchError as error:
-                self._recovery.stop_redo(step.policy_version, error.reasons)
+                self._recovery.stop_redo(error.reasons)
                 break
+            del steps[0]  # its batch is needed no more
             self._dispatcher.advance_version()
             if await self._rollback.after_step():
                 is_wanted = True  # or the next restart would have to roll back again

@@ -42,7 +42,7 @@ class Recovery:
         step_log: StepLog,
     ) -> None:
         self.steps: list[RecordedStep] = []
-        """Steps after the checkpoint, to be redone in this order."""
+        """Steps after the checkpoint that are still to be redone, in this order."""
         self.checksums: Mapping[int, int] = {}
         """Of the versions that an earlier process announced, by version."""
         self.last_recorded_step = 0
@@ -121,13 +121,13 @@ class Recovery:
         self._dispatcher.lag_limit.end_redo(health.level, health.rollbacks, version=step)
         self._report(step)
 
-    def stop_redo(self, version: int, reasons: Mapping[str, str]) -> None:
-        """Leave out groups that break the step on a version; the run goes on from that version.
+    def stop_redo(self, reasons: Mapping[str, str]) -> None:
+        """Leave out groups that break the next step; the run goes on from the version before it.
 
         reasons: why, by lease.
         """
-        number = next(i for i, one in enumerate(self.steps) if one.policy_version == version)
-        self._go_back(number)
+        version = self.steps[0].policy_version
+        self._go_back(0)
         self._exclusion.exclude(reasons, reasons, version)
 
     def _load(self, checkpoint: Checkpoint) -> None:

@@ -66,6 +66,7 @@ async def test_a_learner_without_a_checkpoint_takes_its_steps_again_on_the_same_
     assert later.training.resume() == 0
     assert "without a checkpoint; 2 later steps are redone" in told(tmp_path, "Resumed")[0]
     assert await later.run() is RunPhase.COMPLETE
+    assert later.training._recovery.steps == [], "batches that were redone stay in memory"
     assert again[:2] == batches[:2]
     assert later.update.versions == [0, 1, 2, 3]
     # Nothing of the redone steps is written a second time.
