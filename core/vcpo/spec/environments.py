@@ -43,7 +43,9 @@ BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
             "numbers values calls wall_seconds memory_mebibytes output_characters",
         ),
         "remote": _built_in(
-            "remote:RemoteReward", "parameters timeout_seconds authority", "reward environment"
+            "remote:RemoteReward",
+            "parameters timeout_seconds authority plain_text",
+            "reward environment",
         ),
         "sort_digits": _built_in("sort_digits:SortDigits", "digits style"),
     }

@@ -13,6 +13,7 @@ import grpc
 
 from vcpo.service.lifecycle import split_address
 from vcpo.wire.access.roles import CallerRole, authorization, keys_from_environment
+from vcpo.wire.access.tls import is_loopback
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
 from vcpo_rollout.environments.environment import (
@@ -47,6 +48,7 @@ class RemoteReward:
 
     environment, parameters: The environment that makes the prompts, and its parameters.
     authority: File with the authority of the server's certificate, PEM; None calls in plain text.
+    plain_text: Whether calls in plain text may leave this machine.
     timeout_seconds: Limit for one reward, including the wait for the server to start and retries.
         After it the prompt counts as failed and is leased again.
 
@@ -63,6 +65,7 @@ class RemoteReward:
         parameters: Mapping[str, object] | None = None,
         timeout_seconds: float = 60.0,
         authority: str | None = None,
+        plain_text: bool = False,
     ) -> None:
         try:
             split_address(reward)
@@ -71,6 +74,7 @@ class RemoteReward:
                 f"environment.parameters.reward: {reward!r} is not an address; "
                 "write host:port of the reward server"
             ) from error
+        _check_transport(reward, authority, plain_text=plain_text)
         self._timeout_s = parse_seconds("timeout_seconds", timeout_seconds, highest=3600.0)
         self._prompts = make_environment(environment, parameters or {}, seed)
         if isinstance(self._prompts, MultiTurnEnvironment):
@@ -98,6 +102,23 @@ class RemoteReward:
             request, timeout=self._timeout_s, metadata=self._metadata, wait_for_ready=True
         )
         return result.reward
+
+
+def _check_transport(address: str, authority: str | None, *, plain_text: bool) -> None:
+    """Check that the key and the prompts are readable by others only if the user says so.
+
+    Raises: ValueError, naming the parameter.
+    """
+    parameter = "environment.parameters.plain_text"
+    if not isinstance(plain_text, bool):
+        raise ValueError(f"{parameter}: {plain_text!r} is neither true nor false")  # noqa: TRY004
+    if plain_text and authority is not None:
+        raise ValueError(f"{parameter}: contradicts `authority`; leave one of them out")
+    if not plain_text and authority is None and not is_loopback(address):
+        raise ValueError(
+            f"environment.parameters.reward: others could read along with calls to {address!r};"
+            " name the `authority` of its certificate, or set `plain_text` to true"
+        )
 
 
 def _open_channel(address: str, authority: str | None) -> grpc.Channel:

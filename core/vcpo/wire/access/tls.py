@@ -132,7 +132,7 @@ def checked_folder(
         folder.check()
         return folder
     for option, address in addresses.items():
-        if not plain_text and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        if not plain_text and not is_loopback(address):
             raise ValueError(
                 f"{option}={address}: others could read along; give certificates with --tls, stay"
                 " on 127.0.0.1, or say --plain-text"
@@ -140,7 +140,9 @@ def checked_folder(
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether `host:port` is on this machine, so that nobody reads along."""
+    host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

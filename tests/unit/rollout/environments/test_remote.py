@@ -113,6 +113,12 @@ def test_the_example_server_judges(over_tls, tmp_path):
     [
         ({"reward": "somewhere"}, r"environment.parameters.reward: 'somewhere' is not an address"),
         ({"reward": 7070}, r"environment.parameters.reward: 7070 is not an address"),
+        ({"reward": "judge:7070"}, r"environment.parameters.reward: others could read along with"),
+        ({"plain_text": "yes"}, r"environment.parameters.plain_text: 'yes' is neither true nor"),
+        (
+            {"plain_text": True, "authority": "ca.crt"},
+            r"environment.parameters.plain_text: contradicts `authority`",
+        ),
         ({"authority": "/nowhere"}, r"environment.parameters.authority: '/nowhere' cannot be read"),
         ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
         ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
@@ -127,3 +133,8 @@ def test_a_bad_parameter_is_named(parameters, said):
     good = {"reward": "127.0.0.1:1", "environment": "sort_digits"}
     with pytest.raises(ValueError, match=said):
         RemoteReward(seed=0, **{**good, **parameters})
+
+
+def test_plain_text_beyond_this_machine_is_had_by_name():
+    judge = remote("judge:7070", plain_text=True)
+    assert judge.prompt(Split.TRAIN, 0).text
