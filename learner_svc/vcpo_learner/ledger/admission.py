@@ -58,7 +58,7 @@ class Admission:
             group=batch.trajectories_per_prompt,
         )
         most = min(admissible, remaining, quota, request.max_trajectories)
-        return max(0, most) // batch.trajectories_per_prompt
+        return self._ledger.num_groups_within(most)
 
     def evaluation_responses(self, request: WorkRequest, current: EvaluationRound) -> int:
         """Return how many responses of a round a worker may be granted now.

@@ -339,7 +339,10 @@ class LedgerContents:
         """Count trajectories as dropped; requeue the prompt unless it failed too often."""
         self._dropped[reason] += num_trajectories
         if prompt.attempts < self._max_attempts:
-            self.requeued.append(prompt)
+            if prompt.kept:  # they count in admission already: their group does not wait for others
+                self.requeued.appendleft(prompt)
+            else:
+                self.requeued.append(prompt)
         else:
             self._count_dropped(len(prompt.kept), reason)
             self.waste(prompt.num_sampled_tokens, reason)

@@ -164,6 +164,19 @@ class TrajectoryLedger:
             self._log.append(change)
         return leases
 
+    def num_groups_within(self, num_trajectories: int) -> int:
+        """Return how many prompts may be granted next if at most so many trajectories may be.
+
+        A requeued prompt with kept trajectories asks for the missing ones only.
+        """
+        number, left = 0, num_trajectories
+        for prompt in self.contents.requeued:
+            missing = self._trajectories_per_prompt - len(prompt.kept)
+            if not prompt.kept or missing > left:
+                break
+            number, left = number + 1, left - missing
+        return number + max(0, left) // self._trajectories_per_prompt
+
     def has_issued(self, lease_id: str) -> bool:
         """Return whether the id has the form of this ledger's leases, open or closed."""
         return self._book.has_issued(lease_id)

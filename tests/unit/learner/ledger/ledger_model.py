@@ -137,9 +137,11 @@ class LedgerModel:
         self.fates |= {(lease_id, one): reason for one in range(promise.size)}
         if failures < MAX_ATTEMPTS:
             kept = promise.partial if partial is None else partial
-            self.requeued.append(
-                Waiting(promise.prompt_index, failures, None if failed else kept, promise.kept)
-            )
+            again = Waiting(promise.prompt_index, failures, None if failed else kept, promise.kept)
+            if promise.kept:
+                self.requeued.appendleft(again)
+            else:
+                self.requeued.append(again)
         else:
             self.fates |= dict.fromkeys(promise.kept, reason)
 

@@ -124,6 +124,25 @@ async def test_a_redone_critical_step_takes_nothing_that_was_accepted_since(make
     assert after.dropped.get("throttled", 0) == before.dropped.get("throttled", 0)
 
 
+async def test_groups_that_are_incomplete_after_a_restart_are_completed_without_a_lag(make_learner):
+    # A batch of 2 x 4, of which 3 + 3 arrived: one more for each group fits, a whole one does not.
+    run = {
+        "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 4},
+        "algorithm": {"maxPolicyLagSteps": 0},
+    }
+    learner = make_learner(**run)
+    for given in await learner.dispatcher.lease(work_request(room=8), wait_s=0):
+        sent = [make_trajectory(given.lease.lease_id, number) for number in range(3)]
+        learner.dispatcher.submit("w", given.lease.lease_id, sent)
+    await learner.log.committed()
+    later = make_learner(**run)
+    later.training.resume()
+    leased = await later.dispatcher.lease(work_request(room=8), wait_s=0)
+    assert [given.lease.num_trajectories for given in leased] == [1, 1]
+    later.accept(*leased)
+    assert later.dispatcher.ledger.counts().buffered == 8
+
+
 SYNCHRONOUS = {
     "steps": 5,
     "algorithm": {"maxPolicyLagSteps": 0, "onPolicyEssRatio": 0.9},
