@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import shutil
+import threading
 from pathlib import Path
 
 import fsspec
@@ -119,11 +120,24 @@ def test_processes_of_a_host_wait_for_the_one_that_fetches(bucket, cache, tmp_pa
 
 
 def test_a_long_transfer_says_how_far_it_is(bucket, monkeypatch, caplog):
+    reported, fetch_file = threading.Event(), model_files._fetch_file
+
+    def fetch_after_a_report(*arguments):
+        assert reported.wait(timeout=30.0)
+        fetch_file(*arguments)
+
+    def note(record):
+        if "MiB of " in record.getMessage():
+            reported.set()
+        return True
+
     monkeypatch.setattr(model_files, "_REPORT_S", 0.0)
+    monkeypatch.setattr(model_files, "_fetch_file", fetch_after_a_report)
+    monkeypatch.setattr(model_files._LOGGER, "filters", [note])
     with caplog.at_level(logging.INFO):
         local_model("memory://bucket/tiny")
     assert "fetching memory://bucket/tiny (" in caplog.text
-    assert "MiB of " in caplog.text
+    assert reported.is_set()
 
 
 def test_a_file_that_is_complete_while_the_progress_is_counted_ends_no_transfer(
