@@ -44,6 +44,7 @@ from vcpo.wire.limits import (
     MAX_STREAMS,
     READ_TIMEOUT_S,
     STALLED_READER_S,
+    STREAM_WAIT_S,
 )
 from vcpo.wire.v1 import control_pb2
 
@@ -87,6 +88,7 @@ class Guard(grpc.aio.ServerInterceptor):
     keys: the key of each role that is let in; None accepts every caller.
     read_timeout_s: time for a message to arrive.
     stalled_reader_s: time for a caller to read one response of a stream.
+    stream_wait_s: time that a stream waits for its turn, in the order of the calls.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Guard(grpc.aio.ServerInterceptor):
         *,
         read_timeout_s: float = READ_TIMEOUT_S,
         stalled_reader_s: float = STALLED_READER_S,
+        stream_wait_s: float = STREAM_WAIT_S,
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
         """Number of refused calls by reason."""
@@ -103,7 +106,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._stalled_reader_s = stalled_reader_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
         self._reading_control = asyncio.Semaphore(MAX_CONTROL_MESSAGES_READ)
-        self._num_streams = 0
+        self._stream_wait_s = stream_wait_s
+        self._streams = asyncio.Semaphore(MAX_STREAMS)
 
     async def intercept_service(
         self,
@@ -186,7 +190,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self, handler: Any, reading: asyncio.Semaphore
     ) -> Callable[[Any, _Context], Awaitable[None]]:
         async def handle(_: Any, context: _Context) -> None:
-            self._num_streams += 1
+            if (busy := await self._stream_turn()) is not None:
+                await context.abort(*busy)
             try:
                 refusal = await self._stream(handler, context, reading)
                 if refusal is not None:
@@ -194,18 +199,29 @@ class Guard(grpc.aio.ServerInterceptor):
                     # deadline. gRPC holds the chunk until then, and the stream keeps its slot.
                     await context.abort(*refusal)
             finally:
-                self._num_streams -= 1
+                self._streams.release()
 
         return handle
+
+    async def _stream_turn(self) -> tuple[grpc.StatusCode, str] | None:
+        """Wait for the turn of a stream; return status and text if it does not come in time.
+
+        A refused caller comes back after a pause, and others are served before it meanwhile. So
+        streams wait in the order of their calls, and a refusal is the exception.
+        """
+        try:
+            async with asyncio.timeout(self._stream_wait_s):
+                await self._streams.acquire()
+        except TimeoutError:
+            self.refusals[CallRefusal.STREAMS] += 1
+            text = f"streams: {MAX_STREAMS} are open already; repeat the call later"
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, text
+        return None
 
     async def _stream(
         self, handler: Any, context: _Context, reading: asyncio.Semaphore
     ) -> tuple[grpc.StatusCode, str] | None:
         """Send a stream; return status and text if it ended early, else None."""
-        if self._num_streams > MAX_STREAMS:
-            self.refusals[CallRefusal.STREAMS] += 1
-            text = f"streams: {MAX_STREAMS} are open already; repeat the call later"
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, text
         try:
             request = await self._request(handler.request_deserializer, context, reading)
             async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:

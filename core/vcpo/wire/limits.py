@@ -60,7 +60,9 @@ MAX_CONTROL_MESSAGES_READ = 2
 READ_TIMEOUT_S = 20.0
 """Time for a message to arrive."""
 MAX_STREAMS = 64
-"""Versions that a server sends at one time; further calls are refused and repeated later."""
+"""Versions that a server sends at one time; further calls wait for their turn."""
+STREAM_WAIT_S = 20.0
+"""Time that a call waits for its turn to get a version; then it is refused, and repeated later."""
 STALLED_READER_S = 30.0
 """Time for the caller to read a chunk of a stream; then the server ends the stream."""
 IDLE_CONNECTION_S = 300.0

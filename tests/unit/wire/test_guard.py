@@ -207,7 +207,8 @@ async def test_a_reader_that_stops_is_let_go_of_with_what_it_was_sent():
 
 async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_STREAMS", 1)
-    async with serve(Long()) as address, open_channel(address, key=None) as channel:
+    server = serve(Long(), stream_wait_s=0.1)
+    async with server as address, open_channel(address, key=None) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
         first = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
         await first.read()
@@ -218,6 +219,30 @@ async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
             assert (await first.read()).data
         assert await first.read() is grpc.aio.EOF
         assert len(await chunks(channel)) == 64
+
+
+async def test_versions_are_sent_in_the_order_of_the_calls(monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_STREAMS", 1)
+    guard, ended = Guard(None), []
+    async with serve(Long(), guard=guard) as address, open_channel(address, key=None) as channel:
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        first = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
+        await first.read()
+
+        async def fetch(name):
+            assert len(await chunks(channel)) == 64
+            ended.append(name)
+
+        later = []
+        for number in range(3):
+            later.append(asyncio.create_task(fetch(number)))
+            while len(guard._streams._waiters or ()) <= number:
+                await asyncio.sleep(0.001)
+        for _ in range(63):
+            assert (await first.read()).data
+        await asyncio.gather(*later)
+    assert ended == [0, 1, 2]
+    assert not guard.refusals
 
 
 async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch):
