@@ -115,20 +115,14 @@ class LedgerContents:
 
     def counts(self) -> TrajectoryCounts:
         """Count all trajectories; accepted ones of an incomplete group count as buffered."""
-        open_leases = self.book.all()
-        accepted = sum(lease.num_accepted for lease in open_leases)
         kept = sum(len(prompt.kept) for prompt in self.requeued)
         return TrajectoryCounts(
             leased=self._leased,
-            in_flight=sum(lease.num_missing for lease in open_leases),
-            buffered=accepted + kept + self.buffer.num_trajectories,
+            in_flight=self.book.num_missing,
+            buffered=self.book.num_accepted + kept + self.buffer.num_trajectories,
             consumed=self.consumed,
             dropped=dict(self._dropped),
         )
-
-    def in_flight_prompts(self) -> set[int]:
-        """Return the prompts of the open leases."""
-        return {lease.prompt_index for lease in self.book.all()}
 
     def accepted(self) -> Iterator[Sequence[Trajectory]]:
         """Yield the accepted trajectories that wait, group by group: incomplete ones first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure
@@ -68,6 +69,10 @@ class Dispatcher:
         self._round: EvaluationRound | None = None
         self._round_is_exclusive = False
         self._changed = ChangeNotifier()
+        """What workers wait for: work may be admissible, or a lease be preempted."""
+        self._arrived = ChangeNotifier()
+        """What the training loop waits for. Apart, because a submission would wake all workers that
+        wait for work, and hardly ever makes any admissible."""
 
     @property
     def phase(self) -> RunPhase:
@@ -135,8 +140,9 @@ class Dispatcher:
         self.notify()
 
     def notify(self) -> None:
-        """Wake all waiting calls after a change outside of the dispatcher."""
+        """Wake everything that waits."""
         self._changed.notify()
+        self._arrived.notify()
 
     def throttle(self, admission_lag_steps: int) -> int:
         """Limit the lag of new work and of batches for the host; return the limit in force."""
@@ -187,21 +193,14 @@ class Dispatcher:
         if self._round is not None and self._round.has_issued(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
         else:
-            outcomes = self._ledger.submit(lease_id, trajectories)
-            accepted = [
-                trajectory
-                for trajectory, outcome in zip(trajectories, outcomes, strict=True)
-                if outcome is SubmitOutcome.ACCEPTED
-            ]
-            self.accepted_trajectories += len(accepted)
-            self.accepted_tokens += sum(each.num_sampled_tokens for each in accepted)
-            if self._ledger.counts().buffered >= self._spec.batch.trajectories:
-                self._preempt_surplus()
-        num_accepted = sum(outcome is SubmitOutcome.ACCEPTED for outcome in outcomes)
-        self._registry.record_contact(worker_id, num_accepted=num_accepted)
+            outcomes = self._submit_for_training(lease_id, trajectories)
+        num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
             self.failures.record_success()
-        self.notify()
+            if self._registry.trust_of(worker_id) is not Trust.TRUSTED:  # now all may hold more
+                self._changed.notify()
+        self._registry.record_contact(worker_id, num_accepted=num_accepted)
+        self._arrived.notify()
         return outcomes
 
     async def wait_for_preemptions(
@@ -271,7 +270,7 @@ class Dispatcher:
                 self._preempt_surplus()
                 self.notify()
                 return batch
-            await self._changed.wait(_POLL_S)
+            await self._arrived.wait(_POLL_S)
         return None
 
     async def evaluate(self, step: int, *, exclusive: bool) -> EvaluationResult | None:
@@ -289,7 +288,7 @@ class Dispatcher:
         while self._round is not None:
             if self._phase is not RunPhase.RUNNING:
                 return None
-            await self._changed.wait(_POLL_S)
+            await self._arrived.wait(_POLL_S)
         current = self._round = self._new_round(step)
         self._round_is_exclusive = exclusive
         self.notify()
@@ -298,7 +297,7 @@ class Dispatcher:
                 if step == 0:
                     self.failures.check()
                 self._expire()
-                await self._changed.wait(_POLL_S)
+                await self._arrived.wait(_POLL_S)
         finally:
             self._round = None
             self._round_is_exclusive = False
@@ -309,7 +308,26 @@ class Dispatcher:
         """Wait until nothing is in flight, at most `timeout_s` seconds."""
         deadline_s = self._clock() + timeout_s
         while self._ledger.counts().in_flight and (left := deadline_s - self._clock()) > 0:
-            await self._changed.wait(min(left, _POLL_S))
+            await self._arrived.wait(min(left, _POLL_S))
+
+    def _submit_for_training(
+        self, lease_id: str, trajectories: Sequence[Trajectory]
+    ) -> list[SubmitOutcome]:
+        """Pass trajectories to the ledger; wake the workers if that makes work admissible."""
+        before = self._ledger.counts()
+        outcomes = self._ledger.submit(lease_id, trajectories)
+        accepted = [
+            trajectory
+            for trajectory, outcome in zip(trajectories, outcomes, strict=True)
+            if outcome is SubmitOutcome.ACCEPTED
+        ]
+        self.accepted_trajectories += len(accepted)
+        self.accepted_tokens += sum(each.num_sampled_tokens for each in accepted)
+        after = self._ledger.counts()
+        is_preempted = after.buffered >= self._spec.batch.trajectories and self._preempt_surplus()
+        if is_preempted or after.dropped != before.dropped:
+            self._changed.notify()
+        return outcomes
 
     def _leave_running(self, phase: RunPhase) -> bool:
         if self._phase is not RunPhase.RUNNING:
@@ -368,9 +386,15 @@ class Dispatcher:
             if lost and book.release(request.worker_id, lost):
                 self.notify()
 
-    def _preempt_surplus(self) -> None:
-        """Preempt what an over-provisioned run does not need now that a batch is complete."""
-        self._ledger.preempt(self._admission.surplus_trajectories(self._policy_version))
+    def _preempt_surplus(self) -> bool:
+        """Preempt what an over-provisioned run does not need now that a batch is complete.
+
+        Returns whether there is any.
+        """
+        surplus = self._admission.surplus_trajectories(self._policy_version)
+        if surplus > 0:
+            self._ledger.preempt(surplus)
+        return surplus > 0
 
     def _next_version(self) -> int:
         """Return the version that the next batch is applied to, also during a step or a redo."""

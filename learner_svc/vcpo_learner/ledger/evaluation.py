@@ -7,8 +7,8 @@ not count them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vcpo.wire.trajectory import Trajectory
@@ -98,10 +98,10 @@ class EvaluationRound:
     def num_missing(self) -> int:
         """Responses that have not arrived, leased to a worker or not."""
         waiting = sum(prompt.num_samples for prompt in self._waiting)
-        return waiting + self.in_flight_by_worker().total()
+        return waiting + self._book.num_missing
 
-    def in_flight_by_worker(self) -> Counter[str]:
-        """Count the leased responses that have not arrived, by worker."""
+    def in_flight_by_worker(self) -> Mapping[str, int]:
+        """Return the number of leased responses that have not arrived, by worker."""
         return self._book.in_flight_by_worker()
 
     def held_by(self, worker_id: str) -> list[str]:

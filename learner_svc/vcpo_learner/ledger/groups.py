@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -38,75 +40,100 @@ class Group:
 
 
 class GroupBuffer:
-    """Complete groups that wait for their optimizer step. Owner: the ledger."""
+    """Complete groups that wait for their optimizer step, in the order of consumption.
+
+    The group with the oldest token comes first; groups of equal age come in the order of their
+    grants. Each version consumes `prompts_per_step` of them. A group that arrives later can only
+    delay the others, so a group that is late in this order stays late.
+
+    Owner: the ledger. Every submission asks what is late, so the answer "nothing" takes a time that
+    grows with the number of versions in the buffer, not of groups.
+    """
 
     def __init__(self, *, prompts_per_step: int) -> None:
         self._prompts_per_step = prompts_per_step
-        self._groups: list[Group] = []
+        self._groups: list[tuple[int, Group]] = []
+        """With the oldest version of each, sorted; groups compare by their grants."""
+        self._num_of_version: Counter[int] = Counter()
+        """Number of groups by their oldest version."""
+        self._num_trajectories = 0
 
     @property
     def num_trajectories(self) -> int:
         """Trajectories of all groups."""
-        return sum(len(group.trajectories) for group in self._groups)
+        return self._num_trajectories
 
     def groups(self) -> list[Group]:
-        """Return all buffered groups."""
-        return list(self._groups)
+        """Return all groups, in the order of consumption."""
+        return [group for _, group in self._groups]
 
     def add(self, groups: Iterable[Group]) -> None:
         """Buffer groups."""
-        self._groups.extend(groups)
+        for group in groups:
+            oldest_version = group.oldest_policy_version
+            insort(self._groups, (oldest_version, group))
+            self._num_of_version[oldest_version] += 1
+            self._num_trajectories += len(group.trajectories)
 
     def take_batch(self) -> list[Group] | None:
         """Remove and return the groups of one step; return None while there are too few.
 
-        Call `order` before, and remove what is late.
+        Remove what is late before.
         """
         if len(self._groups) < self._prompts_per_step:
             return None
-        batch = self._groups[: self._prompts_per_step]
-        self._groups = self._groups[self._prompts_per_step :]
-        return batch
+        return self._take(self._groups[: self._prompts_per_step])
 
     def remove(self, lease_ids: Sequence[str]) -> list[Group]:
         """Remove and return the groups of these leases that are buffered, in their order."""
-        found = {group.lease_id: group for group in self._groups if group.lease_id in lease_ids}
-        self._groups = [group for group in self._groups if group.lease_id not in found]
+        wanted = set(lease_ids)
+        taken = self._take([each for each in self._groups if each[1].lease_id in wanted])
+        found = {group.lease_id: group for group in taken}
         return [found[lease_id] for lease_id in lease_ids if lease_id in found]
 
-    def order(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
-        """Put the groups into the order of consumption; return those that will be too late.
+    def late(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
+        """Return the groups that will be beyond the lag bound at their turn, by their grants.
 
-        The late ones stay in the buffer, behind the others, until they are removed.
+        policy_version: version that the next batch is applied to.
         """
-        in_time = groups_in_time(
-            self._groups,
-            policy_version=policy_version,
-            prompts_per_step=self._prompts_per_step,
-            max_lag_steps=max_lag_steps,
-        )
-        kept = {group.grant_number for group in in_time}
-        late = sorted(group for group in self._groups if group.grant_number not in kept)
-        self._groups = [*in_time, *late]
-        return late
+        num_in_time = self._num_in_time(policy_version, max_lag_steps)
+        if sum(num_in_time.values()) == len(self._groups):
+            return []
+        late = []
+        for oldest_version, group in self._groups:
+            if num_in_time[oldest_version] > 0:
+                num_in_time[oldest_version] -= 1
+            else:
+                late.append(group)
+        return sorted(late)
 
+    def _num_in_time(self, policy_version: int, max_lag_steps: int) -> Counter[int]:
+        """Count the groups that are consumed within the lag bound, by their oldest version.
 
-def groups_in_time(
-    groups: Iterable[Group], *, policy_version: int, prompts_per_step: int, max_lag_steps: int
-) -> list[Group]:
-    """Return the groups that can be consumed within the lag bound, in the order of consumption.
+        Tokens of version v may be consumed up to version v + lag, so before the place
+        `(v + lag + 1 - policy_version) * prompts_per_step`.
+        """
+        num_in_time: Counter[int] = Counter()
+        place = 0
+        for version in sorted(self._num_of_version):
+            places = (version + max_lag_steps + 1 - policy_version) * self._prompts_per_step
+            number = max(0, min(self._num_of_version[version], places - place))
+            num_in_time[version] = number
+            place += number
+        return num_in_time
 
-    Each version from `policy_version` on consumes `prompts_per_step` groups. The group with the
-    oldest token comes first; groups of equal age come in the order of their grants. A group that
-    arrives later can only delay the others, so a group that is late in this order stays late.
-    """
-    in_time: list[Group] = []
-    # Groups compare by their grants. Their age is computed once: this runs at every submission.
-    for oldest_version, group in sorted((one.oldest_policy_version, one) for one in groups):
-        consumed_at_version = policy_version + len(in_time) // prompts_per_step
-        if oldest_version >= consumed_at_version - max_lag_steps:
-            in_time.append(group)
-    return in_time
+    def _take(self, entries: Sequence[tuple[int, Group]]) -> list[Group]:
+        """Remove these entries; return their groups."""
+        if not entries:
+            return []
+        taken = {group.grant_number for _, group in entries}
+        self._groups = [each for each in self._groups if each[1].grant_number not in taken]
+        for oldest_version, group in entries:
+            self._num_of_version[oldest_version] -= 1
+            if not self._num_of_version[oldest_version]:
+                del self._num_of_version[oldest_version]
+            self._num_trajectories -= len(group.trajectories)
+        return [group for _, group in entries]
 
 
 def group_from_lease(lease: OpenLease) -> Group:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count
+from itertools import count, takewhile
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import (
@@ -125,6 +125,9 @@ class LeaseBook:
 
     A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
     contain the learner's incarnation and count its leases, so no id is given twice.
+
+    Every call of a worker asks for sums and for the worker's own leases, so both are kept up to
+    date: a thousand workers hold some thousand leases.
     """
 
     def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
@@ -132,6 +135,14 @@ class LeaseBook:
         self._timeout_s = timeout_s
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
+        """Oldest first. All have the same time, so they expire in this order."""
+        self._held: defaultdict[str, dict[str, OpenLease]] = defaultdict(dict)
+        """The open leases of each worker that has some."""
+        self._leases_of_prompt: Counter[int] = Counter()
+        self._missing_of: Counter[str] = Counter()
+        """Trajectories that have not arrived, of each worker with open leases."""
+        self._num_missing = 0
+        self._num_accepted = 0
         self._fulfilled: OrderedDict[str, None] = OrderedDict()
         self._grants = 0
         self._ids = count()  # not the number of a grant: a later lease may take an earlier place
@@ -140,6 +151,16 @@ class LeaseBook:
     def next_grant_number(self) -> int:
         """One more than the largest number of a grant so far, those before a restart included."""
         return self._grants
+
+    @property
+    def num_missing(self) -> int:
+        """Trajectories of the open leases that have not arrived."""
+        return self._num_missing
+
+    @property
+    def num_accepted(self) -> int:
+        """Trajectories of the groups of the open leases that have been accepted."""
+        return self._num_accepted
 
     def __len__(self) -> int:
         """Count the open leases."""
@@ -181,7 +202,9 @@ class LeaseBook:
             kept=kept,
         )
         self._grants = max(self._grants, number + 1)
-        self._open[lease.lease_id] = lease
+        self._open[lease.lease_id] = self._held[worker_id][lease.lease_id] = lease
+        self._leases_of_prompt[prompt_index] += 1
+        self._count(lease, missing=lease.num_missing, accepted=lease.num_accepted)
         return lease
 
     def get(self, lease_id: str) -> OpenLease | None:
@@ -214,37 +237,50 @@ class LeaseBook:
             outcome = SubmitOutcome.DUPLICATE if fulfilled else SubmitOutcome.LEASE_ENDED
             return [outcome] * len(trajectories), None
         outcomes = lease.accept(trajectories)
+        num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
+        self._count(lease, missing=-num_accepted, accepted=num_accepted)
         if lease.num_missing:
             return outcomes, None
-        del self._open[lease_id]
+        self.close(lease_id)
         self._fulfilled[lease_id] = None
         if len(self._fulfilled) > _REMEMBERED_LEASES:
             self._fulfilled.popitem(last=False)
         return outcomes, lease
 
     def close(self, lease_id: str) -> OpenLease | None:
-        """Close a lease that is not fulfilled; return None if it is not open."""
-        return self._open.pop(lease_id, None)
+        """Close and return a lease; None if it is not open."""
+        lease = self._open.pop(lease_id, None)
+        if lease is not None:
+            held = self._held[lease.worker_id]
+            del held[lease_id]
+            self._count(lease, missing=-lease.num_missing, accepted=-lease.num_accepted)
+            self._leases_of_prompt[lease.prompt_index] -= 1
+            if not self._leases_of_prompt[lease.prompt_index]:
+                del self._leases_of_prompt[lease.prompt_index]
+            if not held:
+                del self._held[lease.worker_id], self._missing_of[lease.worker_id]
+        return lease
 
     def expired_leases(self) -> list[OpenLease]:
         """Return the open leases whose time is over."""
         now_s = self._clock()
-        return [lease for lease in self._open.values() if lease.expires_s <= now_s]
+        return list(takewhile(lambda lease: lease.expires_s <= now_s, self._open.values()))
 
     def held_by(self, worker_id: str, lease_ids: Collection[str] = ()) -> list[OpenLease]:
         """Return the open leases of one worker, oldest first; with ids, only those among them."""
         return [
             lease
-            for lease in self._open.values()
-            if lease.worker_id == worker_id and (not lease_ids or lease.lease_id in lease_ids)
+            for lease in self._held.get(worker_id, {}).values()
+            if not lease_ids or lease.lease_id in lease_ids
         ]
 
-    def in_flight_by_worker(self) -> Counter[str]:
-        """Count the trajectories that have not arrived, by worker."""
-        counts: Counter[str] = Counter()
-        for lease in self._open.values():
-            counts[lease.worker_id] += lease.num_missing
-        return counts
+    def prompts(self) -> Collection[int]:
+        """Return the prompts of the open leases."""
+        return self._leases_of_prompt.keys()
+
+    def in_flight_by_worker(self) -> Mapping[str, int]:
+        """Return the number of trajectories that have not arrived, by worker."""
+        return self._missing_of
 
     def all(self) -> list[OpenLease]:
         """Return every open lease, oldest first."""
@@ -277,7 +313,14 @@ class LeaseBook:
             )
             arrived = _trajectories(message.arrived, "arrived")
             lease.arrived = {each.trajectory_id: each for each in arrived}
+            self._count(lease, missing=-len(lease.arrived), accepted=len(lease.arrived))
         self._grants = next_grant_number
+
+    def _count(self, lease: OpenLease, *, missing: int, accepted: int) -> None:
+        """Add to the sums over the open leases."""
+        self._missing_of[lease.worker_id] += missing
+        self._num_missing += missing
+        self._num_accepted += accepted
 
 
 def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:

@@ -146,7 +146,7 @@ class TrajectoryLedger:
                     break
                 prompt_index, number = prompt.prompt_index, prompt.grant_number
             else:
-                chosen = self.contents.source.next_prompt(self.contents.in_flight_prompts())
+                chosen = self.contents.source.next_prompt(self.contents.book.prompts())
                 if chosen is None:
                     break
                 prompt_index = chosen
@@ -365,7 +365,7 @@ class TrajectoryLedger:
 
     def _drop_beyond(self, lag_steps: int, policy_version: int, reason: DropReason) -> None:
         """Drop the groups that a lag limit leaves no time for, and requeue their prompts."""
-        late = self.contents.buffer.order(policy_version=policy_version, max_lag_steps=lag_steps)
+        late = self.contents.buffer.late(policy_version=policy_version, max_lag_steps=lag_steps)
         self._drop_groups([group.lease_id for group in late], reason)
 
     def _drop_groups(self, lease_ids: Sequence[str], reason: DropReason) -> list[Group]:

@@ -48,6 +48,8 @@ class WorkerRegistry:
         self._max_workers = max_workers
         self._workers: OrderedDict[str, RegisteredWorker] = OrderedDict()
         """Least recent contact first."""
+        self.num_removed = 0
+        """Workers that were registered and are no longer."""
 
     def __contains__(self, worker_id: str) -> bool:
         """Return whether the worker is registered, lost or not."""
@@ -126,7 +128,8 @@ class WorkerRegistry:
 
     def deregister(self, worker_id: str) -> None:
         """Remove a worker that is gone."""
-        self._workers.pop(worker_id, None)
+        if self._workers.pop(worker_id, None) is not None:
+            self.num_removed += 1
 
     def _worker_or_new(self, worker_id: str) -> RegisteredWorker:
         """Return what is known of a worker; the defaults if it is not registered."""
@@ -142,11 +145,12 @@ class WorkerRegistry:
     def _remove_lost(self) -> None:
         while self._workers and not self._is_alive(next(iter(self._workers.values()))):
             self._workers.popitem(last=False)
+            self.num_removed += 1
 
     def _evict(self) -> None:
         """Remove the worker with the least recent contact; a trusted one only if all are."""
         untrusted = (one.worker_id for one in self._workers.values() if one.trust != Trust.TRUSTED)
-        del self._workers[next(untrusted, next(iter(self._workers)))]
+        self.deregister(next(untrusted, next(iter(self._workers))))
 
     def _is_alive(self, worker: RegisteredWorker) -> bool:
         return worker.last_seen_s >= self._clock() - WORKER_LOST_AFTER_S

@@ -45,7 +45,7 @@ class Redo:
             case LeaseGranted():
                 if not change.is_requeued:
                     # The choice is known; the source must have made it to choose alike later.
-                    contents.source.next_prompt(contents.in_flight_prompts())
+                    contents.source.next_prompt(contents.book.prompts())
                 contents.grant(change)
             case TrajectoriesAccepted():
                 self._accept(change)

@@ -17,6 +17,7 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
+from vcpo_learner.ledger import dispatcher as dispatcher_module
 from vcpo_learner.ledger.dispatcher import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 
@@ -222,6 +223,37 @@ class TestSubmissions:
         fixture.dispatcher.fail("w", first.lease.lease_id, FAILURE)
         assert fixture.ledger.counts().dropped == {"generation_failed": 2}
         assert prompts_of(await lease_now(fixture, room=2)) == [0]
+
+    async def test_a_submission_wakes_no_worker_that_waits_for_work(self, fixture, monkeypatch):
+        leases = await lease_now(fixture)
+        waiting, asked = waiting_lease(fixture, worker_id="other"), []
+        await settle()
+        grant = fixture.dispatcher._grant
+        monkeypatch.setattr(
+            fixture.dispatcher, "_grant", lambda request: asked.append(request) or grant(request)
+        )
+        fixture.submit(leases[0])
+        await settle()
+        assert len(asked) == 1  # a worker that delivered for the first time lets all hold more
+        fixture.submit(leases[1])
+        await settle()
+        assert len(asked) == 1
+        assert await fixture.dispatcher.next_batch()
+        fixture.dispatcher.advance_version()
+        fixture.dispatcher.notify()
+        assert await waiting == []  # it does not hold the newest version
+        assert len(asked) == 2
+
+    async def test_a_submission_that_is_dropped_makes_room_for_others_at_once(self, monkeypatch):
+        monkeypatch.setattr(dispatcher_module, "_POLL_S", 3600.0)
+        fixture = dispatcher_fixture(algorithm={"method": "dapo", "maxPolicyLagSteps": 1})
+        first, *_ = await lease_now(fixture)
+        fixture.registry.record_contact("w", num_accepted=1)  # trusted: no news of that
+        waiting = waiting_lease(fixture)
+        await settle()
+        assert not waiting.done()
+        fixture.submit(first)  # all rewards are equal
+        assert prompts_of(await waiting) == [4]
 
     async def test_the_learner_wakes_when_its_batch_is_complete(self, fixture):
         waiting = asyncio.create_task(fixture.dispatcher.next_batch())

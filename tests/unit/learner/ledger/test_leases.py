@@ -1,6 +1,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
@@ -82,3 +84,46 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
     else:
         with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
             book.submit(lease.lease_id, make_trajectories(lease))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "submit", "close"]), st.integers(0, 9))))
+def test_the_sums_of_a_book_are_those_of_its_leases(steps):
+    book = LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
+    for action, number in steps:
+        lease_id = f"train-now-{number}"
+        lease = book.get(lease_id)
+        if action == "open":
+            book.open(
+                worker_id=f"w{number % 3}",
+                prompt_index=number % 4,
+                num_trajectories=1 + number % 2,
+                attempt=1,
+                policy_version=0,
+            )
+        elif action == "close":
+            book.close(lease_id)
+        elif lease is not None:
+            book.submit(lease_id, [make_trajectory(lease_id, len(lease.arrived))])
+        leases = book.all()
+        assert book.num_missing == sum(one.num_missing for one in leases)
+        assert book.num_accepted == sum(len(one.arrived) for one in leases)
+        assert set(book.prompts()) == {one.prompt_index for one in leases}
+        missing = dict.fromkeys((one.worker_id for one in leases), 0)
+        for one in leases:
+            missing[one.worker_id] += one.num_missing
+        assert book.in_flight_by_worker() == missing
+        for worker_id in ("w0", "w1", "w2"):
+            held = [one for one in leases if one.worker_id == worker_id]
+            assert book.held_by(worker_id) == held
+
+
+def test_leases_expire_in_the_order_of_their_grants():
+    clock = ManualClock()
+    book = LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=clock)
+    first = open_lease(book)
+    clock.advance(1)
+    second = open_lease(book)
+    clock.advance(TIMEOUT_S - 1)
+    assert book.expired_leases() == [first]
+    clock.advance(1)
+    assert book.expired_leases() == [first, second]

@@ -77,7 +77,7 @@ def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_ask
     for worker in "abcdef":
         workers.ask(worker)
     workers.hold("f", 1)
-    assert workers.assignment.fallbacks("e", base_version=None) == ["f", "c", "d"]
+    assert workers.assignment.fallbacks("e", base_version=None) == ["f", "d", "c"]
     assert workers.assignment.fallbacks("a", base_version=None) == ["f"]
 
 
@@ -87,6 +87,29 @@ def test_workers_that_the_registry_has_no_room_for_are_forgotten():
         workers.register(f"w{number}", f"w{number}", None)
         workers.assign(f"w{number}", policy_version=1, base_version=None)
     assert workers._assigned == set(workers._routes[None].children) == {"w997", "w998", "w999"}
+
+
+def test_an_answer_asks_for_few_of_a_thousand_workers(workers, monkeypatch):
+    asked = []
+    address_of = WorkerRegistry.serving_address
+    monkeypatch.setattr(
+        WorkerRegistry,
+        "serving_address",
+        lambda self, worker: asked.append(worker) or address_of(self, worker),
+    )
+    for number in range(1000):
+        asked.clear()
+        workers.ask(f"w{number}")
+        workers.assignment.fallbacks(f"w{number}", base_version=None)
+        assert len(asked) <= 5  # its own, its parent's, and three others
+
+
+def test_nobody_is_sent_to_itself(workers):
+    workers.ask("a", version=5, base=4)
+    workers.ask("b", version=5, base=4)
+    workers.hold("c", 5)
+    assert workers.ask("c", version=5) == ""
+    assert "c" not in workers.assignment.fallbacks("c", base_version=None)
 
 
 def test_nobody_is_sent_to_a_worker_that_shut_down(workers):

@@ -1,0 +1,75 @@
+"""The buffer's order of consumption, and what is late in it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.dispatcher import make_trajectory
+from vcpo_learner.ledger.groups import Group, GroupBuffer
+
+BUFFERED = st.lists(st.integers(0, 12), max_size=40)
+"""The oldest version of each group, by its grant."""
+
+
+def group(grant_number, version):
+    lease_id = f"lease-{grant_number}"
+    return Group(
+        grant_number=grant_number,
+        lease_id=lease_id,
+        prompt_index=grant_number,
+        attempt=1,
+        trajectories=(
+            make_trajectory(lease_id, 0, versions=(version + 1, version)),
+            make_trajectory(lease_id, 1, versions=(version + 2,)),
+        ),
+    )
+
+
+def filled(versions, *, prompts_per_step, arrival):
+    buffer = GroupBuffer(prompts_per_step=prompts_per_step)
+    groups = [group(number, version) for number, version in enumerate(versions)]
+    arrival.shuffle(groups)
+    buffer.add(groups)
+    return buffer
+
+
+@given(BUFFERED, st.integers(1, 5), st.integers(0, 12), st.integers(0, 4), st.randoms())
+def test_late_is_what_the_next_steps_one_by_one_would_find_too_old(
+    versions, prompts_per_step, policy_version, max_lag_steps, arrival
+):
+    buffer = filled(versions, prompts_per_step=prompts_per_step, arrival=arrival)
+    late, taken = [], 0
+    for version, grant_number in sorted(zip(versions, range(len(versions)), strict=True)):
+        consumed_at = policy_version + taken // prompts_per_step
+        if consumed_at - version > max_lag_steps:
+            late.append(grant_number)
+        else:
+            taken += 1
+    found = buffer.late(policy_version=policy_version, max_lag_steps=max_lag_steps)
+    assert [each.grant_number for each in found] == sorted(late)
+
+
+@given(BUFFERED, st.integers(1, 5), st.randoms())
+def test_the_oldest_tokens_go_first_and_then_the_earliest_grants(
+    versions, prompts_per_step, arrival
+):
+    buffer = filled(versions, prompts_per_step=prompts_per_step, arrival=arrival)
+    order = sorted(range(len(versions)), key=lambda number: (versions[number], number))
+    assert [each.grant_number for each in buffer.groups()] == order
+    while (batch := buffer.take_batch()) is not None:
+        assert [each.grant_number for each in batch] == order[:prompts_per_step]
+        del order[:prompts_per_step]
+        assert buffer.num_trajectories == 2 * len(order)
+    assert len(order) < prompts_per_step
+
+
+@given(BUFFERED, st.sets(st.integers(0, 45)), st.integers(0, 12), st.randoms())
+def test_groups_that_were_removed_delay_no_others(versions, removed, policy_version, arrival):
+    buffer = filled(versions, prompts_per_step=2, arrival=arrival)
+    gone = buffer.remove([f"lease-{number}" for number in removed])
+    assert [each.grant_number for each in gone] == [one for one in removed if one < len(versions)]
+    rest = GroupBuffer(prompts_per_step=2)
+    rest.add(group(n, version) for n, version in enumerate(versions) if n not in removed)
+    limits = {"policy_version": policy_version, "max_lag_steps": 1}
+    assert buffer.groups() == rest.groups()
+    assert buffer.num_trajectories == rest.num_trajectories
+    assert buffer.late(**limits) == rest.late(**limits)
