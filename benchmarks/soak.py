@@ -1,0 +1,402 @@
+"""Measure whether a learner serves a thousand workers for long: memory, fairness, throughput.
+
+The learner's process has its real dispatcher, ledger, redo log, policy store, services and metrics,
+and a loop that consumes each batch and publishes a version at once, without a model. Every stream
+is a worker of its own, with a connection of its own, that does what a worker's process does: it
+waits for each version and fetches it, and meanwhile leases prompts and submits responses of the
+version that it holds. It needs no time to generate, so the learner is never idle. A batch is what
+a learner takes in within about ten seconds, a short step of a real run: each version costs every
+worker two calls more. A host polls the signals. The learner has one core, and all streams share
+another one.
+
+First ten workers run for a tenth of the time, at least 30 s, then all of them with a new learner.
+
+    python -m benchmarks.soak                              1,000 workers, ten minutes
+    python -m benchmarks.soak --minutes 1 --workers 200
+
+The last line printed is JSON:
+
+    rss_growth                      the learner's memory in the last tenth over that in the second
+    starved                         workers without an accepted response in a tenth after the first
+    throughput_ratio_vs_10_workers  of the trajectories accepted per second, after the first tenth
+    trajectories_per_s  steps  rss_mb  workers
+
+Exit status 1 when a bar is missed: growth of 1.05, nobody starved, a ratio of 0.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+import torch
+from safetensors.torch import save
+
+from benchmarks.learner.ingest import make_responses
+from vcpo.metrics import LearnerMetrics
+from vcpo.spec import VCPORun, VCPORunSpec
+from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
+from vcpo.wire.server import WireServer
+from vcpo.wire.trajectory import Trajectory, VersionSpan
+from vcpo.wire.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    policy_pb2_grpc,
+    work_pb2,
+    work_pb2_grpc,
+)
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
+from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.services.callers import Callers
+from vcpo_learner.services.control import ControlService
+from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.services.work import WorkService
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.weights.peer_assignment import PeerAssignment
+from vcpo_learner.weights.store import PolicyStore
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
+
+_TENTHS = 10
+_BASELINE_WORKERS = 10
+_LEASE_WAIT_S, _POLL_S, _PROGRESS_S = 10.0, 2.0, 15.0
+_GROUP, _TOKENS, _VOCABULARY = 8, 64, 151_936
+_GROUPS_OF_A_WORKER = 6
+_PARAMETERS = 1 << 16
+_LEAST_S = 30.0
+_GROWTH_BAR, _RATIO_BAR = 1.05, 0.8
+
+
+def make_spec(workers: int) -> VCPORunSpec:
+    """Return a run whose lag limit lets every worker hold a group and wait for nobody."""
+    spec = {
+        "model": {"name": "none"},
+        "environment": {"name": "countdown"},
+        "steps": 1_000_000,
+        "batch": {
+            "promptsPerStep": _GROUPS_OF_A_WORKER * workers,
+            "trajectoriesPerPrompt": _GROUP,
+        },
+        "algorithm": {"maxPolicyLagSteps": 1},
+        "sampling": {"maxNewTokens": 2 * _TOKENS},
+        "rollouts": [
+            {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": 2 * _GROUP},
+        ],
+    }
+    return VCPORun.model_validate({"metadata": {"name": "soak"}, "spec": spec}).spec
+
+
+class _Learner:
+    """A learner without a model. Owner: the event loop of its process."""
+
+    def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
+        incarnation = uuid.uuid4().hex[:8]
+        self._log = RedoLog(run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
+        registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
+        ledger = TrajectoryLedger(
+            prompts_per_step=spec.batch.prompts_per_step,
+            trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+            lease_timeout_s=spec.lease.timeout_seconds,
+            max_attempts=spec.lease.max_attempts,
+            incarnation=incarnation,
+            clock=time.monotonic,
+            log=self._log,
+        )
+        self.dispatcher = Dispatcher(
+            spec=spec,
+            ledger=ledger,
+            registry=registry,
+            incarnation=incarnation,
+            clock=time.monotonic,
+        )
+        self._policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        self._signals = SignalWindow(
+            run_name="soak",
+            total_steps=spec.steps,
+            batch_trajectories=spec.batch.trajectories,
+            dispatcher=self.dispatcher,
+            clock=time.monotonic,
+        )
+        self.server = WireServer(keys=None, meter=LearnerMetrics(run="soak").calls)
+        callers, grpc_server = Callers(self.dispatcher), self.server.grpc_server
+        bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
+        work_pb2_grpc.add_WorkServiceServicer_to_server(
+            WorkService(self.dispatcher, spec, bounds, callers=callers), grpc_server
+        )
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+            PolicyService(self._policies, PeerAssignment(registry), callers=callers), grpc_server
+        )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(
+            ControlService(
+                dispatcher=self.dispatcher,
+                signals=self._signals,
+                drain=lambda _: None,
+                event=lambda _, __: None,
+            ),
+            grpc_server,
+        )
+
+    async def train(self) -> None:
+        """Consume batches and publish versions until cancelled; a hundredth of each differs."""
+        weights = torch.zeros(_PARAMETERS)
+        while True:
+            version = self.dispatcher.policy_version
+            weights[version % 100 :: 100] += 1.0
+            payload = save({"weight": weights})
+            self._policies.publish(self._policies.prepare(version, payload))
+            self.dispatcher.notify()
+            batch = await self.dispatcher.next_batch()
+            assert batch is not None
+            ledger = self.dispatcher.ledger
+            ledger.counts().check()
+            ledger.record_step(batch, policy_version=version, fresh=())
+            self._log.add_checkpoint(version + 1, self._log.position, keep=1)
+            self.dispatcher.advance_version()
+
+
+def _serve(connection: Connection, workers: int, core: int, run_dir: Path) -> None:
+    """Be the learner's process: send the port, and serve until it is terminated."""
+    _take(core)
+
+    async def serve() -> None:
+        learner = _Learner(make_spec(workers), run_dir)
+        connection.send(await learner.server.start("127.0.0.1:0", ()))
+        await learner.train()
+
+    asyncio.run(serve())
+
+
+@contextmanager
+def learner_process(workers: int, core: int) -> Iterator[tuple[int, int]]:
+    """Run a learner for so many workers on a core; yield its process id and its port."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as run_dir:
+        arguments = (theirs, workers, core, Path(run_dir))
+        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        try:
+            yield process.pid or 0, ours.recv()
+        finally:
+            process.terminate()
+            process.join()
+
+
+@dataclass(slots=True)
+class Stream:
+    """One worker, and when its responses were accepted."""
+
+    client: LearnerClient
+    responses: list[Trajectory]
+    held: HeldPolicy | None = None
+    accepted: list[int] = field(default_factory=lambda: [0] * _TENTHS)
+    """Trajectories in each tenth of the time."""
+
+    async def run(self, begun_s: float, duration_s: float) -> None:
+        """Be a worker until cancelled."""
+        self.held = await self._fetch(None)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._update())
+            tasks.create_task(self._generate(begun_s, duration_s))
+
+    async def _update(self) -> None:
+        """Wait for each version and fetch it."""
+        while True:
+            self.held = await self._fetch(self.held)
+
+    async def _generate(self, begun_s: float, duration_s: float) -> None:
+        """Lease and submit; what is submitted was sampled by the version held at the lease."""
+        while True:
+            held = self.held
+            assert held is not None
+            result = await self.client.lease(
+                held=held, max_trajectories=2 * _GROUP, wait_s=_LEASE_WAIT_S
+            )
+            if not result.leases:
+                await asyncio.sleep(result.retry_after_s)
+            for lease in result.leases:
+                accepted = await self.client.submit(
+                    lease.lease_id, self._responses_to(lease, held.policy_version)
+                )
+                tenth = int(_TENTHS * (time.monotonic() - begun_s) / duration_s)
+                self.accepted[min(tenth, _TENTHS - 1)] += accepted
+
+    def _responses_to(self, lease: work_pb2.Lease, version: int) -> list[Trajectory]:
+        return [
+            replace(
+                response,
+                trajectory_id=f"{lease.lease_id}/{number}",
+                version_spans=(
+                    VersionSpan(
+                        policy_version=version, num_tokens=len(response.response_token_ids)
+                    ),
+                ),
+            )
+            for number, response in enumerate(self.responses[: lease.num_trajectories])
+        ]
+
+    async def _fetch(self, held: HeldPolicy | None) -> HeldPolicy:
+        """Receive the newest version, as deltas where the learner offers them."""
+        manifest = await self.client.newest_policy(held, wait_s=_LEASE_WAIT_S)
+        newest = HeldPolicy.from_manifest(manifest)
+        forms = [
+            (each.policy_version, each.base_policy_version, each.total_bytes)
+            for each in manifest.deltas
+        ]
+        if not forms and newest != held:
+            forms = [(newest.policy_version, None, manifest.total_bytes)]
+        for version, base, total_bytes in forms:
+            key = TransferKey(
+                incarnation=newest.incarnation, policy_version=version, base_policy_version=base
+            )
+            if not await self.client.fetch(Transfer(key, total_bytes)):
+                return await self._fetch(held)
+        return newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soaked:
+    """What one learner did for its workers."""
+
+    trajectories_per_s: float
+    starved: int
+    rss_mb: list[float]
+    """At the end of each tenth of the time."""
+    steps: int
+
+
+async def soak(workers: int, duration_s: float, *, most_workers: int, core: int) -> Soaked:
+    """Let so many workers run for a while with a new learner, which has a core."""
+    responses = make_responses(_GROUP, _TOKENS)
+    with learner_process(most_workers, core) as (pid, port):
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(_channel(port)) for _ in range(workers + 1)]
+            streams = [
+                Stream(
+                    LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
+                    responses,
+                )
+                for number, channel in enumerate(channels[:-1])
+            ]
+            begun_s = time.monotonic()
+            running = asyncio.gather(*(each.run(begun_s, duration_s) for each in streams))
+            control = control_pb2_grpc.ControlServiceStub(channels[-1])
+            polling = asyncio.create_task(_poll(control, begun_s))
+            rss_mb: list[float] = []
+            for _ in range(_TENTHS):
+                await asyncio.wait({running}, timeout=duration_s / _TENTHS)
+                if running.done():
+                    await running  # raises why a stream ended
+                rss_mb.append(_rss_mb(pid))
+            signals = await control.GetSignals(
+                control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S
+            )
+            for task in (running, polling):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+    later_s = duration_s * (_TENTHS - 1) / _TENTHS
+    return Soaked(
+        trajectories_per_s=sum(sum(each.accepted[1:]) for each in streams) / later_s,
+        starved=sum(not all(each.accepted[1:]) for each in streams),
+        rss_mb=rss_mb,
+        steps=signals.policy_version,
+    )
+
+
+async def _poll(control: control_pb2_grpc.ControlServiceStub, begun_s: float) -> None:
+    """Poll the signals as a host does, and print the progress, until cancelled."""
+    told_s = begun_s
+    while True:
+        signals = await control.GetSignals(control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S)
+        if (now_s := time.monotonic()) - told_s >= _PROGRESS_S:
+            told_s = now_s
+            print(
+                f"{now_s - begun_s:5.0f} s: step {signals.policy_version},"
+                f" {len(signals.workers)} workers,"
+                f" {signals.consumed_trajectories_per_second:.0f} trajectories/s",
+                flush=True,
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _channel(port: int) -> grpc.aio.Channel:
+    """Return a channel with a connection of its own, as a worker's process has."""
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+
+
+def _rss_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def _take(core: int) -> None:
+    """Put this process on a core, and let it open as many files as it may."""
+    os.sched_setaffinity(0, {core})
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def compare(workers: int, minutes: float) -> dict[str, float]:
+    """Soak a learner with ten workers and one with all of them; return the report."""
+    cores, duration_s = sorted(os.sched_getaffinity(0)), 60.0 * minutes
+    _take(cores[-1])
+    few = asyncio.run(
+        soak(
+            _BASELINE_WORKERS,
+            max(_LEAST_S, duration_s / _TENTHS),
+            most_workers=workers,
+            core=cores[0],
+        )
+    )
+    print(f"{_BASELINE_WORKERS} workers: {few.trajectories_per_s:.0f} trajectories/s", flush=True)
+    many = asyncio.run(soak(workers, duration_s, most_workers=workers, core=cores[0]))
+    return {
+        "rss_growth": round(many.rss_mb[-1] / many.rss_mb[1], 3),
+        "starved": many.starved,
+        "throughput_ratio_vs_10_workers": round(
+            many.trajectories_per_s / few.trajectories_per_s, 3
+        ),
+        "trajectories_per_s": round(many.trajectories_per_s, 1),
+        "steps": many.steps,
+        "rss_mb": round(many.rss_mb[-1], 1),
+        "workers": workers,
+    }
+
+
+def main() -> None:
+    """Soak, print progress and the JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    options = parser.parse_args()
+    if options.minutes <= 0 or options.workers < 1:
+        parser.error("give minutes above 0 and at least one worker")
+    report = compare(options.workers, options.minutes)
+    print(json.dumps(report))
+    is_met = report["rss_growth"] <= _GROWTH_BAR and report["starved"] == 0
+    if not is_met or report["throughput_ratio_vs_10_workers"] < _RATIO_BAR:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
