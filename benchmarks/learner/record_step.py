@@ -43,6 +43,7 @@ def make_groups(num_groups: int, group_size: int) -> list[Group]:
     return [
         Group(
             grant_number=number,
+            group_number=number,
             lease_id=str(number),
             prompt_index=number,
             attempt=1,

@@ -40,12 +40,16 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         control: str = "",
         learner: str = "",
         sinks: str = "",
+        lag: int = 4,
+        workers: int = 2,
+        folder: str = "run",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
         task = {"steps": steps, "digits": digits, "adapters": adapters}
+        task |= {"lag": lag, "workers": workers}
         sections = {"control": control, "learner": learner, "sinks": sinks}
         spec.write_text(SPEC.format(model=model, **sections, **task))
-        path = tmp_path / "run"
+        path = tmp_path / folder
         command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
         process = subprocess.Popen(
             [*command, f"--run-dir={path}", *options],

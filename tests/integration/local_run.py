@@ -31,7 +31,7 @@ spec:
   steps: {steps}
   sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: 4, trajectoriesPerPrompt: 4}}
-  algorithm: {{maxPolicyLagSteps: 4}}
+  algorithm: {{maxPolicyLagSteps: {lag}}}
   optimizer: {{learningRate: 1e-4}}
   evaluation: {{everySteps: 1000, prompts: 16}}
   checkpoint: {{everySteps: 5}}
@@ -39,7 +39,11 @@ spec:
   tracking: {{sinks: [{sinks}]}}
   learner: {{threads: 1{learner}}}
   rollouts:
-    - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 8, threads: 1}}
+    - name: main
+      minReplicas: {workers}
+      maxReplicas: {workers}
+      maxConcurrentSequences: 8
+      threads: 1
 """
 
 

@@ -165,6 +165,36 @@ def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> No
     assert not any("Traceback" in log for log in logs)
 
 
+def test_a_run_whose_processes_are_killed_equals_one_that_nothing_happens_to(
+    start_run: StartRun,
+) -> None:
+    steps = 6
+    undisturbed = start_run(steps=steps, lag=0, workers=1, folder="undisturbed")
+    assert undisturbed.finish()[0] == 0
+    killed = start_run(steps=steps, lag=0, workers=1, folder="killed")
+    killed.wait_for_step(1)
+    os.kill(killed.pid_of("main-0"), signal.SIGKILL)
+    killed.wait_for_step(3)
+    os.kill(killed.pid_of("learner"), signal.SIGKILL)
+    status, summary = killed.finish()
+    assert status == 0
+    assert {"WorkerLost", "LearnerRestarted"} <= {event.kind for event in killed.events}
+    assert summary["trajectories"]["consumed"] == steps * 16
+    # Sums of float32 differ in their last bits with the number of sequences in a forward pass.
+    for ours, theirs in zip(killed.metrics.steps, undisturbed.metrics.steps, strict=True):
+        assert (ours.step, ours.reward_mean) == (theirs.step, theirs.reward_mean)
+        assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-3)
+    accuracies = [
+        [each.accuracy for each in run.metrics.evaluations] for run in (killed, undisturbed)
+    ]
+    assert accuracies[0] == accuracies[1]
+    models = [
+        AutoModelForCausalLM.from_pretrained(run.path / "model") for run in (killed, undisturbed)
+    ]
+    for mine, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> None:
     sinks = "{name: tensorboard}"
     run = start_run(steps=60, sinks=sinks)

@@ -78,6 +78,8 @@ class PartialResponse:
     """Tokens that the environment wrote, in order and disjoint; all others were sampled."""
     prompt_xxh3: int = 0
     """Checksum of its prompt (`prompt_checksum`); 0 if unknown."""
+    number: int = 0
+    """Number of the response in its group."""
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -105,7 +107,7 @@ class Trajectory:
     """One response to a prompt, with its reward. Its sequences are never modified."""
 
     trajectory_id: str
-    """Unique in the run: `<lease id>/<number within the lease>`."""
+    """Unique in the run: `<lease id>/<number in its group>`."""
     prompt_token_ids: Sequence[int]
     """Tokens of the prompt; `PackedTokenIds` if the trajectory was read from a message."""
     response_token_ids: Sequence[int]
@@ -124,6 +126,11 @@ class Trajectory:
     def lease_id(self) -> str:
         """Id of its lease."""
         return self.trajectory_id.rpartition("/")[0]
+
+    @property
+    def number(self) -> int:
+        """Its number in the group."""
+        return int(self.trajectory_id.rpartition("/")[2])
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -216,6 +223,7 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
         finish_reason=work_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _TO_WIRE[reason],
         inserted_spans=_inserted_messages(partial.inserted_spans),
         prompt_xxh3=partial.prompt_xxh3,
+        number=partial.number,
     )
 
 
@@ -242,6 +250,7 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
         inserted_spans=inserted,
         prompt_xxh3=message.prompt_xxh3,
+        number=message.number,
     )
 
 

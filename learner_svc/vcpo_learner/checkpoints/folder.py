@@ -143,10 +143,12 @@ class CheckpointFolder:
         manifest = CheckpointManifest(step=step, spec=self._spec, files=files, healthy=healthy)
         manifest.write(partial)
 
-    def remove_old(self, saved_step: int, best: int | None = None) -> None:
+    def remove_old(self, saved_step: int, best: int | None = None) -> set[int]:
         """Keep what `kept_steps` says of the checkpoints up to a step; remove the damaged ones.
 
         best: step of a checkpoint that stays, however old it is.
+
+        Returns the steps of `kept_steps`: from these a learner may resume.
         """
         steps = [step for step in self.steps() if step <= saved_step]
         good = self.healthy_steps() if self._may_roll_back else []
@@ -163,6 +165,7 @@ class CheckpointFolder:
         ]
         for path in removed:
             shutil.rmtree(path, ignore_errors=True)
+        return kept
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoint folders, intact or not, in ascending order."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import xxhash
+
 from vcpo_learner.ledger.leases import OpenLease
 
 
@@ -36,3 +38,15 @@ class Assignment:
 
     purpose: Purpose
     lease: OpenLease
+
+    def seed(self, run_seed: int) -> int:
+        """Return the seed of the lease's responses, 64 bits.
+
+        The leases of a group share it. Not after a failed generation: the responses may be why it
+        failed. An evaluation at another version is seeded anew.
+        """
+        lease = self.lease
+        parts = [run_seed, self.purpose, lease.group_number, lease.attempt]
+        if self.purpose is Purpose.EVALUATION:
+            parts.append(lease.granted_policy_version)
+        return xxhash.xxh3_64_intdigest("/".join(map(str, parts)).encode())

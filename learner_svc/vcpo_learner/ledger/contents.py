@@ -32,7 +32,7 @@ from vcpo_learner.ledger.groups import (
     group_from_message,
     group_to_message,
 )
-from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
+from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome, missing_numbers
 from vcpo_learner.ledger.requeue import (
     RequeuedPrompt,
     requeued_from_message,
@@ -152,8 +152,9 @@ class LedgerContents:
             lease_id=change.lease_id,
             worker_id=change.worker_id,
             grant_number=change.grant_number,
+            group_number=prompt.group_number,
             prompt_index=prompt.prompt_index,
-            num_trajectories=self._trajectories_per_prompt - len(prompt.kept),
+            response_numbers=missing_numbers(prompt.kept, self._trajectories_per_prompt),
             attempt=prompt.attempts + 1,
             policy_version=change.policy_version,
             partial_responses=prompt.partial_responses,
@@ -192,6 +193,7 @@ class LedgerContents:
             attempts=lease.attempt - (not failed),
             partial_responses=partials,
             kept=lease.kept,
+            group_number=lease.group_number,
         )
         leased = sum(each.num_sampled_tokens for each in lease.partial_responses)
         requeued = sum(each.num_sampled_tokens for each in partials)
@@ -321,6 +323,7 @@ class LedgerContents:
                     partial_responses=_unfinished(lease),
                     kept=(*lease.kept, *lease.arrived.values()),
                     grant_number=lease.grant_number,
+                    group_number=lease.group_number,
                 )
             )
         self.requeued.extendleft(reversed(ended))
@@ -343,12 +346,9 @@ class LedgerContents:
 
 
 def _unfinished(lease: OpenLease) -> tuple[PartialResponse, ...]:
-    """Return the partial responses of a lease whose trajectories have not arrived.
-
-    A worker completes the response at index i as the trajectory of number i.
-    """
+    """Return the partial responses of a lease whose trajectories have not arrived."""
     return tuple(
         partial
-        for number, partial in enumerate(lease.partial_responses)
-        if f"{lease.lease_id}/{number}" not in lease.arrived
+        for partial in lease.partial_responses
+        if f"{lease.lease_id}/{partial.number}" not in lease.arrived
     )

@@ -34,7 +34,7 @@ class _WaitingPrompt:
     """Responses to one prompt that are not leased to a worker."""
 
     prompt_index: int
-    num_samples: int
+    response_numbers: tuple[int, ...]
     failures: int = 0
     """Failed generations of these responses."""
 
@@ -58,7 +58,7 @@ class EvaluationRound:
         prefix = f"evaluation-{incarnation}-{step}"
         self._book = LeaseBook(prefix=prefix, timeout_s=lease_timeout_s, clock=clock)
         self._waiting = deque(
-            _WaitingPrompt(prompt_index=index, num_samples=samples_per_prompt)
+            _WaitingPrompt(prompt_index=index, response_numbers=tuple(range(samples_per_prompt)))
             for index in range(num_prompts)
         )
         self._responses: list[Trajectory] = []
@@ -79,15 +79,16 @@ class EvaluationRound:
         leases = []
         while self._waiting and max_trajectories > 0:
             prompt = self._waiting.popleft()
-            leased = min(prompt.num_samples, max_trajectories)
-            if leased < prompt.num_samples:
-                self._waiting.appendleft(replace(prompt, num_samples=prompt.num_samples - leased))
-            max_trajectories -= leased
+            numbers = prompt.response_numbers[:max_trajectories]
+            if rest := prompt.response_numbers[max_trajectories:]:
+                self._waiting.appendleft(replace(prompt, response_numbers=rest))
+            max_trajectories -= len(numbers)
             leases.append(
                 self._book.open(
                     worker_id=worker_id,
                     prompt_index=prompt.prompt_index,
-                    num_trajectories=leased,
+                    response_numbers=numbers,
+                    group_number=prompt.prompt_index,
                     attempt=prompt.failures + 1,
                     policy_version=policy_version,
                 )
@@ -97,7 +98,7 @@ class EvaluationRound:
     @property
     def num_missing(self) -> int:
         """Responses that have not arrived, leased to a worker or not."""
-        waiting = sum(prompt.num_samples for prompt in self._waiting)
+        waiting = sum(len(prompt.response_numbers) for prompt in self._waiting)
         return waiting + self._book.num_missing
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
@@ -165,7 +166,7 @@ class EvaluationRound:
     def _requeue(self, lease: OpenLease, *, failures: int) -> None:
         prompt = _WaitingPrompt(
             prompt_index=lease.prompt_index,
-            num_samples=lease.num_trajectories,
+            response_numbers=lease.response_numbers,
             failures=failures,
         )
         self._waiting.append(prompt)

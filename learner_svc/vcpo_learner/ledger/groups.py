@@ -18,6 +18,8 @@ class Group:
     """All trajectories of one prompt, accepted and not yet consumed."""
 
     grant_number: int
+    group_number: int = field(compare=False)
+    """Number of the first grant of the group."""
     lease_id: str = field(compare=False)
     prompt_index: int = field(compare=False)
     attempt: int = field(compare=False)
@@ -78,11 +80,13 @@ class GroupBuffer:
     def take_batch(self) -> list[Group] | None:
         """Remove and return the groups of one step; return None while there are too few.
 
-        Remove what is late before.
+        Remove what is late before. The groups of a batch stand in the order of their first grants,
+        so that its sums do not depend on which of them had to be leased again.
         """
         if len(self._groups) < self._prompts_per_step:
             return None
-        return self._take(self._groups[: self._prompts_per_step])
+        batch = self._take(self._groups[: self._prompts_per_step])
+        return sorted(batch, key=lambda group: group.group_number)
 
     def remove(self, lease_ids: Sequence[str]) -> list[Group]:
         """Remove and return the groups of these leases that are buffered, in their order."""
@@ -137,13 +141,15 @@ class GroupBuffer:
 
 
 def group_from_lease(lease: OpenLease) -> Group:
-    """Return the group of a lease whose trajectories have all arrived."""
+    """Return the group of a lease whose trajectories have all arrived, by their numbers."""
+    members = (*lease.kept, *lease.arrived.values())
     return Group(
         grant_number=lease.grant_number,
+        group_number=lease.group_number,
         lease_id=lease.lease_id,
         prompt_index=lease.prompt_index,
         attempt=lease.attempt,
-        trajectories=(*lease.kept, *lease.arrived.values()),
+        trajectories=tuple(sorted(members, key=lambda member: member.number)),
     )
 
 
@@ -152,6 +158,7 @@ def group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
     return ledger_pb2.BufferedGroup(
         lease_id=group.lease_id,
         grant_number=group.grant_number,
+        group_number=group.group_number,
         prompt_index=group.prompt_index,
         attempt=group.attempt,
         trajectories=[trajectory_to_message(member) for member in group.trajectories],
@@ -164,8 +171,10 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
     Raises:
         InvalidMessageError: naming the first invalid field.
     """
+    has_group_number = message.HasField("group_number")
     return Group(
         grant_number=message.grant_number,
+        group_number=message.group_number if has_group_number else message.grant_number,
         lease_id=message.lease_id,
         prompt_index=message.prompt_index,
         attempt=message.attempt,

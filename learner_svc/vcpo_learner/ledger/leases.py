@@ -40,9 +40,11 @@ class OpenLease:
     worker_id: str
     grant_number: int
     """Position of the grant in the run; groups of equal age are consumed in this order."""
+    group_number: int
+    """Number of the first grant of the group; with the attempt it seeds the responses."""
     prompt_index: int
-    num_trajectories: int
-    """Trajectories that the worker is to submit."""
+    response_numbers: tuple[int, ...]
+    """Number in the group of each response that the worker is to submit."""
     attempt: int
     """1 plus the failed generations of the prompt."""
     granted_policy_version: int
@@ -51,11 +53,16 @@ class OpenLease:
     """Responses that the worker resumes."""
     kept: tuple[Trajectory, ...] = ()
     """Members of the group that were accepted under an earlier lease, before the learner stopped;
-    not among `num_trajectories`."""
+    not among `response_numbers`."""
     preempted: bool = False
     """Whether the worker is to interrupt the generation and release the lease."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
     """Accepted trajectories, by id."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories that the worker is to submit."""
+        return len(self.response_numbers)
 
     @property
     def num_missing(self) -> int:
@@ -102,7 +109,8 @@ class OpenLease:
                 requirement = "the prompt of the lease's other trajectories"
                 raise InvalidMessageError(name, received, requirement)
             if not self._has_member(trajectory.trajectory_id):
-                requirement = f"'{self.lease_id}/<0 to {self.num_trajectories - 1}>'"
+                numbers = ", ".join(map(str, self.response_numbers))
+                requirement = f"'{self.lease_id}/' and one of {numbers}"
                 name = f"trajectories[{index}].trajectory_id"
                 raise InvalidMessageError(name, trajectory.trajectory_id, requirement)
         outcomes = []
@@ -112,12 +120,23 @@ class OpenLease:
             self.arrived.setdefault(trajectory.trajectory_id, trajectory)
         return outcomes
 
+    def check_partial_responses(self, partial_responses: Sequence[PartialResponse]) -> None:
+        """Check that each partial response has a number of the lease, and no two have the same.
+
+        Raises:
+            InvalidMessageError: naming the first that has not.
+        """
+        free = list(self.response_numbers)
+        for index, partial in enumerate(partial_responses):
+            if partial.number not in free:
+                requirement = f"one of the lease's other responses {free}"
+                raise InvalidMessageError(f"begun[{index}].number", partial.number, requirement)
+            free.remove(partial.number)
+
     def _has_member(self, trajectory_id: str) -> bool:
         """Return whether the id is `<lease id>/<number>` with a number of this lease."""
         prefix, _, number = trajectory_id.rpartition("/")
-        if prefix != self.lease_id or not (number.isascii() and number.isdecimal()):
-            return False
-        return str(int(number)) == number and int(number) < self.num_trajectories
+        return prefix == self.lease_id and number in map(str, self.response_numbers)
 
 
 class LeaseBook:
@@ -175,17 +194,19 @@ class LeaseBook:
         *,
         worker_id: str,
         prompt_index: int,
-        num_trajectories: int,
+        response_numbers: tuple[int, ...],
         attempt: int,
         policy_version: int,
         partial_responses: tuple[PartialResponse, ...] = (),
         kept: tuple[Trajectory, ...] = (),
         grant_number: int | None = None,
+        group_number: int | None = None,
         lease_id: str | None = None,
     ) -> OpenLease:
         """Grant a prompt to a worker.
 
         grant_number: place in the order; None for the next one.
+        group_number: as in `OpenLease`; None for the number of this grant.
         lease_id: None makes one.
         """
         number = self._grants if grant_number is None else grant_number
@@ -193,8 +214,9 @@ class LeaseBook:
             lease_id=self.new_lease_id() if lease_id is None else lease_id,
             worker_id=worker_id,
             grant_number=number,
+            group_number=number if group_number is None else group_number,
             prompt_index=prompt_index,
-            num_trajectories=num_trajectories,
+            response_numbers=response_numbers,
             attempt=attempt,
             granted_policy_version=policy_version,
             expires_s=self._clock() + self._timeout_s,
@@ -297,19 +319,21 @@ class LeaseBook:
             InvalidMessageError: naming the first invalid field.
         """
         for message in messages:
+            kept = _trajectories(message.kept, "kept")
             lease = self.open(
                 lease_id=message.lease_id,
                 worker_id=message.worker_id,
                 grant_number=message.grant_number,
+                group_number=message.group_number if message.HasField("group_number") else None,
                 prompt_index=message.prompt_index,
-                num_trajectories=message.num_trajectories,
+                response_numbers=missing_numbers(kept, message.num_trajectories + len(kept)),
                 attempt=message.attempt,
                 policy_version=message.granted_policy_version,
                 partial_responses=tuple(
                     partial_from_message(each, path=f"open_leases[].partial_responses[{index}]")
                     for index, each in enumerate(message.partial_responses)
                 ),
-                kept=_trajectories(message.kept, "kept"),
+                kept=kept,
             )
             arrived = _trajectories(message.arrived, "arrived")
             lease.arrived = {each.trajectory_id: each for each in arrived}
@@ -323,11 +347,18 @@ class LeaseBook:
         self._num_accepted += accepted
 
 
+def missing_numbers(accepted: Iterable[Trajectory], group_size: int) -> tuple[int, ...]:
+    """Return the numbers in a group of the responses that are not among its accepted members."""
+    found = {trajectory.number for trajectory in accepted}
+    return tuple(number for number in range(group_size) if number not in found)
+
+
 def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:
     return ledger_pb2.OpenLease(
         lease_id=lease.lease_id,
         worker_id=lease.worker_id,
         grant_number=lease.grant_number,
+        group_number=lease.group_number,
         prompt_index=lease.prompt_index,
         num_trajectories=lease.num_trajectories,
         attempt=lease.attempt,

@@ -37,6 +37,9 @@ class RequeuedPrompt:
     grant_number: int | None = None
     """Of the lease that a restart of the learner ended: the next one takes its place in the order.
     None for any other lease, whose successor goes to the end."""
+    group_number: int | None = None
+    """Of the lease that ended: the next one samples the same responses again, or the rest of them.
+    None if it samples others, because the group was dropped."""
 
     @property
     def num_partial_tokens(self) -> int:
@@ -82,6 +85,7 @@ def requeued_to_message(prompt: RequeuedPrompt) -> ledger_pb2.RequeuedPrompt:
         partial_responses=[partial_to_message(each) for each in prompt.partial_responses],
         kept=[trajectory_to_message(each) for each in prompt.kept],
         grant_number=prompt.grant_number,
+        group_number=prompt.group_number,
     )
 
 
@@ -103,4 +107,5 @@ def requeued_from_message(message: ledger_pb2.RequeuedPrompt) -> RequeuedPrompt:
             for index, each in enumerate(message.kept)
         ),
         grant_number=message.grant_number if message.HasField("grant_number") else None,
+        group_number=message.group_number if message.HasField("group_number") else None,
     )

@@ -213,12 +213,15 @@ class TrajectoryLedger:
             prompt keeps the partial responses that it was leased with.
 
         Raises:
-            InvalidMessageError: if there are more partial responses than trajectories in a lease.
+            InvalidMessageError: if there are more partial responses than trajectories in a lease,
+                or they are not those of its numbers.
         """
         most, number = self._trajectories_per_prompt, len(partial_responses)
         if number > most:
             raise InvalidMessageError("begun", f"{number} responses", f"at most {most} responses")
         leases = self._book.held_by(worker_id, lease_ids)
+        if partial_responses and leases:
+            leases[0].check_partial_responses(partial_responses)
         for lease in leases:
             reason = DropReason.SURPLUS if lease.preempted else DropReason.RELEASED
             self._end(lease.lease_id, reason, partial_responses)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -140,8 +140,8 @@ class LogFile:
             " (SELECT ifnull(min(position), 0) FROM checkpoint)"
         )
 
-    def add_checkpoint(self, step: int, position: int, *, keep: int) -> int:
-        """Remember a checkpoint; forget all but the newest `keep`, and those of later steps.
+    def add_checkpoint(self, step: int, position: int, *, kept_steps: Collection[int]) -> int:
+        """Remember a checkpoint; forget those that are not kept, and those of later steps.
 
         Returns the position up to which no kept checkpoint needs a change.
         """
@@ -149,11 +149,9 @@ class LogFile:
         with self._commit():
             execute("DELETE FROM checkpoint WHERE step >= ?", (step,))
             execute("INSERT INTO checkpoint (step, position) VALUES (?, ?)", (step, position))
-            execute(
-                "DELETE FROM checkpoint WHERE step NOT IN"
-                " (SELECT step FROM checkpoint ORDER BY step DESC LIMIT ?)",
-                (keep,),
-            )
+            known = [row[0] for row in execute("SELECT step FROM checkpoint").fetchall()]
+            forgotten = [(each,) for each in known if each not in kept_steps]
+            self._tables.executemany("DELETE FROM checkpoint WHERE step = ?", forgotten)
         return self._number("SELECT min(position) FROM checkpoint")
 
     def remove_some(self, up_to: int) -> bool:

@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ class _Checkpoint:
 
     step: int
     position: int
-    keep: int
+    kept_steps: Collection[int]
 
 
 _Entry = tuple[int, Change] | _Checkpoint
@@ -189,12 +189,13 @@ class RedoLog:
         if self._failure is not None:
             raise self._failure
 
-    def add_checkpoint(self, step: int, position: int, *, keep: int) -> None:
-        """Let go of the changes that none of the newest `keep` checkpoints needs.
+    def add_checkpoint(self, step: int, position: int, *, kept_steps: Collection[int]) -> None:
+        """Let go of the changes that no kept checkpoint needs.
 
         step, position: of a checkpoint that is complete, and of the last change that it holds.
+        kept_steps: steps of the checkpoints from which a learner may resume, this one among them.
         """
-        self._put(_Checkpoint(step=step, position=position, keep=keep))
+        self._put(_Checkpoint(step=step, position=position, kept_steps=kept_steps))
 
     def take_events(self) -> list[tuple[str, str]]:
         """Return kind and message of each event since the last call."""
@@ -280,7 +281,9 @@ class RedoLog:
     def _forget_before(self, checkpoint: _Checkpoint) -> int:
         """Remember a checkpoint; return the position up to which changes may go."""
         aside_path(self._path).unlink(missing_ok=True)
-        return self._file.add_checkpoint(checkpoint.step, checkpoint.position, keep=checkpoint.keep)
+        return self._file.add_checkpoint(
+            checkpoint.step, checkpoint.position, kept_steps=checkpoint.kept_steps
+        )
 
     def _until_written(self, write: Callable[[], _Result]) -> _Result:
         """Call `write` until it succeeds.

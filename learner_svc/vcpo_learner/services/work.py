@@ -180,9 +180,11 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
                     sampling.temperature if for_training else self._spec.evaluation.temperature
                 ),
                 max_new_tokens=sampling.max_new_tokens,
+                seed=assignment.seed(self._spec.seed),
             ),
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
             begun=[partial_to_message(partial) for partial in lease.partial_responses],
+            response_numbers=lease.response_numbers,
             traceparent=self._traces.grant(lease) if for_training else "",
         )

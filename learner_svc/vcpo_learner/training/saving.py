@@ -205,8 +205,11 @@ class RunSaver:
                 closing=closing.pop_all(),
             )
 
-    def _complete(self, staged: _StagedCheckpoint) -> None:
-        """Wait for the tensors, write the rest, rename the folder and remove old ones."""
+    def _complete(self, staged: _StagedCheckpoint) -> set[int]:
+        """Wait for the tensors, write the rest, rename the folder and remove old ones.
+
+        Returns the steps of the checkpoints from which a learner may resume.
+        """
         with staged.closing:
             self.checkpoints.complete(
                 staged.folder,
@@ -220,18 +223,18 @@ class RunSaver:
         if self._settings.keep_best:
             evaluations = read_metrics(self._parts.run_dir).evaluations
             best = best_evaluated_step(evaluations, self.checkpoints.steps())
-        self.checkpoints.remove_old(staged.step, best)
+        return self.checkpoints.remove_old(staged.step, best)
 
-    async def _record(self, staged: _StagedCheckpoint, written: Awaitable[None]) -> None:
+    async def _record(self, staged: _StagedCheckpoint, written: Awaitable[set[int]]) -> None:
         """Wait until a checkpoint is on the disk, and record it."""
         with self._reports_disk():
-            await written
+            kept = await written
         self._report_room()
         step, log = staged.step, self._parts.log
         self._saved_step = step
         # A full log keeps what follows this checkpoint only: older ones go without later steps.
-        keep = 1 if log.room is LogRoom.FULL else self._settings.keep
-        log.add_checkpoint(step, staged.ledger.head.log_position, keep=keep)
+        kept = {step} if log.room is LogRoom.FULL else kept
+        log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
         self._parts.gauges.record_checkpoint(time.time())
         self._parts.event("CheckpointSaved", f"step {step}")
 

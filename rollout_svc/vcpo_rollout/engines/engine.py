@@ -47,6 +47,8 @@ class GenerationRequest:
     partial_response: PartialResponse | None = None
     """The response to resume, shorter than `max_new_tokens`; None starts a new one. The policy in
     use reads its tokens as context; their log-probabilities and versions do not change."""
+    seed: int | None = None
+    """Seeds the tokens of this response; None draws from the engine's own generator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,8 @@ class _Interrupted:
 class GroupInterruptedError(RuntimeError):
     """A group was interrupted before all of its responses were complete.
 
-    partial_responses: every response with at least one token, complete ones included.
+    partial_responses: every response with at least one token, complete ones included; each has its
+        number in the group.
     """
 
     def __init__(self, partial_responses: Sequence[PartialResponse]) -> None:
@@ -38,56 +39,58 @@ class GroupInterruptedError(RuntimeError):
 
 
 async def sample_group(
-    engine: Engine,
-    request: GenerationRequest,
-    count: int,
-    *,
-    partial_responses: Sequence[PartialResponse] = (),
-    interrupt: asyncio.Event,
-) -> list[Generation]:
-    """Sample `count` responses; the first error stops the others and frees their slots.
+    engine: Engine, requests: Mapping[int, GenerationRequest], *, interrupt: asyncio.Event
+) -> dict[int, Generation]:
+    """Sample the responses of a group; the first error stops the others and frees their slots.
 
-    partial_responses: at most `count`; each is resumed, or returned as it is if it is complete.
+    requests: by number in the group; a partial response is resumed, or returned if it is complete.
 
     Raises:
         GroupInterruptedError: when `interrupt` was set before all responses were complete.
         EngineError: when the engine could not generate a response.
     """
-    starts = [*partial_responses, *[None] * (count - len(partial_responses))]
-    responses = (
-        complete_response(engine, replace(request, partial_response=start), interrupt)
-        for start in starts
-    )
+    responses = {
+        number: complete_response(engine, request, interrupt)
+        for number, request in requests.items()
+    }
     return await gather_complete(responses, to_partial_response=_to_partial_response)
 
 
 async def gather_complete(
-    responses: Iterable[Coroutine[Any, Any, _Response]],
+    responses: Mapping[int, Coroutine[Any, Any, _Response]],
     *,
     to_partial_response: Callable[[_Response], PartialResponse],
-) -> list[_Response]:
+) -> dict[int, _Response]:
     """Await the responses side by side; the first error stops the others.
 
-    responses: each may raise GenerationInterruptedError; any other error ends the group.
+    responses: by number in the group; each may raise GenerationInterruptedError; any other error
+        ends the group.
     to_partial_response: converts a complete response, which is released with the others if the
         group is interrupted.
 
     Raises:
         GroupInterruptedError: when at least one response was interrupted.
     """
-    tasks = [asyncio.create_task(response) for response in responses]
+    tasks = [asyncio.create_task(response) for response in responses.values()]
     try:
         ends = await asyncio.gather(*map(_catch_interrupt, tasks))
     finally:
         for task in tasks:
             task.cancel()
-    complete = [end for end in ends if not isinstance(end, _Interrupted)]
+    numbered = dict(zip(responses, ends, strict=True))
+    complete = {
+        number: end for number, end in numbered.items() if not isinstance(end, _Interrupted)
+    }
     if len(complete) < len(ends):
-        released = (
-            end.partial_response if isinstance(end, _Interrupted) else to_partial_response(end)
-            for end in ends
+        released = {
+            number: end.partial_response
+            if isinstance(end, _Interrupted)
+            else to_partial_response(end)
+            for number, end in numbered.items()
+        }
+        raise GroupInterruptedError(
+            [replace(one, number=number) for number, one in released.items() if one is not None]
         )
-        raise GroupInterruptedError([one for one in released if one is not None])
     return complete
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from vcpo_rollout.engines.engine import (
     Generation,
     GenerationRequest,
 )
+from vcpo_rollout.engines.seeds import response_seed
 from vcpo_rollout.environments.environment import (
     Conversation,
     Environment,
@@ -96,16 +97,12 @@ class ResponseGenerator:
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
         prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
-        request = GenerationRequest(
-            prompt_token_ids=prompt_token_ids,
-            temperature=lease.sampling.temperature,
-            max_new_tokens=lease.sampling.max_new_tokens,
-        )
+        requests = _requests(lease, prompt_token_ids)
         environment = self._environment
         try:
             if isinstance(environment, MultiTurnEnvironment):
-                return await self._generate_turns(lease, environment, prompt, request, interrupt)
-            return await self._generate_single_turn(lease, prompt, request, interrupt)
+                return await self._generate_turns(lease, environment, prompt, requests, interrupt)
+            return await self._generate_single_turn(lease, prompt, requests, interrupt)
         except GroupInterruptedError as error:
             prompt_xxh3 = prompt_checksum(prompt_token_ids)
             raise GroupInterruptedError(
@@ -116,33 +113,28 @@ class ResponseGenerator:
         self,
         lease: work_pb2.Lease,
         prompt: Prompt,
-        request: GenerationRequest,
+        requests: Mapping[int, GenerationRequest],
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
-        partial_responses = _partial_responses(lease)
-        self._gauges.count_resumed(partial_responses)
+        starts = [each.partial_response for each in requests.values()]
+        self._gauges.count_resumed([start for start in starts if start is not None])
         started_s = time.monotonic()
         with tracing.child("generate"), self._count_engine_failures():
-            generations = await sample_group(
-                self._engine,
-                request,
-                lease.num_trajectories,
-                partial_responses=partial_responses,
-                interrupt=interrupt,
-            )
+            generations = await sample_group(self._engine, requests, interrupt=interrupt)
         self._gauges.observe_generation(time.monotonic() - started_s)
-        rewards = await self._threads.call(partial(self._judge, prompt, generations))
+        judging = partial(self._judge, prompt, list(generations.values()))
+        rewards = await self._threads.call(judging)
         return [
             Trajectory(
                 trajectory_id=f"{lease.lease_id}/{number}",
-                prompt_token_ids=request.prompt_token_ids,
+                prompt_token_ids=requests[number].prompt_token_ids,
                 response_token_ids=generation.token_ids,
                 rollout_logprobs=generation.logprobs,
                 version_spans=generation.version_spans,
                 reward=reward,
                 finish_reason=generation.finish_reason,
             )
-            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
+            for (number, generation), reward in zip(generations.items(), rewards, strict=True)
         ]
 
     async def _generate_turns(
@@ -150,25 +142,22 @@ class ResponseGenerator:
         lease: work_pb2.Lease,
         environment: MultiTurnEnvironment,
         prompt: Prompt,
-        request: GenerationRequest,
+        requests: Mapping[int, GenerationRequest],
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
-        partial_responses = _partial_responses(lease)
-        missing = lease.num_trajectories - len(partial_responses)
-        starts = [*partial_responses, *[None] * missing]
         started_s = time.monotonic()
         with tracing.child("generate"), self._count_engine_failures():
             trajectories = await gather_complete(
-                (
-                    self._hold_conversation(lease, environment, prompt, request, start, interrupt)
-                    for start in starts
-                ),
+                {
+                    number: self._hold_conversation(lease, environment, prompt, request, interrupt)
+                    for number, request in requests.items()
+                },
                 to_partial_response=_to_partial_response,
             )
         self._gauges.observe_generation(time.monotonic() - started_s)
         return [
             replace(one, trajectory_id=f"{lease.lease_id}/{number}")
-            for number, one in enumerate(trajectories)
+            for number, one in trajectories.items()
         ]
 
     async def _hold_conversation(
@@ -177,10 +166,11 @@ class ResponseGenerator:
         environment: MultiTurnEnvironment,
         prompt: Prompt,
         request: GenerationRequest,
-        partial_response: PartialResponse | None,
         interrupt: asyncio.Event,
     ) -> Trajectory:
         """Hold one conversation; resume it if the environment repeats its replies."""
+        partial_response = request.partial_response
+        request = replace(request, partial_response=None)
         engine, codec, threads = self._engine, self._codec, self._threads
 
         def begin() -> Conversation:
@@ -247,11 +237,25 @@ class ResponseGenerator:
             ]
 
 
-def _partial_responses(lease: work_pb2.Lease) -> list[PartialResponse]:
-    return [
+def _requests(
+    lease: work_pb2.Lease, prompt_token_ids: tuple[int, ...]
+) -> dict[int, GenerationRequest]:
+    """Return the request for each response of a lease, by its number in the group."""
+    begun = [
         partial_from_message(message, path=f"begun[{index}]")
         for index, message in enumerate(lease.begun)
     ]
+    starts = {each.number: each for each in begun}
+    return {
+        number: GenerationRequest(
+            prompt_token_ids=prompt_token_ids,
+            temperature=lease.sampling.temperature,
+            max_new_tokens=lease.sampling.max_new_tokens,
+            partial_response=starts.get(number),
+            seed=response_seed(lease, number),
+        )
+        for number in lease.response_numbers or range(lease.num_trajectories)
+    }
 
 
 def _to_partial_response(trajectory: Trajectory) -> PartialResponse:

@@ -121,11 +121,16 @@ class RequeuedPrompt(_message.Message):
     PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     GRANT_NUMBER_FIELD_NUMBER: _builtins.int
+    GROUP_NUMBER_FIELD_NUMBER: _builtins.int
     prompt_index: _builtins.int
     attempts: _builtins.int
     """Failed generations of the prompt."""
     grant_number: _builtins.int
     """Number of the lease that ended because the learner stopped; absent for any other."""
+    group_number: _builtins.int
+    """Number of the first grant of its group, from which its responses are seeded; absent if the next
+    lease samples others.
+    """
     @_builtins.property
     def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
     @_builtins.property
@@ -140,14 +145,20 @@ class RequeuedPrompt(_message.Message):
         partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
         kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         grant_number: _builtins.int | None = ...,
+        group_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "grant_number", b"grant_number"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "grant_number", b"grant_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "attempts", b"attempts", "grant_number", b"grant_number", "kept", b"kept", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "attempts", b"attempts", "grant_number", b"grant_number", "group_number", b"group_number", "kept", b"kept", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grant_number: _TypeAlias = _typing.Literal["grant_number"]  # noqa: Y015
     _WhichOneofArgType__grant_number: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number"]  # noqa: Y015
+    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
+    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grant_number) -> _WhichOneofReturnType__grant_number | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
 
 Global___RequeuedPrompt: _TypeAlias = RequeuedPrompt  # noqa: Y015
 
@@ -167,6 +178,7 @@ class OpenLease(_message.Message):
     PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
+    GROUP_NUMBER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     worker_id: _builtins.str
     grant_number: _builtins.int
@@ -174,6 +186,8 @@ class OpenLease(_message.Message):
     num_trajectories: _builtins.int
     attempt: _builtins.int
     granted_policy_version: _builtins.int
+    group_number: _builtins.int
+    """As in RequeuedPrompt; absent: grant_number."""
     @_builtins.property
     def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
     @_builtins.property
@@ -193,12 +207,15 @@ class OpenLease(_message.Message):
         partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
         kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         arrived: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
+        group_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "kept", b"kept", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
+    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
 
 Global___OpenLease: _TypeAlias = OpenLease  # noqa: Y015
 
@@ -213,11 +230,14 @@ class BufferedGroup(_message.Message):
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    GROUP_NUMBER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     grant_number: _builtins.int
     """Number of the lease, from next_grant_number."""
     prompt_index: _builtins.int
     attempt: _builtins.int
+    group_number: _builtins.int
+    """As in OpenLease."""
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
     def __init__(
@@ -228,12 +248,15 @@ class BufferedGroup(_message.Message):
         prompt_index: _builtins.int = ...,
         trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         attempt: _builtins.int = ...,
+        group_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grant_number", b"grant_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
+    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
 
 Global___BufferedGroup: _TypeAlias = BufferedGroup  # noqa: Y015
 

@@ -270,6 +270,7 @@ class Lease(_message.Message):
     BEGUN_FIELD_NUMBER: _builtins.int
     NUM_REDUNDANT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    RESPONSE_NUMBERS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     split: Global___Split.ValueType
     prompt_index: _builtins.int
@@ -295,6 +296,12 @@ class Lease(_message.Message):
         resumes each of them; a complete one only needs its reward. It samples the others anew.
         """
 
+    @_builtins.property
+    def response_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number in the group of each response to sample, num_trajectories of them; some are missing if
+        the others were accepted before. Absent: 0 to num_trajectories - 1.
+        """
+
     def __init__(
         self,
         *,
@@ -308,10 +315,11 @@ class Lease(_message.Message):
         begun: _abc.Iterable[Global___PartialResponse] | None = ...,
         num_redundant: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        response_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +337,7 @@ class PartialResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     PROMPT_XXH3_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """Token ids, packed as in Trajectory. They are never sampled or scored again."""
     logprobs: _builtins.bytes
@@ -339,6 +348,8 @@ class PartialResponse(_message.Message):
     """xxh3-64 of the prompt's packed token ids; 0 if unknown. A trajectory that continues this
     response with another prompt is refused.
     """
+    number: _builtins.int
+    """Number of the response in its group."""
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions of the sampled tokens, as in Trajectory."""
@@ -358,10 +369,11 @@ class PartialResponse(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         prompt_xxh3: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "number", b"number", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -373,21 +385,30 @@ class Sampling(_message.Message):
 
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Softmax temperature, above 0."""
     max_new_tokens: _builtins.int
     """Largest number of sampled tokens of a response."""
+    seed: _builtins.int
+    """The tokens of a response follow from this seed, the number of the response in its group, and
+    the weights. Every lease of a group has the same seed until its generation fails or the group
+    is dropped. Absent: the worker draws.
+    """
     def __init__(
         self,
         *,
         temperature: _builtins.float = ...,
         max_new_tokens: _builtins.int = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "max_new_tokens", b"max_new_tokens", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -442,7 +463,7 @@ class Trajectory(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
-    """Unique in the run: "<lease_id>/<number within the lease>"."""
+    """Unique in the run: "<lease_id>/<number in its group>"."""
     prompt_token_ids: _builtins.bytes
     """Numbers per token are packed in four bytes each, little-endian: token ids as uint32,
     log-probabilities as float32.

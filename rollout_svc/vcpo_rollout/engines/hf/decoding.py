@@ -29,6 +29,7 @@ from vcpo_rollout.engines.engine import (
 )
 from vcpo_rollout.engines.hf.cache import DecodingCache
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
+from vcpo_rollout.engines.seeds import token_seed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,6 +58,14 @@ class PartialSequence:
     def context(self) -> list[int]:
         """Prompt and sampled tokens, which the next token follows."""
         return [*self.request.prompt_token_ids, *self.token_ids]
+
+    @property
+    def next_seed(self) -> int | None:
+        """Seed of the next token; None if the request has no seed."""
+        if self.request.seed is None:
+            return None
+        num_tokens = len(self.request.prompt_token_ids) + len(self.token_ids)
+        return token_seed(self.request.seed, num_tokens)
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
@@ -93,7 +102,8 @@ Outcome = Generation | EngineError
 class DecodeBatch:
     """Sequences that one model decodes together. It owns the model and its parameters.
 
-    Two batches with the same seed and the same calls sample the same tokens.
+    A request with a seed of its own samples the same tokens in any batch. Without one, two batches
+    with the same seed and the same calls sample the same tokens.
     """
 
     def __init__(
@@ -141,7 +151,8 @@ class DecodeBatch:
         if self._logits is None or self._policy_version is None:
             return {}
         temperatures = [sequence.request.temperature for sequence in self._sequences]
-        token_ids, logprobs = sample_tokens(self._logits, temperatures, self._generator)
+        seeds = [sequence.next_seed for sequence in self._sequences]
+        token_ids, logprobs = sample_tokens(self._logits, temperatures, seeds, self._generator)
         ended: dict[PartialSequence, Outcome] = {}
         for sequence, token_id, logprob in zip(self._sequences, token_ids, logprobs, strict=True):
             outcome = self._record(sequence, token_id, logprob, self._policy_version)
@@ -198,11 +209,15 @@ class DecodeBatch:
 
 
 def sample_tokens(
-    logits: Tensor, temperatures: Sequence[float], generator: torch.Generator
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int | None],
+    generator: torch.Generator,
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row from softmax(logits / temperature), over the whole vocabulary.
 
     logits: [rows, vocab], any float type; all computation is in float32.
+    seeds: of each row's draw; a row without one draws from `generator`.
 
     Returns: token ids, and the natural logarithms of the probabilities they were drawn with. A
         log-probability is not finite where the logits are not.
@@ -213,6 +228,18 @@ def sample_tokens(
     """
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
-    noise = torch.empty_like(logprobs).exponential_(generator=generator)
+    noise = _exponentials(logprobs, seeds, generator)
     token_ids = (logprobs - noise.log_()).argmax(dim=-1, keepdim=True)
     return token_ids[:, 0].tolist(), logprobs.gather(1, token_ids)[:, 0].tolist()
+
+
+def _exponentials(like: Tensor, seeds: Sequence[int | None], generator: torch.Generator) -> Tensor:
+    """Return standard exponentials, row by row from the row's seed or from the generator."""
+    drawn = torch.empty_like(like)
+    if None in seeds:
+        drawn.exponential_(generator=generator)
+    seeded = torch.Generator(like.device)
+    for row, seed in zip(drawn, seeds, strict=True):
+        if seed is not None:
+            row.exponential_(generator=seeded.manual_seed(seed))
+    return drawn

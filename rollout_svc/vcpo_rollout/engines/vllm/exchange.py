@@ -22,16 +22,25 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     NonFiniteLogitsError,
 )
+from vcpo_rollout.engines.seeds import token_seed
 
 _ABORTED = "abort"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -> SamplingParams:
-    """Return vLLM's parameters: the whole vocabulary, until one of `end_token_ids`."""
+    """Return vLLM's parameters: the whole vocabulary, until one of `end_token_ids`.
+
+    vLLM seeds a request once, so a resumed response goes on with other numbers than its first part
+    would have; one that begins again gets the same.
+    """
     num_sampled = 0 if request.partial_response is None else len(request.partial_response.token_ids)
+    seed = request.seed
+    if seed is not None:
+        seed = token_seed(seed, len(request.prompt_token_ids) + num_sampled)
     return SamplingParams(
         temperature=request.temperature,
+        seed=seed,
         max_tokens=request.max_new_tokens - num_sampled,
         logprobs=0,  # of the sampled token only
         ignore_eos=True,  # the end tokens are those of the next line

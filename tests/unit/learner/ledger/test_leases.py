@@ -23,7 +23,9 @@ def book():
 
 
 def open_lease(book):
-    return book.open(worker_id="w", prompt_index=0, num_trajectories=1, attempt=1, policy_version=0)
+    return book.open(
+        worker_id="w", prompt_index=0, response_numbers=(0,), attempt=1, policy_version=0
+    )
 
 
 def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
@@ -54,7 +56,7 @@ def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
 
 def test_all_responses_of_a_lease_are_to_one_prompt(book):
     lease = book.open(
-        worker_id="w", prompt_index=0, num_trajectories=2, attempt=1, policy_version=0
+        worker_id="w", prompt_index=0, response_numbers=(0, 1), attempt=1, policy_version=0
     )
     book.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     other = replace(make_trajectory(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
@@ -74,7 +76,7 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
     lease = book.open(
         worker_id="w",
         prompt_index=0,
-        num_trajectories=1,
+        response_numbers=(0,),
         attempt=1,
         policy_version=0,
         partial_responses=(partial,),

@@ -18,7 +18,7 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger import trajectory_ledger as ledger_module
 
 UNDER_WAY = make_partial_response(0, 1)
-COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP)
+COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP, number=1)
 
 
 @pytest.fixture

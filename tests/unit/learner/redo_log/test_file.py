@@ -106,10 +106,11 @@ def test_a_replacement_that_was_killed_between_its_renames_is_finished(file, pat
 
 
 def test_only_what_a_kept_checkpoint_needs_stays(file):
-    assert file.add_checkpoint(10, 1, keep=2) == 1
-    assert file.add_checkpoint(20, 3, keep=2) == 1
+    assert file.add_checkpoint(10, 1, kept_steps={10}) == 1
+    assert file.add_checkpoint(20, 3, kept_steps={10, 20}) == 1
+    assert file.add_checkpoint(30, 4, kept_steps={10, 30}) == 1
     assert file.size_bytes == 3 * len(b"change 1")
-    assert file.add_checkpoint(30, 4, keep=2) == 3
+    assert file.add_checkpoint(40, 4, kept_steps={30, 40}) == 4
     assert file.remove_some(3)
     assert not file.remove_some(3)
     assert list(file.read(3)) == rows(4)
@@ -117,15 +118,15 @@ def test_only_what_a_kept_checkpoint_needs_stays(file):
 
 def test_a_checkpoint_that_failed_can_be_tried_again(file):
     with pytest.raises(sqlite3.Error):
-        file.add_checkpoint(10, None, keep=2)
-    assert file.add_checkpoint(10, 3, keep=2) == 3
+        file.add_checkpoint(10, None, kept_steps={10})
+    assert file.add_checkpoint(10, 3, kept_steps={10}) == 3
 
 
 def test_space_of_removed_changes_is_used_again(file, path):
     data = b"x" * 100_000
     for number in range(5, 60):
         file.append([Row(position=number, data=data)])
-        file.add_checkpoint(number, number, keep=1)
+        file.add_checkpoint(number, number, kept_steps={number})
         while file.remove_some(number):
             pass
     file.close()

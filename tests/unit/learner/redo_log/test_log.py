@@ -104,7 +104,7 @@ async def test_a_write_that_fails_once_stops_no_work_for_longer(open_log, monkey
 
     monkeypatch.setattr(log._file, name, fails_once)
     accept_groups(log, 1)
-    log.add_checkpoint(1, log.position, keep=1)
+    log.add_checkpoint(1, log.position, kept_steps={1})
     told = []
     async with asyncio.timeout(10):
         while len(told) < 2:
@@ -165,7 +165,7 @@ async def test_a_full_log_has_room_again_after_a_checkpoint(open_log):
     accept_groups(log, 4)
     await log.committed()
     assert log.room is LogRoom.FULL
-    log.add_checkpoint(1, log.position, keep=1)
+    log.add_checkpoint(1, log.position, kept_steps={1})
     while log.room is LogRoom.FULL:
         await asyncio.sleep(0.001)
     assert [kind for kind, _ in log.take_events()] == ["LogFull", "LogHasRoom"]

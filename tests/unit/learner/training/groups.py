@@ -11,6 +11,7 @@ def make_group(number, **changes):
     members = tuple(replace(make_trajectory(lease_id, at), **changes) for at in range(2))
     return Group(
         grant_number=number,
+        group_number=number,
         lease_id=lease_id,
         prompt_index=10 + number,
         attempt=1,

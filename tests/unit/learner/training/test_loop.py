@@ -3,11 +3,13 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.learner.dispatcher import make_trajectory, settle
 from tests.fixtures.learner.models import PAD
+from tests.unit.learner.training.groups import make_group
 from vcpo.algo import FreshTokens, MismatchError
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
@@ -15,7 +17,6 @@ from vcpo.spec.tracking import SinkName
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.ledger.groups import Group
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -188,9 +189,7 @@ async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_p
 
 def group(*versions):
     one = make_trajectory("train-now-0", 0, versions=versions)
-    return Group(
-        grant_number=0, lease_id="train-now-0", prompt_index=0, attempt=1, trajectories=(one,)
-    )
+    return replace(make_group(0), trajectories=(one,))
 
 
 def test_lag_counts_every_token_once():

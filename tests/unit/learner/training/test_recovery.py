@@ -218,6 +218,21 @@ async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(
     assert message.startswith("version 0 has other parameters than before the restart")
 
 
+async def test_a_log_reaches_back_to_the_checkpoint_that_a_rollback_may_need(
+    make_learner, tmp_path
+):
+    often = {"everySteps": 4, "keep": 2}
+    await killed(dies_before(make_learner(steps=30, checkpoint=often), 21))
+    kept = sorted((tmp_path / "checkpoints").glob("step-*"))
+    # Good and 11 steps old is that of step 4, the next to be is that of step 12, and 20 is newest.
+    assert [path.name[-2:] for path in kept] == ["04", "12", "20"]
+    (kept[-1] / "update.pt").write_bytes(b"damaged")
+    later = make_learner(steps=30, checkpoint=often)
+    assert later.training.resume() == 12
+    assert "9 later steps are redone" in told(tmp_path, "Resumed")[0]
+    assert not told(tmp_path, "LogDamaged")
+
+
 async def test_a_group_that_kills_the_learner_during_a_redo_ends_the_redo(make_learner, tmp_path):
     await killed(dies_before(make_learner(steps=4), 3))
     for _ in range(2):

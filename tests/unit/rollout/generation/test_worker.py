@@ -186,6 +186,7 @@ async def test_another_worker_resumes_the_responses_of_a_worker_that_shut_down(f
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
         prompt_xxh3=prompt_checksum((3, 4)),
+        number=1,
     )
     assert sum(request.partial_response is not None for request in fixture.engine.requests) == 1
     group, *_ = fixture.ledger.take_batch(policy_version=1, max_lag_steps=1)

@@ -260,13 +260,15 @@ def test_an_end_token_at_the_limit_counts_as_an_end(make_model, make_batch, make
     assert batch.step()[sequence].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("seeded", [True, False])
 def test_first_tokens_are_drawn_as_often_as_the_model_says(
-    make_model, make_batch, make_draft, reference_logprobs
+    make_model, make_batch, make_draft, reference_logprobs, seeded
 ):
     model = make_model()
     batch = make_batch(model)
     draws = 8_000
-    batch.admit([make_draft(SHORT, max_new_tokens=1, temperature=2.0) for _ in range(draws)])
+    seeds = range(draws) if seeded else [None] * draws
+    batch.admit([make_draft(SHORT, max_new_tokens=1, temperature=2.0, seed=seed) for seed in seeds])
     drawn = [generation.token_ids[0] for generation in batch.step().values()]
     expected = [
         draws * math.exp(reference_logprobs(model, SHORT, [token], 2.0)[0]) for token in range(40)
@@ -280,7 +282,8 @@ def test_first_tokens_are_drawn_as_often_as_the_model_says(
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = torch.tensor([[0.0, -math.inf, 0.0]]).expand(2000, 3)
-    token_ids, logprobs = sample_tokens(logits, [1.0] * 2000, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    token_ids, logprobs = sample_tokens(logits, [1.0] * 2000, [None] * 2000, generator)
     assert set(token_ids) == {0, 2}
     assert logprobs == pytest.approx([math.log(0.5)] * 2000)
 
@@ -293,6 +296,28 @@ def test_the_same_seed_samples_the_same_tokens(make_model, make_batch, make_draf
 
     assert tokens(7) == tokens(7)
     assert tokens(7) != tokens(8)
+
+
+def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed(
+    make_model, make_batch, make_draft
+):
+    def sample(*others, seed=11, engine_seed=1, partial=None):
+        batch = make_batch(make_model(), seed=engine_seed)
+        own = make_draft(MIDDLE, max_new_tokens=24, seed=seed, partial_response=partial)
+        batch.admit([*others, own])
+        return run(batch)[own].token_ids
+
+    whole = sample()
+    assert sample(seed=12) != whole
+    others = [make_draft(LONG, seed=3), make_draft(SHORT), make_draft(SHORT, seed=4)]
+    assert sample(*others, engine_seed=2) == whole
+
+    batch = make_batch(make_model(), seed=3)
+    begun = make_draft(MIDDLE, max_new_tokens=24, seed=11)
+    batch.admit([begun])
+    for _ in range(9):
+        batch.step()
+    assert sample(partial=begun.to_partial_response(), engine_seed=4) == whole
 
 
 def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it(

@@ -1,8 +1,13 @@
-"""The tensors of a version that go to vLLM."""
+"""What goes to vLLM: the parameters of a request, and the tensors of a version."""
+
+from dataclasses import replace
 
 import pytest
 
-from vcpo_rollout.engines.vllm.exchange import tensors_to_send
+from vcpo.wire.trajectory import PartialResponse, VersionSpan
+from vcpo_rollout.engines.engine import GenerationRequest
+from vcpo_rollout.engines.seeds import token_seed
+from vcpo_rollout.engines.vllm.exchange import sampling_params, tensors_to_send
 
 EMBEDDING = "model.embed_tokens.weight"
 FIRST = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"}
@@ -31,3 +36,16 @@ def test_of_a_decoder_layer_all_is_sent_or_nothing(changed, sent):
     names = [EMBEDDING, *sorted(FIRST), *sorted(SECOND), *sorted(END)]
     found = tensors_to_send(dict.fromkeys(names), None if changed is None else frozenset(changed))
     assert found.keys() == sent
+
+
+def test_a_request_has_the_seed_of_its_first_new_token():
+    request = GenerationRequest(prompt_token_ids=(3, 4), temperature=1.0, max_new_tokens=8, seed=11)
+    partial = PartialResponse(
+        token_ids=(5, 6, 7),
+        logprobs=(-0.5,) * 3,
+        version_spans=(VersionSpan(policy_version=0, num_tokens=3),),
+    )
+    assert sampling_params(request, frozenset()).seed == token_seed(11, 2)
+    resumed = replace(request, partial_response=partial)
+    assert sampling_params(resumed, frozenset()).seed == token_seed(11, 5)
+    assert sampling_params(replace(request, seed=None), frozenset()).seed is None

@@ -1,0 +1,150 @@
+"""A group keeps the seed and the numbers of its responses, whoever samples them and how often."""
+
+import pytest
+
+from tests.fixtures.learner.dispatcher import (
+    TIMEOUT_S,
+    ManualClock,
+    make_ledger,
+    make_partial_response,
+    make_trajectories,
+    make_trajectory,
+)
+from vcpo.records.reasons import DropReason
+from vcpo.wire.errors import InvalidMessageError
+from vcpo_learner.ledger.assignments import Assignment, Purpose
+from vcpo_learner.ledger.evaluation import EvaluationRound
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(clock):
+    return make_ledger(clock)
+
+
+def grant(ledger, count=1, **details):
+    return ledger.grant("w", num_groups=count, policy_version=0, **details)
+
+
+def seed_of(lease, purpose=Purpose.TRAIN):
+    return Assignment(purpose=purpose, lease=lease).seed(7)
+
+
+def test_every_group_has_a_seed_of_its_own(ledger):
+    leases = grant(ledger, 3)
+    assert len({seed_of(lease) for lease in leases}) == 3
+    assert len({Assignment(purpose=Purpose.TRAIN, lease=leases[0]).seed(at) for at in (1, 2)}) == 2
+
+
+@pytest.mark.parametrize("how", ["released", "expired"])
+def test_a_lease_that_ended_with_its_worker_samples_the_same_responses_again(ledger, clock, how):
+    first, other = grant(ledger, 2)
+    ledger.submit(other.lease_id, make_trajectories(other))
+    if how == "released":
+        ledger.release("w", [first.lease_id])
+    else:
+        clock.advance(TIMEOUT_S)
+        ledger.expire()
+    (again,) = grant(ledger)
+    assert again.prompt_index == first.prompt_index
+    assert again.grant_number != first.grant_number
+    assert seed_of(again) == seed_of(first)
+    assert again.response_numbers == (0, 1)
+
+
+def test_a_learner_that_restarts_asks_for_the_missing_responses_under_their_numbers(ledger, clock):
+    (first,) = grant(ledger)
+    ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
+    after = make_ledger(clock, incarnation="later")
+    after.restore(tuple(ledger.snapshot().parts()))
+    after.restart()
+    (second,) = grant(after)
+    assert seed_of(second) == seed_of(first)
+    assert second.response_numbers == (1,)
+    third_learner = make_ledger(clock, incarnation="last")
+    third_learner.restore(tuple(after.snapshot().parts()))
+    third_learner.restart()
+    (third,) = grant(third_learner)
+    assert (seed_of(third), third.response_numbers) == (seed_of(first), (1,))
+    third_learner.submit(third.lease_id, make_trajectories(third))
+    (group,) = third_learner.contents.buffer.groups()
+    assert [each.trajectory_id for each in group.trajectories] == [
+        f"{first.lease_id}/0",
+        f"{third.lease_id}/1",
+    ]
+
+
+def test_a_failed_generation_is_followed_by_other_responses(ledger):
+    (first,) = grant(ledger)
+    ledger.fail(first.lease_id)
+    (again,) = grant(ledger)
+    assert again.prompt_index == first.prompt_index
+    assert seed_of(again) != seed_of(first)
+
+
+def test_a_group_that_was_dropped_is_followed_by_other_responses(ledger):
+    (first,) = grant(ledger)
+    ledger.submit(first.lease_id, make_trajectories(first, versions=(0,)))
+    ledger.drop_late(policy_version=9, max_lag_steps=1)
+    assert ledger.counts().dropped == {DropReason.LAG_EXCEEDED: 2}
+    (again,) = grant(ledger)
+    assert again.prompt_index == first.prompt_index
+    assert seed_of(again) != seed_of(first)
+
+
+def test_a_batch_stands_in_the_order_of_the_first_grants(ledger):
+    first, second = grant(ledger, 2)
+    ledger.release("w", [first.lease_id])
+    (again,) = grant(ledger)
+    for lease in (second, again):
+        ledger.submit(lease.lease_id, make_trajectories(lease))
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    assert [group.lease_id for group in batch] == [again.lease_id, second.lease_id]
+
+
+def test_a_partial_response_is_resumed_under_its_number(ledger):
+    (first,) = grant(ledger)
+    ledger.release("w", [first.lease_id], [make_partial_response(0, number=1)])
+    (again,) = grant(ledger)
+    assert [each.number for each in again.partial_responses] == [1]
+
+
+@pytest.mark.parametrize(("numbers", "refused"), [((0, 0), "begun[1]"), ((0, 2), "begun[1]")])
+def test_a_partial_response_with_another_number_is_refused(ledger, numbers, refused):
+    (lease,) = grant(ledger)
+    partials = [make_partial_response(0, number=number) for number in numbers]
+    with pytest.raises(InvalidMessageError) as caught:
+        ledger.release("w", [lease.lease_id], partials)
+    assert caught.value.field == f"{refused}.number"
+    assert ledger.held_by("w") == [lease.lease_id]
+
+
+def evaluate(clock, *, step):
+    """Leases of one worker for a prompt with three responses, two at a time."""
+    evaluation = EvaluationRound(
+        step=step,
+        num_prompts=1,
+        samples_per_prompt=3,
+        lease_timeout_s=TIMEOUT_S,
+        max_attempts=2,
+        incarnation="now",
+        clock=clock,
+    )
+    return [
+        lease
+        for room in (2, 2)
+        for lease in evaluation.grant("w", max_trajectories=room, policy_version=step)
+    ]
+
+
+def test_an_evaluation_that_is_split_has_one_seed_and_another_than_the_next(clock):
+    first, rest = evaluate(clock, step=0)
+    assert (first.response_numbers, rest.response_numbers) == ((0, 1), (2,))
+    assert seed_of(first, Purpose.EVALUATION) == seed_of(rest, Purpose.EVALUATION)
+    assert seed_of(first, Purpose.EVALUATION) != seed_of(first)
+    later, _ = evaluate(clock, step=5)
+    assert seed_of(later, Purpose.EVALUATION) != seed_of(first, Purpose.EVALUATION)
