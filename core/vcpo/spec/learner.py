@@ -85,9 +85,10 @@ class Learner(Section):
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Size of the volume for checkpoints and the final model, in GiB, in a cluster. It can grow,
-    never shrink. If unset, what `model.sizeBillions` needs, or 50. Each checkpoint that is kept
-    takes about 12 GiB for every billion of trained parameters."""
+    """Size of the volume for checkpoints, the redo log and the final model, in GiB, in a cluster.
+    It can grow, never shrink. If unset, what `model.sizeBillions` and twice
+    `checkpoint.redoLogGibibytes` need, and 50 at least. Each checkpoint that is kept takes about 12
+    GiB for every billion of trained parameters."""
     checkpoint_storage_class_name: ObjectName | None = None
     """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN

@@ -154,18 +154,17 @@ class VCPORunSpec(Section):
 
     @property
     def checkpoint_storage_gibibytes(self) -> int:
-        """Size of the volume for checkpoints in GiB: as set, or for the model's size, or 50.
+        """Size of the volume for checkpoints in GiB: as set, or for model and log; at least 50.
 
-        There is room for the checkpoints that are kept, the one that is being written, and the
-        final model in float32.
+        There is room for the checkpoints that are kept, the one that is being written, the final
+        model in float32, and two redo logs: a damaged one stays until the next checkpoint.
         """
         if self.learner.checkpoint_storage_gibibytes is not None:
             return self.learner.checkpoint_storage_gibibytes
-        if self.model.size_billions is None:
-            return _CHECKPOINT_STORAGE_GIBIBYTES
         checkpoint_bytes = self.optimizer.checkpoint_bytes_per_parameter
         bytes_per_parameter = self.most_checkpoints * checkpoint_bytes + 4
-        needed_bytes = self.model.size_billions * 1e9 * bytes_per_parameter
+        model_bytes = (self.model.size_billions or 0.0) * 1e9 * bytes_per_parameter
+        needed_bytes = model_bytes + 2 * self.checkpoint.redo_log_bytes
         return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
 
     @property

@@ -171,16 +171,24 @@ def prompt_checksum(prompt_token_ids: Sequence[int]) -> int:
 
 def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
     """Return the message of a trajectory; log-probabilities are rounded to float32."""
-    return work_pb2.Trajectory(
-        trajectory_id=trajectory.trajectory_id,
-        prompt_token_ids=pack_token_ids(trajectory.prompt_token_ids),
-        response_token_ids=pack_token_ids(trajectory.response_token_ids),
-        rollout_logprobs=pack_logprobs(trajectory.rollout_logprobs),
-        version_spans=_span_messages(trajectory.version_spans),
-        reward=trajectory.reward,
-        finish_reason=_TO_WIRE[trajectory.finish_reason],
-        inserted_spans=_inserted_messages(trajectory.inserted_spans),
-    )
+    message = work_pb2.Trajectory()
+    write_trajectory(message, trajectory)
+    return message
+
+
+def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> None:
+    """Write a trajectory into an empty message, as `trajectory_to_message`.
+
+    A message that is put into another one is copied; one that is written in its place is not.
+    """
+    message.trajectory_id = trajectory.trajectory_id
+    message.prompt_token_ids = pack_token_ids(trajectory.prompt_token_ids)
+    message.response_token_ids = pack_token_ids(trajectory.response_token_ids)
+    message.rollout_logprobs = pack_logprobs(trajectory.rollout_logprobs)
+    message.version_spans.extend(_span_messages(trajectory.version_spans))
+    message.reward = trajectory.reward
+    message.finish_reason = _TO_WIRE[trajectory.finish_reason]
+    message.inserted_spans.extend(_inserted_messages(trajectory.inserted_spans))
 
 
 def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:

@@ -19,7 +19,7 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.changes import LogRoom
-from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
+from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRounds
 from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.ledger.lag_limit import LagLimit
@@ -66,8 +66,7 @@ class Dispatcher:
         self._registry = registry
         self._admission = Admission(spec, ledger, registry)
         self._updates_in_flight = WorkerCounters(max_workers=4 * max_workers(spec))
-        self._round: EvaluationRound | None = None
-        self._round_is_exclusive = False
+        self._evaluations = EvaluationRounds(spec, incarnation=incarnation, clock=clock)
         self._changed = ChangeNotifier()
         """What workers wait for: work may be admissible, or a lease be preempted."""
         self._arrived = ChangeNotifier()
@@ -100,17 +99,12 @@ class Dispatcher:
 
     def is_known(self, worker_id: str) -> bool:
         """Return whether a worker is registered and not lost, or holds leases."""
-        return (
-            self._registry.is_alive(worker_id)
-            or bool(self._ledger.held_by(worker_id))
-            or (self._round is not None and bool(self._round.held_by(worker_id)))
-        )
+        held = self._ledger.held_by(worker_id) or self._evaluations.held_by(worker_id)
+        return self._registry.is_alive(worker_id) or bool(held)
 
     def holder_of(self, lease_id: str) -> str | None:
         """Return the worker of an open lease, of training or evaluation; None if it is not open."""
-        if self._round is not None and self._round.has_issued(lease_id):
-            return self._round.holder_of(lease_id)
-        return self._ledger.holder_of(lease_id)
+        return (self._evaluations.of_lease(lease_id) or self._ledger).holder_of(lease_id)
 
     def weight_updates_in_flight(self) -> int:
         """Count the versions that workers loaded while they generated, over all workers."""
@@ -188,10 +182,9 @@ class Dispatcher:
             InvalidMessageError: if a trajectory does not belong to the lease, or a token is
                 labelled with a version that does not exist yet.
         """
-        if self._has_issued(lease_id):
-            self._check_versions("trajectories", trajectories)
-        if self._round is not None and self._round.has_issued(lease_id):
-            outcomes = self._round.submit(lease_id, trajectories)
+        self._check_versions(lease_id, "trajectories", trajectories)
+        if (evaluation := self._evaluations.of_lease(lease_id)) is not None:
+            outcomes = evaluation.submit(lease_id, trajectories)
         else:
             outcomes = self._submit_for_training(lease_id, trajectories)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
@@ -220,9 +213,7 @@ class Dispatcher:
         if self._has_issued(lease_id):
             self.failures.record_failure(failure)
         self._registry.record_contact(worker_id)
-        if self._round is not None:
-            self._round.fail(lease_id)
-        self._ledger.fail(lease_id)
+        (self._evaluations.of_lease(lease_id) or self._ledger).fail(lease_id)
         self.notify()
 
     def release(
@@ -240,11 +231,10 @@ class Dispatcher:
             InvalidMessageError: if there are too many partial responses, or a token is labelled
                 with a version that does not exist yet.
         """
-        if partial_responses and self._has_issued(lease_ids[0]):
-            self._check_versions("begun", partial_responses)
+        if partial_responses:
+            self._check_versions(lease_ids[0], "begun", partial_responses)
         released = self._ledger.release(worker_id, lease_ids, partial_responses)
-        if self._round is not None:
-            released += self._round.release(worker_id, lease_ids)
+        released += self._evaluations.release(worker_id, lease_ids)
         if not lease_ids:
             self._registry.deregister(worker_id)
         self.notify()
@@ -285,12 +275,11 @@ class Dispatcher:
             TooManyFailuresError: if every generation fails before the first step. A later round
                 gives up its prompts and ends; the failures of training decide about the run.
         """
-        while self._round is not None:
+        while self._evaluations.current is not None:
             if self._phase is not RunPhase.RUNNING:
                 return None
             await self._arrived.wait(_POLL_S)
-        current = self._round = self._new_round(step)
-        self._round_is_exclusive = exclusive
+        current = self._evaluations.begin(step, exclusive=exclusive)
         self.notify()
         try:
             while not current.done and self._phase is RunPhase.RUNNING:
@@ -299,8 +288,7 @@ class Dispatcher:
                 self._expire()
                 await self._arrived.wait(_POLL_S)
         finally:
-            self._round = None
-            self._round_is_exclusive = False
+            self._evaluations.end()
             self.notify()
         return current.result() if current.done else None
 
@@ -343,18 +331,19 @@ class Dispatcher:
         """
         if request.incarnation != self._incarnation:
             return []
-        if self._round_is_exclusive and not self._holds_newest(request):
+        evaluation, is_exclusive = self._evaluations.current, self._evaluations.is_exclusive
+        if is_exclusive and not self._holds_newest(request):
             return []
-        if self._round is not None and (
-            leases := self._round.grant(
+        if evaluation is not None and (
+            leases := evaluation.grant(
                 request.worker_id,
-                max_trajectories=self._admission.evaluation_responses(request, self._round),
+                max_trajectories=self._admission.evaluation_responses(request, evaluation),
                 policy_version=self._policy_version,
             )
         ):
             return [Assignment(purpose=Purpose.EVALUATION, lease=lease) for lease in leases]
         room = self._ledger.log.room
-        if self._round_is_exclusive or room is LogRoom.UNWRITABLE:
+        if is_exclusive or room is LogRoom.UNWRITABLE:
             return []
         leases = self._ledger.grant(
             request.worker_id,
@@ -375,9 +364,9 @@ class Dispatcher:
 
     def _release_lost(self, request: WorkRequest) -> None:
         """End the leases that were granted to the worker and that it does not know of."""
-        for book in (self._ledger, self._round):
-            if book is None or request.held_lease_ids is None:
-                continue
+        if request.held_lease_ids is None:
+            return
+        for book in (self._ledger, self._evaluations):
             lost = [
                 lease_id
                 for lease_id in book.held_by(request.worker_id)
@@ -400,17 +389,6 @@ class Dispatcher:
         """Return the version that the next batch is applied to, also during a step or a redo."""
         return self._ledger.counts().consumed // self._spec.batch.trajectories
 
-    def _new_round(self, step: int) -> EvaluationRound:
-        return EvaluationRound(
-            step=step,
-            num_prompts=self._spec.evaluation.prompts,
-            samples_per_prompt=self._spec.evaluation.samples_per_prompt,
-            lease_timeout_s=self._spec.lease.timeout_seconds,
-            max_attempts=self._spec.lease.max_attempts,
-            incarnation=self._incarnation,
-            clock=self._clock,
-        )
-
     def _expire(self) -> None:
         """Drop late groups, end expired leases, and mark their workers as doubted."""
         self._ledger.drop_late(
@@ -418,9 +396,7 @@ class Dispatcher:
             max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             admission_lag_steps=self.admission_lag_steps,
         )
-        expired = self._ledger.expire()
-        if self._round is not None:
-            expired += self._round.expire()
+        expired = self._ledger.expire() + self._evaluations.expire()
         for worker_id in expired:
             self._registry.mark_doubted(worker_id)
         if expired:
@@ -428,13 +404,20 @@ class Dispatcher:
 
     def _has_issued(self, lease_id: str) -> bool:
         """Return whether this process issued the lease; only of those it knows all versions."""
-        in_round = self._round is not None and self._round.has_issued(lease_id)
-        return in_round or self._ledger.has_issued(lease_id)
+        return self._evaluations.of_lease(lease_id) is not None or self._ledger.has_issued(lease_id)
 
-    def _check_versions(self, name: str, responses: Sequence[Trajectory | PartialResponse]) -> None:
-        """Check that no token is labelled with a version that does not exist yet."""
+    def _check_versions(
+        self, lease_id: str, name: str, responses: Sequence[Trajectory | PartialResponse]
+    ) -> None:
+        """Check that no token is labelled with a version that does not exist yet.
+
+        While steps are redone, a lease may carry tokens of versions that are not redone yet: the
+        learner before had announced them.
+        """
+        if not self._has_issued(lease_id):
+            return
+        most = max(self._policy_version, self._ledger.newest_resumed_version(lease_id))
         for index, response in enumerate(responses):
-            newest = max(span.policy_version for span in response.version_spans)
-            if newest > self._policy_version:
+            if (newest := response.newest_policy_version) > most:
                 field = f"{name}[{index}].version_spans"
-                raise InvalidMessageError(field, newest, f"at most version {self._policy_version}")
+                raise InvalidMessageError(field, newest, f"at most version {most}")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
@@ -170,3 +171,53 @@ class EvaluationRound:
             failures=failures,
         )
         self._waiting.append(prompt)
+
+
+class EvaluationRounds:
+    """The rounds of a run, one at a time. Owner: the dispatcher.
+
+    Between two rounds nothing is leased, held or expired.
+    """
+
+    def __init__(self, spec: VCPORunSpec, *, incarnation: str, clock: Clock) -> None:
+        self.current: EvaluationRound | None = None
+        self.is_exclusive = False
+        """Whether only the round's prompts are granted, to holders of the newest version only."""
+        self._spec = spec
+        self._incarnation = incarnation
+        self._clock = clock
+
+    def begin(self, step: int, *, exclusive: bool) -> EvaluationRound:
+        """Begin a round at a version; there is none now."""
+        self.current = EvaluationRound(
+            step=step,
+            num_prompts=self._spec.evaluation.prompts,
+            samples_per_prompt=self._spec.evaluation.samples_per_prompt,
+            lease_timeout_s=self._spec.lease.timeout_seconds,
+            max_attempts=self._spec.lease.max_attempts,
+            incarnation=self._incarnation,
+            clock=self._clock,
+        )
+        self.is_exclusive = exclusive
+        return self.current
+
+    def end(self) -> None:
+        """End the round."""
+        self.current, self.is_exclusive = None, False
+
+    def of_lease(self, lease_id: str) -> EvaluationRound | None:
+        """Return the round that issued a lease, open or closed; None for any other lease."""
+        is_ours = self.current is not None and self.current.has_issued(lease_id)
+        return self.current if is_ours else None
+
+    def held_by(self, worker_id: str) -> list[str]:
+        """Return the open leases of a worker, oldest first."""
+        return [] if self.current is None else self.current.held_by(worker_id)
+
+    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
+        """End leases of a worker, all if `lease_ids` is empty; return how many."""
+        return 0 if self.current is None else self.current.release(worker_id, lease_ids)
+
+    def expire(self) -> list[str]:
+        """End the leases whose time is over; return their workers."""
+        return [] if self.current is None else self.current.expire()

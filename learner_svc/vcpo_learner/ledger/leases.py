@@ -85,6 +85,12 @@ class OpenLease:
         versions = (partial.oldest_policy_version for partial in self.partial_responses)
         return min(versions, default=self.granted_policy_version)
 
+    @property
+    def newest_resumed_version(self) -> int:
+        """The newest version that sampled a token that the worker resumes; 0 if there is none."""
+        versions = (partial.newest_policy_version for partial in self.partial_responses)
+        return max(versions, default=0)
+
     def accept(self, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept all trajectories, or none if one of them does not belong to the lease.
 

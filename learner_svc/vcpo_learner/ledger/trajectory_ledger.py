@@ -235,6 +235,11 @@ class TrajectoryLedger:
         """Return the worker of an open lease; None if it is not open."""
         return self._book.holder_of(lease_id)
 
+    def newest_resumed_version(self, lease_id: str) -> int:
+        """Return the newest version of a token that a lease carries; 0 without one or if closed."""
+        lease = self._book.get(lease_id)
+        return 0 if lease is None else lease.newest_resumed_version
+
     def expire(self) -> list[str]:
         """End the leases whose time is over; return the worker of each."""
         leases = self._book.expired_leases()

@@ -10,7 +10,7 @@ from vcpo.wire.trajectory import (
     partial_from_message,
     partial_to_message,
     trajectory_from_message,
-    trajectory_to_message,
+    write_trajectory,
 )
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.changes import (
@@ -61,11 +61,12 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
             )
             return ledger_pb2.LedgerChange(lease_granted=granted)
         case TrajectoriesAccepted():
-            accepted = ledger_pb2.TrajectoriesAccepted(
-                lease_id=change.lease_id,
-                trajectories=[trajectory_to_message(each) for each in change.trajectories],
-            )
-            return ledger_pb2.LedgerChange(trajectories_accepted=accepted)
+            message = ledger_pb2.LedgerChange()
+            accepted = message.trajectories_accepted
+            accepted.lease_id = change.lease_id
+            for each in change.trajectories:
+                write_trajectory(accepted.trajectories.add(), each)
+            return message
         case LeaseEnded():
             ended = ledger_pb2.LeaseEnded(
                 lease_id=change.lease_id,

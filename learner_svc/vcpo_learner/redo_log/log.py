@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,8 +65,8 @@ class _Checkpoint:
     kept_steps: Collection[int]
 
 
-_Entry = tuple[int, Change] | _Checkpoint
-"""A change with its position, or a checkpoint after earlier changes."""
+_Entry = Row | _Checkpoint
+"""A change, or a checkpoint after earlier changes."""
 
 
 class _ClosedError(Exception):
@@ -169,9 +169,13 @@ class RedoLog:
         return redo
 
     def append(self, change: Change) -> None:
-        """Take a change; it is written in the background, after all earlier ones."""
+        """Take a change; it is written in the background, after all earlier ones.
+
+        It becomes bytes here: that needs the interpreter wherever it is done, and what has just
+        arrived is still in the processor's cache.
+        """
         self._position += 1
-        self._put((self._position, change))
+        self._put(Row(position=self._position, data=change_to_bytes(change)))
 
     async def committed(self) -> None:
         """Wait until every change so far outlives this process.
@@ -260,7 +264,7 @@ class RedoLog:
         while True:
             patience_s = None if unsynced_since_s == math.inf else _SYNC_S
             entries, is_last = _take_all(self._entries, timeout_s=0.0 if removable else patience_s)
-            if rows := _rows(entries):
+            if rows := [entry for entry in entries if isinstance(entry, Row)]:
                 self._until_written(partial(self._file.append, rows))
                 size_bytes = sum(len(row.data) for row in rows)
                 self._tell(self._note_commit, rows[-1].position, size_bytes)
@@ -352,15 +356,6 @@ class RedoLog:
             if not written.done():
                 written.set_exception(error)
         self._waiting.clear()
-
-
-def _rows(entries: Sequence[_Entry]) -> list[Row]:
-    """Return the changes among entries as they are written."""
-    return [
-        Row(position=entry[0], data=change_to_bytes(entry[1]))
-        for entry in entries
-        if isinstance(entry, tuple)
-    ]
 
 
 def _take_all(

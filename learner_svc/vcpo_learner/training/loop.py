@@ -298,12 +298,17 @@ class TrainingLoop:
         await self._join_evaluation()
         full_disk_wait_s = self._spec.checkpoint.full_disk_wait_seconds
         is_running = self._dispatcher.phase is RunPhase.RUNNING
-        await self._publication.join_at_end(full_disk_wait_s if is_running else drain_s)
-        if self._dispatcher.phase is RunPhase.RUNNING:
+        is_announced = await self._publication.join_at_end(
+            full_disk_wait_s if is_running else drain_s
+        )
+        if self._dispatcher.phase is not RunPhase.RUNNING:
+            await self._dispatcher.wait_until_idle(drain_s)
+        elif not is_announced:  # no worker has it, and nobody could answer
+            step, why = self._dispatcher.policy_version, "the redo log has no room for its version"
+            self.event("EvaluationWithoutResult", f"step {step}: {why}")
+        else:
             with self._parts.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
-        else:
-            await self._dispatcher.wait_until_idle(drain_s)
         await self._saver.finish(drain_s)
         await self._end("the model is saved")
 

@@ -71,8 +71,11 @@ class Publication:
             # Others may wait too: if one of them is cancelled, the publication goes on.
             await asyncio.shield(self._announcing)
 
-    async def join_at_end(self, limit_s: float) -> None:
-        """Wait as `join`; give up after `limit_s` seconds in which the log cannot be written."""
+    async def join_at_end(self, limit_s: float) -> bool:
+        """Wait as `join`; give up after `limit_s` seconds in which the log cannot be written.
+
+        Returns whether the newest version was announced.
+        """
         started_s = self._parts.clock()
         while self._announcing is not None and not self._announcing.done():
             await asyncio.wait([self._announcing], timeout=_POLL_S)
@@ -80,7 +83,9 @@ class Publication:
             if is_late and self._parts.log.room is LogRoom.UNWRITABLE:
                 self._announcing.cancel()
                 self._announcing = None
+                return False
         await self.join()
+        return True
 
     def close(self) -> None:
         """End the thread; there is nothing left to publish."""

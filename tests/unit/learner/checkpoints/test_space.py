@@ -32,14 +32,24 @@ def test_one_checkpoint_must_fit(free_gib, lacks):
 @pytest.mark.parametrize(
     ("checkpoint", "health", "gibibytes"),
     [
-        # 7e9 x (12 x n + 4) bytes, in GiB, rounded up; n checkpoints, the one being written too.
-        ({}, {}, 340),  # n = 2 + best + 1
-        ({"keep": 1, "keepBest": False}, {"rollBackOn": "never"}, 183),  # 1 + 1
-        ({"keep": 1, "keepBest": False}, {}, 261),  # one from before beside the newest: 2 + 1
-        ({"everySteps": 5}, {}, 418),  # younger than 10 + lag bound of 1: three, best + 1
+        # 7e9 x (12 x n + 4) bytes and two redo logs of 4 GiB, in GiB, rounded up; n checkpoints,
+        # the one being written too.
+        ({}, {}, 348),  # n = 2 + best + 1
+        ({"redoLogGibibytes": 1}, {}, 342),
+        ({"keep": 1, "keepBest": False}, {"rollBackOn": "never"}, 191),  # 1 + 1
+        ({"keep": 1, "keepBest": False}, {}, 269),  # one from before beside the newest: 2 + 1
+        ({"everySteps": 5}, {}, 426),  # younger than 10 + lag bound of 1: three, best + 1
     ],
 )
 def test_the_volume_has_room_for_what_is_kept(checkpoint, health, gibibytes):
     model = {"name": "m", "sizeBillions": 7}
     run = make_run(model=model, checkpoint=checkpoint, health=health)
+    assert run.spec.checkpoint_storage_gibibytes == gibibytes
+
+
+@pytest.mark.parametrize(("redo_log_gibibytes", "gibibytes"), [(4, 50), (30, 60)])
+def test_without_a_size_of_the_model_a_large_log_makes_a_large_volume(
+    redo_log_gibibytes, gibibytes
+):
+    run = make_run(checkpoint={"redoLogGibibytes": redo_log_gibibytes})
     assert run.spec.checkpoint_storage_gibibytes == gibibytes

@@ -208,6 +208,22 @@ class TestSubmissions:
             fixture.submit(first, versions=(1, 2))
         assert fixture.ledger.counts().buffered == 0
 
+    async def test_tokens_that_a_lease_carried_may_be_of_versions_that_are_not_redone_yet(
+        self, fixture
+    ):
+        fixture.dispatcher.resume_at(3)
+        (begun,) = await lease_now(fixture, held=3, room=2)
+        begun_id = begun.lease.lease_id
+        fixture.dispatcher.release("w", [begun_id], [make_partial_response(2, 3)])
+        fixture.dispatcher.resume_at(1)  # as a learner that has the ledger, and redoes steps 2, 3
+        (again,) = await lease_now(fixture, held=1, room=2)
+        with pytest.raises(InvalidMessageError, match=r"version_spans: must be at most version 3"):
+            fixture.submit(again, versions=(2, 3, 4))
+        assert fixture.submit(again, versions=(2, 3, 1)) == ["accepted", "accepted"]
+        (other,) = await lease_now(fixture, held=1, room=2)
+        with pytest.raises(InvalidMessageError, match=r"version_spans: must be at most version 1"):
+            fixture.submit(other, versions=(2, 3, 1))
+
     async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, fixture):
         # Its version went further than this learner has come since its checkpoint.
         assert fixture.dispatcher.policy_version == 0

@@ -74,9 +74,8 @@ async def test_a_lease_answers_to_its_worker_alone(fixture, callers):
 
 
 async def test_a_lease_of_an_evaluation_answers_to_its_worker_alone(fixture, callers):
-    round_ = fixture.dispatcher._new_round(0)
-    fixture.dispatcher._round = round_
-    (granted,) = round_.grant("w", max_trajectories=1, policy_version=0)[:1]
+    evaluation = fixture.dispatcher._evaluations.begin(0, exclusive=False)
+    (granted,) = evaluation.grant("w", max_trajectories=1, policy_version=0)[:1]
     assert fixture.dispatcher.is_known("w")
     with pytest.raises(PermissionDeniedError, match="is another worker's"):
         callers.admit("v", call_with("another"), lease_ids=[granted.lease_id])

@@ -1,10 +1,16 @@
 """Versions are published beside the steps, in order and whole."""
 
+import asyncio
 import threading
 
 import pytest
 
+from tests.fixtures.learner.training import MemoryLog, TrainingFixture
+from vcpo.records.journal import read_events, read_metrics
+from vcpo.wire.phase import RunPhase
 from vcpo.wire.weights import verify
+from vcpo_learner.ledger.changes import LogRoom, VersionPublished
+from vcpo_learner.training import publication
 
 DEADLINE_S = 30.0
 
@@ -73,6 +79,26 @@ async def test_a_version_is_copied_only_after_the_one_before_was_announced(make_
     update.policy_payload = watched
     await learner.run()
     assert before == [[], [0], [0, 1], [0, 1, 2]]
+
+
+async def test_a_last_version_that_a_full_disk_keeps_back_is_not_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr(publication, "_POLL_S", 0.01)
+
+    class LogOnAFullDisk(MemoryLog):
+        def append(self, change):
+            if isinstance(change, VersionPublished) and change.policy_version == 2:
+                self.room = LogRoom.UNWRITABLE
+
+        async def committed(self):
+            if self.room is LogRoom.UNWRITABLE:
+                await asyncio.Event().wait()
+
+    sections = {"steps": 2, "checkpoint": {"fullDiskWaitSeconds": 0}}
+    learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
+    assert await learner.run() is RunPhase.COMPLETE
+    assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
+    (told,) = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
+    assert told.message.startswith("step 2: the redo log has no room")
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
