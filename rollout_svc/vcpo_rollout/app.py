@@ -8,12 +8,12 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import grpc
 
 from vcpo import tracing
-from vcpo.metrics import RolloutMetrics, serve_metrics
+from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
@@ -26,8 +26,8 @@ from vcpo.service.lifecycle import (
 from vcpo.service.model_files import local_model
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
-from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, keys_from_environment
-from vcpo.wire.access.tls import checked_folder
+from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
+from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
@@ -78,6 +78,61 @@ class Options:
     exit_with_parent: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What a worker is to do and whom it may call, before its engine starts."""
+
+    options: Options
+    run: VCPORun
+    group: RolloutGroup
+    environment: Environment
+    metrics: RolloutMetrics
+    endpoint: MetricsServer
+    keys: RoleKeys
+    certificates: CertificateFolder | None
+    channel: LearnerChannel
+
+    @classmethod
+    def read(cls, options: Options) -> Self:
+        """Read the run file and the keys, make the environment, and serve the metrics.
+
+        Raises: StartError when the user must correct something.
+        """
+        with start_errors():
+            run = load_run(options.run_file)
+            logs.identify_process(run=run.metadata.name)
+            tracing.start(
+                "vcpo-rollout",
+                {"vcpo.run": run.metadata.name, "service.instance.id": options.worker_id},
+            )
+            group = rollout_group(run, options.group)
+            import_from_run_folder(run)
+            task = run.spec.environment
+            environment = make_environment(task.name, task.parameters, run.spec.seed)
+            keys = keys_from_environment(WORKER_ROLES)
+            addresses = {"--listen": options.listen, "--learner": options.learner}
+            certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
+            channel = LearnerChannel(
+                options.learner,
+                key=keys.get(CallerRole.WORKER),
+                identity=worker_identity(options.identity_file),
+                certificates=certificates,
+            )
+            metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
+            endpoint = serve_metrics(metrics.registry, *split_address(options.metrics_listen))
+        return cls(
+            options=options,
+            run=run,
+            group=group,
+            environment=environment,
+            metrics=metrics,
+            endpoint=endpoint,
+            keys=keys,
+            certificates=certificates,
+            channel=channel,
+        )
+
+
 async def run_worker(options: Options) -> RunPhase:
     """Work for the learner of `options`; return the run's last known phase.
 
@@ -85,88 +140,84 @@ async def run_worker(options: Options) -> RunPhase:
         StartError: when the user must correct something.
         EngineError: when the engine died.
     """
-    with start_errors():
-        run = load_run(options.run_file)
-        logs.identify_process(run=run.metadata.name)
-        tracing.start(
-            "vcpo-rollout",
-            {"vcpo.run": run.metadata.name, "service.instance.id": options.worker_id},
-        )
-        group = rollout_group(run, options.group)
-        settings = run.spec.environment
-        import_from_run_folder(run)
-        environment = make_environment(settings.name, settings.parameters, run.spec.seed)
-        metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
-        metrics_host, metrics_port = split_address(options.metrics_listen)
-        endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
-    with start_errors():
-        keys = keys_from_environment(WORKER_ROLES)
-        of_peers = keys_from_environment([CallerRole.PEER]) or None
-    server, cache = WireServer(keys=of_peers, meter=metrics.calls), TransferCache()
+    setting, cache = _Setting.read(options), TransferCache()
+    spec, group = setting.run.spec, setting.group
+    of_peers = {role: key for role, key in setting.keys.items() if role is CallerRole.PEER} or None
+    server = WireServer(keys=of_peers, meter=setting.metrics.calls)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
-    with start_errors():
-        addresses = {"--listen": options.listen, "--learner": options.learner}
-        certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
-        channel = LearnerChannel(
-            options.learner,
-            key=keys.get(CallerRole.WORKER),
-            identity=worker_identity(options.identity_file),
-            certificates=certificates,
-        )
-    with endpoint:
+    with setting.endpoint:
         with start_errors():
             port = await server.start(
                 options.listen,
                 _SERVICES,
                 serving=False,
-                certificates=certificates,
+                certificates=setting.certificates,
                 health_address=options.health_listen,
             )
-            seed = sampling_seed(run.spec.seed, options.worker_id)
-            postprocess, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)
-        learner = LearnerClient(
-            cast("grpc.aio.Channel", channel),
-            worker_id=options.worker_id,
-            rollout_group=group.name,
-            serving_port=port,
+            seed = worker_seed(spec.seed, options.worker_id)
+            postprocess, engine, codec = await asyncio.to_thread(_load, spec, group, seed=seed)
+        parts = _worker_parts(
+            setting, engine, codec, postprocess=postprocess, cache=cache, serving_port=port
         )
-        gauges = worker_gauges(metrics, environment, engine)
-        peers = PeerClient(
-            PeerChannels(keys.get(CallerRole.PEER), certificates, options.peer_name).open,
-            worker_id=options.worker_id,
-            gauges=gauges,
-        )
-        archive_url = run.spec.weights.archive_url
-        archive = ArchiveReader(archive_url, run.metadata.name) if archive_url else None
-        fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=archive)
-        receiver = WeightReceiver(
-            learner=learner, engine=engine, gauges=gauges, fetcher=fetcher, postprocess=postprocess
-        )
-        worker = Worker(
-            WorkerParts(
-                learner=learner,
-                receiver=receiver,
-                engine=engine,
-                environment=environment,
-                codec=codec,
-                gauges=gauges,
-                max_concurrent_sequences=group.max_concurrent_sequences,
-                sequences_per_prompt=run.spec.batch.trajectories_per_prompt,
-                follows_preemption=run.spec.batch.over_provision_ratio > 1.0,
-                environment_timeout_s=run.spec.environment_timeout_s,
-                drain_s=options.drain_s,
-            )
-        )
-        _report_start(options, worker, grpc_port=port, metrics_port=endpoint.port)
-        readiness = asyncio.create_task(_serve_when_ready(receiver, server))
+        worker = Worker(parts)
+        _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
+        readiness = asyncio.create_task(_serve_when_ready(parts.receiver, server))
         try:
             return await worker.run()
         finally:
             readiness.cancel()
             await engine.close()
             await server.stop(_STOP_GRACE_S)
-            await channel.close()
+            await setting.channel.close()
             await asyncio.to_thread(tracing.stop)
+
+
+def _worker_parts(
+    setting: _Setting,
+    engine: Engine,
+    codec: PromptCodec,
+    *,
+    postprocess: WeightPostprocessing | None,
+    cache: TransferCache,
+    serving_port: int,
+) -> WorkerParts:
+    """Return the parts of a worker.
+
+    cache: what it serves to its peers, at `serving_port`.
+    """
+    options, spec, group = setting.options, setting.run.spec, setting.group
+    gauges = worker_gauges(setting.metrics, setting.environment, engine)
+    learner = LearnerClient(
+        cast("grpc.aio.Channel", setting.channel),
+        worker_id=options.worker_id,
+        rollout_group=group.name,
+        serving_port=serving_port,
+    )
+    peers = PeerClient(
+        PeerChannels(
+            setting.keys.get(CallerRole.PEER), setting.certificates, options.peer_name
+        ).open,
+        worker_id=options.worker_id,
+        gauges=gauges,
+    )
+    archive_url = spec.weights.archive_url
+    archive = ArchiveReader(archive_url, setting.run.metadata.name) if archive_url else None
+    fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=archive)
+    return WorkerParts(
+        learner=learner,
+        receiver=WeightReceiver(
+            learner=learner, engine=engine, gauges=gauges, fetcher=fetcher, postprocess=postprocess
+        ),
+        engine=engine,
+        environment=setting.environment,
+        codec=codec,
+        gauges=gauges,
+        max_concurrent_sequences=group.max_concurrent_sequences,
+        sequences_per_prompt=spec.batch.trajectories_per_prompt,
+        follows_preemption=spec.batch.over_provision_ratio > 1.0,
+        environment_timeout_s=spec.environment_timeout_s,
+        drain_s=options.drain_s,
+    )
 
 
 def _load(
@@ -229,6 +280,9 @@ def worker_gauges(
     return gauges
 
 
-def sampling_seed(run_seed: int, worker_id: str) -> int:
-    """Return the seed of a worker's sampling; it depends on the run's seed and the worker's id."""
+def worker_seed(run_seed: int, worker_id: str) -> int:
+    """Return the seed of what a worker draws for itself: the noise on its weights.
+
+    Its responses are seeded by their leases.
+    """
     return zlib.crc32(f"{run_seed}/{worker_id}".encode())
