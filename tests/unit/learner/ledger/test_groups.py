@@ -14,6 +14,7 @@ def group(grant_number, version):
     lease_id = f"lease-{grant_number}"
     return Group(
         grant_number=grant_number,
+        group_number=grant_number,
         lease_id=lease_id,
         prompt_index=grant_number,
         attempt=1,
@@ -56,7 +57,7 @@ def test_the_oldest_tokens_go_first_and_then_the_earliest_grants(
     order = sorted(range(len(versions)), key=lambda number: (versions[number], number))
     assert [each.grant_number for each in buffer.groups()] == order
     while (batch := buffer.take_batch()) is not None:
-        assert [each.grant_number for each in batch] == order[:prompts_per_step]
+        assert [each.group_number for each in batch] == sorted(order[:prompts_per_step])
         del order[:prompts_per_step]
         assert buffer.num_trajectories == 2 * len(order)
     assert len(order) < prompts_per_step

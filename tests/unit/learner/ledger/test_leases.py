@@ -98,7 +98,7 @@ def test_the_sums_of_a_book_are_those_of_its_leases(steps):
             book.open(
                 worker_id=f"w{number % 3}",
                 prompt_index=number % 4,
-                num_trajectories=1 + number % 2,
+                response_numbers=tuple(range(1 + number % 2)),
                 attempt=1,
                 policy_version=0,
             )
