@@ -142,8 +142,10 @@ async def run_worker(options: Options) -> RunPhase:
     """
     setting, cache = _Setting.read(options), TransferCache()
     spec, group = setting.run.spec, setting.group
-    of_peers = {role: key for role, key in setting.keys.items() if role is CallerRole.PEER} or None
-    server = WireServer(keys=of_peers, meter=setting.metrics.calls)
+    of_peers: RoleKeys = {
+        role: key for role, key in setting.keys.items() if role is CallerRole.PEER
+    }
+    server = WireServer(keys=of_peers or None, meter=setting.metrics.calls)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     with setting.endpoint:
         with start_errors():
