@@ -26,8 +26,9 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 HOST_STARTED = "Started"
 """Kind of the event with which a local host begins; a resumed run has several."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers when a file cannot grow because of the disk, a quota or a limit."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Error numbers when a file cannot grow because of the disk, a quota or a limit; a file system is
+made read-only after an error of its disk, and may be writable again later."""
 _MOST_UNWRITTEN = 10_000
 """Records that wait for room; of more, the oldest are lost."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import fields, replace
@@ -176,6 +177,17 @@ OLD_STEP = (
     '"diagnostics":{"kl_per_token":0.01},"weight_updates_in_flight":7,"ess_by_lag":{"4":0.5}}\n'
 )
 """A line that an older version wrote."""
+
+
+def test_records_wait_while_the_disk_is_read_only(journal, tmp_path, monkeypatch):
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr("os.open", refuse)
+        journal.event(EVENT)
+    journal.event(EVENT)
+    assert read_events(tmp_path) == (EVENT, EVENT)
 
 
 def test_a_step_of_an_older_version_is_read_in_full(tmp_path):

@@ -72,6 +72,14 @@ def test_how_much_is_missing_is_said_when_the_disk_is_smaller(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_disk_that_has_become_read_only_is_no_room_either(tmp_path):
+    with (
+        pytest.raises(DiskFullError, match=r"no room for it: .*\(Read-only file system\)"),
+        atomic_folder(tmp_path / "thing", what="it", needed_bytes=1),
+    ):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+
 @pytest.mark.parametrize(
     "error", [OSError(errno.EACCES, "no"), ValueError("a bug"), KeyboardInterrupt()]
 )
