@@ -4,9 +4,11 @@ DEVICE ?= auto
 PROMETHEUS ?= http://127.0.0.1:9090
 RUN ?= sort-digits
 MINUTES ?= 10
+FAULTS ?= 300
+SEED ?= 1
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test fuzz lint format protos locks licenses digests sbom bench board-picture clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -40,10 +42,14 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 test: setup lint ## lint, types, layers, stub drift, then every test
 	@# The units one file to a process: most of them wait. The others are processes by the dozen.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses logical --dist loadfile
-	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube tests/observation
+	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube tests/observation tests/chaos
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+chaos: MINUTES = 30
+chaos: .venv/installed ## a real run under FAULTS=300 random faults of SEED=1, for at most MINUTES=30; a short form is in `make test`
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(SEED) --minutes $(MINUTES)
 
 lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date
 	$(BIN)/ruff format --check .

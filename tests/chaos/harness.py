@@ -1,0 +1,290 @@
+"""Plays a schedule of faults on a run and on an operator, and judges what came of it.
+
+```
+seed --> schedule --> inject --> did it happen? --> did the product show it? --> a new step?
+```
+At the end the run is drained, and the recorder judges every response that was accepted. The exit
+status is 1 if a bar is missed. A seed gives one schedule; what a fault hits is up to the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos import cluster_faults, machine_faults, peer_faults, wire_faults
+from tests.chaos.__main__ import OWN_MOUNTS_VARIABLE
+from tests.chaos.cluster_faults import LiveCluster
+from tests.chaos.fault import ON_OWN_DISK, SHORT, Fault, Kind, NotInjectedError, schedule
+from tests.chaos.live_run import MODEL, LiveRun, marked_processes
+from tests.chaos.recorder import Verdict, judge, read_message, read_new_lines
+
+if TYPE_CHECKING:
+    from tests.chaos.labels import LabelCheck
+
+_ON_RUN = {**wire_faults.INJECTORS, **machine_faults.INJECTORS, **peer_faults.INJECTORS}
+_ON_CLUSTER = cluster_faults.INJECTORS
+_KINDS_BAR = 25
+_ZERO = ("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans")
+"""Fields that must be zero."""
+_LABELS_AT_ONCE = 64
+_MOST_TRIES = 3
+"""How often a fault is tried that cannot happen yet."""
+
+
+@dataclass(slots=True)
+class Chaos:
+    """One run under a schedule, and what came of it."""
+
+    run: LiveRun
+    cluster: LiveCluster
+    labels: LabelCheck
+    draw: random.Random
+    happened: list[Fault] = field(default_factory=list)
+    missed: Counter[str] = field(default_factory=Counter)
+    """Faults that could not be injected, by kind."""
+    silent: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+    wrong_labels: set[str] = field(default_factory=set)
+    _read_bytes: dict[Path, int] = field(default_factory=dict)
+    """How much of each worker's witness was read for labels."""
+    _submitted: dict[str, str] = field(default_factory=dict)
+    """Messages that were submitted and are not confirmed yet, by id."""
+
+    async def play(self, faults: Sequence[Fault], ends_s: float) -> None:
+        """Inject faults until a moment of the monotonic clock: run and operator side by side."""
+        of_run = [fault for fault in faults if fault.kind in _ON_RUN]
+        of_cluster = [fault for fault in faults if fault.kind in _ON_CLUSTER]
+        await asyncio.gather(
+            self._play_in_turn(of_run, ends_s), self._play_in_turn(of_cluster, ends_s)
+        )
+
+    async def _play_in_turn(self, faults: Sequence[Fault], ends_s: float) -> None:
+        """Inject faults one after another; what could not happen is tried again at the end."""
+        waiting, tries = deque(faults), Counter[int]()
+        while waiting and time.monotonic() < ends_s:
+            fault = waiting.popleft()
+            tries[fault.number] += 1
+            await asyncio.sleep(fault.pause_s)
+            happened = await self._play(fault, tries[fault.number])
+            if not happened and tries[fault.number] < _MOST_TRIES:
+                waiting.append(fault)
+            if fault.kind in _ON_RUN:
+                await asyncio.to_thread(self.check_labels)
+        if waiting:
+            _say(f"the time is up, {len(waiting)} faults are left")
+
+    async def _play(self, fault: Fault, number_of_try: int) -> bool:
+        """Inject one fault, and let its arena recover; return False if it could not happen."""
+        of_run, draw = fault.kind in _ON_RUN, random.Random(fault.seed + number_of_try)
+        try:
+            if of_run:
+                injected = await _ON_RUN[fault.kind](self.run, draw)
+            else:
+                injected = await _ON_CLUSTER[fault.kind](self.cluster, draw)
+        except NotInjectedError as error:
+            self.missed[fault.kind] += 1
+            _say(f"{fault.number} {fault.kind}: not injected, {error}")
+            return False
+        self.happened.append(fault)
+        shown = "" if injected.is_shown else f"; NOT SHOWN: {injected.sign}"
+        _say(f"{fault.number} {fault.kind}: {injected.what}{shown}")
+        if not injected.is_shown:
+            self.silent.append(f"{fault.number} {fault.kind}: {injected.what}")
+        arena = self.run if of_run else self.cluster
+        if not fault.overlaps and not await arena.progress():
+            _say(f"    HANGS after {fault.kind}")
+            self.hangs.append(f"{fault.number} {fault.kind}")
+        return True
+
+    async def begin(self) -> None:
+        """Wait until the run and the operator work."""
+        for what, arena in (("run", self.run), ("operator", self.cluster)):
+            if not await arena.progress():
+                raise RuntimeError(f"the {what} did not begin to work; see {self.run.folder}")
+            _say(f"the {what} works")
+
+    async def settle(self) -> None:
+        """Wait until run and operator go on after the last fault."""
+        for what, arena in (("run", self.run), ("operator", self.cluster)):
+            if not await arena.progress():
+                self.hangs.append(f"the {what} at the end")
+
+    def check_labels(self) -> None:
+        """Compute again some of the responses that were confirmed since the last time."""
+        confirmed: dict[str, str] = {}
+        for worker in self.run.workers:
+            lines, self._read_bytes[worker.witness] = read_new_lines(
+                worker.witness, self._read_bytes.get(worker.witness, 0)
+            )
+            for line in lines:
+                if line["what"] == "submitted":
+                    self._submitted[line["id"]] = line["message"]
+                elif line["what"] == "confirmed":
+                    sent = {each: self._submitted.pop(each, "") for each in line["ids"]}
+                    confirmed |= {each: message for each, message in sent.items() if message}
+        chosen = self.draw.sample(sorted(confirmed), min(_LABELS_AT_ONCE, len(confirmed)))
+        messages = [read_message(confirmed[each]) for each in chosen]
+        self.wrong_labels |= set(self.labels.wrong_labels(messages))
+        self.labels.forget_old()
+
+    def result(self, verdict: Verdict, orphans: Sequence[str], seconds: float) -> dict[str, Any]:
+        """What the last line says."""
+        mislabelled = {*verdict.mislabelled, *self.wrong_labels}
+        return {
+            "faults": len(self.happened),
+            "kinds": len({fault.kind for fault in self.happened}),
+            "lost": len(verdict.lost),
+            "double_trained": len(verdict.double_trained),
+            "mislabelled": len(mislabelled),
+            "hangs": len(self.hangs),
+            "silent": len(self.silent),
+            "orphans": len(orphans),
+            "confirmed": verdict.num_confirmed,
+            "trained": verdict.num_trained,
+            "waiting": verdict.num_waiting,
+            "dropped": dict(verdict.dropped),
+            "labels_checked": self.labels.num_checked,
+            "learner_lives": len(self.run.lives),
+            "worker_lives": len(self.run.workers),
+            "not_injected": dict(self.missed),
+            "seconds": round(seconds),
+            "named": {
+                "lost": list(verdict.lost[:5]),
+                "double_trained": list(verdict.double_trained[:5]),
+                "mislabelled": sorted(mislabelled)[:5],
+                "hangs": self.hangs,
+                "silent": self.silent,
+                "orphans": list(orphans),
+            },
+        }
+
+
+async def chaos(
+    folder: Path, run_dir: Path, faults: Sequence[Fault], *, seed: int, minutes: float
+) -> dict[str, Any]:
+    """Run a schedule; what came of it."""
+    started_s = time.monotonic()
+    (folder / "cluster").mkdir()
+    async with LiveRun(folder, run_dir) as run:
+        async with LiveCluster(folder / "cluster") as cluster:
+            # It loads torch, which takes seconds; the processes start meanwhile.
+            labels = await asyncio.to_thread(_label_check, run)
+            played = Chaos(run, cluster, labels, random.Random(seed))
+            await played.begin()
+            await played.play(faults, started_s + 60.0 * minutes)
+            await played.settle()
+            orphans = [f"object {each}" for each in await cluster.leftovers()]
+        orphans += [f"process {pid}" for pid in marked_processes(cluster.folder)]
+        status = await run.drain()
+        if status is None:
+            played.hangs.append("the learner does not end")
+        orphans += run.leftovers()
+        played.check_labels()
+        verdict = judge(*run.lines(), damaged_unix_s=run.damaged_unix_s)
+    return played.result(verdict, orphans, time.monotonic() - started_s)
+
+
+def _label_check(run: LiveRun) -> LabelCheck:
+    from tests.chaos.labels import LabelCheck
+
+    return LabelCheck(MODEL, run.payloads)
+
+
+def shortfalls(result: Mapping[str, Any], *, faults: int, kinds: int) -> list[str]:
+    """Bars that a result misses; empty when it passes."""
+    missed = [f"{name} is {result[name]}, must be 0" for name in _ZERO if result[name]]
+    if result["faults"] < faults:
+        missed.append(f"faults is {result['faults']}, must be at least {faults}")
+    if result["kinds"] < kinds:
+        missed.append(f"kinds is {result['kinds']}, must be at least {kinds}")
+    missed += [
+        f"{name} is 0: the run did nothing to judge"
+        for name in ("confirmed", "trained", "labels_checked")
+        if not result[name]
+    ]
+    return missed
+
+
+def main() -> int:
+    """Parse the command line and run; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--faults", type=int, default=300, help="faults to inject (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="at most (%(default)s)")
+    parser.add_argument("--kind", type=Kind, action="append", help="of these kinds only")
+    parser.add_argument(
+        "--short", action="store_true", help="of the kinds that take a second or two, one restart"
+    )
+    parser.add_argument("--folder", type=Path, help="new folder for logs, which stay then")
+    options = parser.parse_args()
+    kinds = possible_kinds(options.kind or (SHORT if options.short else Kind))
+    faults = schedule(options.seed, options.faults, kinds)
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="vcpo-chaos-"))).absolute()
+    folder.mkdir(exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"--folder: {folder} is not empty; give a new one")
+    with _disk(folder / "run") as run_dir:
+        run = chaos(folder, run_dir, faults, seed=options.seed, minutes=options.minutes)
+        result = asyncio.run(run)
+    missed = shortfalls(result, faults=options.faults, kinds=min(_KINDS_BAR, len(kinds)))
+    for each in missed:
+        _say(f"MISSED: {each}")
+    if missed:
+        again = ["python -m tests.chaos", *sys.argv[1:], f"--seed {options.seed}"]
+        _say(f"again: {' '.join(again)}")
+        _say(f"logs and witnesses: {folder}")
+    elif options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 1 if missed else 0
+
+
+def possible_kinds(kinds: Collection[Kind]) -> list[Kind]:
+    """The kinds that this system allows: full and read-only disks take one of our own."""
+    if OWN_MOUNTS_VARIABLE in os.environ:
+        return list(kinds)
+    _say("this system lets nobody mount a disk of his own: no full and no read-only disk")
+    return [kind for kind in kinds if kind not in ON_OWN_DISK]
+
+
+@contextlib.contextmanager
+def _disk(run_dir: Path) -> Iterator[Path]:
+    """The run's directory, on a small disk of its own where this process may mount one."""
+    run_dir.mkdir()
+    if OWN_MOUNTS_VARIABLE not in os.environ:
+        yield run_dir
+        return
+    size = f"size={machine_faults.DISK_BYTES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(run_dir)], check=True)
+    try:
+        yield run_dir
+    finally:
+        subprocess.run(["umount", "--lazy", str(run_dir)], check=True)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,339 @@
+"""A run at work: learner and workers as real processes over TLS, with a proxy between them.
+
+The harness is the host: it starts each process as a local run does, and starts it again when it
+ends. It reads witnesses and logs, never the run's own records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from tests.chaos.proxy import TcpProxy
+from tests.chaos.recorder import Line, read_lines
+from tests.chaos.witness import ORDER_VARIABLE, PAYLOADS_VARIABLE, WITNESS_VARIABLE
+from tests.fixtures.certificates import RunCertificates
+from tests.fixtures.ports import free_port
+from vcpo.service.lifecycle import DRAINED, SERVICE_ENVIRONMENT, Ready, read_ready
+from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES, key_variables, new_run_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples/models/tiny"
+MARK_VARIABLE = "CHAOS_RUN"
+"""Names the harness's folder in the environment of each process that it starts."""
+NUM_WORKERS = 2
+SIGN_S = 240.0
+"""Time in which a fault must show."""
+HANG_S = 600.0
+"""Time in which a run must take a step after the faults before it are over."""
+_POLL_S = 0.1
+_RESTART_S = 0.3
+_END_S = 120.0
+_LINES_BYTES = 32_768
+
+SPEC = f"""
+apiVersion: vcpo.dev/v1alpha1
+kind: VCPORun
+metadata: {{name: chaos}}
+spec:
+  model: {{name: {MODEL}}}
+  environment: {{name: sort_digits, parameters: {{digits: 5, style: plain}}}}
+  steps: 1000000
+  sampling: {{maxNewTokens: 8}}
+  batch: {{promptsPerStep: 8, trajectoriesPerPrompt: 4}}
+  algorithm: {{maxPolicyLagSteps: 4}}
+  optimizer: {{learningRate: 3e-4}}
+  evaluation: {{everySteps: 100, prompts: 16}}
+  checkpoint: {{everySteps: 10}}
+  lease: {{timeoutSeconds: 10}}
+  learner: {{threads: 1}}
+  rollouts:
+    - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 16, threads: 1}}
+"""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Service:
+    """One process of the run."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    witness: Path
+    order: Path
+    ready_file: Path
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def ready(self) -> Ready | None:
+        """Its ports; None before it serves."""
+        return read_ready(self.ready_file)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it has not ended."""
+        if self.is_alive:
+            self.process.send_signal(number)
+
+    async def ended(self, timeout_s: float) -> int | None:
+        """Its exit status, or minus the signal that killed it; None if it runs on."""
+        await holds(lambda: not self.is_alive, timeout_s)
+        return self.process.poll()
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """The processes of one run, and the folders in which they work.
+
+    folder: of logs, witnesses and keys. run_dir: of the run, on the disk that faults fill.
+    """
+
+    folder: Path
+    run_dir: Path
+    keys: Mapping = field(default_factory=new_run_keys)
+    port: int = field(default_factory=free_port)
+    """Where the learner listens."""
+    lives: list[Service] = field(default_factory=list)
+    """Every learner so far."""
+    workers: list[Service] = field(default_factory=list)
+    """Every worker so far."""
+    damaged_unix_s: list[float] = field(default_factory=list)
+    """When the redo log was damaged."""
+    may_start: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while a fault needs the learner to stay away."""
+    proxy: TcpProxy = field(init=False)
+    certificates: RunCertificates = field(init=False)
+    _supervision: asyncio.Task[None] | None = None
+    _furthest: int = -1
+
+    async def __aenter__(self) -> Self:
+        for name in ("logs", "witness", "orders", "ready", "payloads"):
+            (self.folder / name).mkdir()
+        self.run_dir.mkdir(exist_ok=True)
+        (self.folder / "run.yaml").write_text(SPEC)
+        self.certificates = RunCertificates(self.folder / "tls")
+        self.proxy = TcpProxy(self.port)
+        await self.proxy.__aenter__()
+        self.may_start.set()
+        self._supervision = asyncio.create_task(self._supervise())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop_supervision()
+        for service in self.services:
+            service.send(signal.SIGKILL)
+            service.process.wait()
+        await self.proxy.__aexit__()
+
+    @property
+    def learner(self) -> Service:
+        """The newest learner, alive or not."""
+        return self.lives[-1]
+
+    @property
+    def services(self) -> list[Service]:
+        """The processes that have not ended."""
+        return [each for each in (*self.lives, *self.workers) if each.is_alive]
+
+    @property
+    def living_workers(self) -> list[Service]:
+        """The workers that have not ended."""
+        return [each for each in self.workers if each.is_alive]
+
+    @property
+    def payloads(self) -> Path:
+        """Folder of the published weights."""
+        return self.folder / "payloads"
+
+    def newest_version(self) -> int:
+        """Version before the last step that the newest learner took; -1 before its first."""
+        if not self.lives:
+            return -1
+        lines = last_lines(self.learner.witness)
+        return next((line["version"] for line in lines if line["what"] == "trained"), -1)
+
+    async def progress(self) -> bool:
+        """Wait for a step that no life took before; return False if it does not come in time."""
+        self._furthest = before = max(self._furthest, self.newest_version())
+        return await holds(lambda: self.newest_version() > before, HANG_S)
+
+    def mark(self) -> Mapping[Path, int]:
+        """How long each log is now."""
+        return {path: path.stat().st_size for path in (self.folder / "logs").iterdir()}
+
+    def is_told(self, since: Mapping[Path, int], pattern: str) -> bool:
+        """Whether a process has logged a line that matches since a mark."""
+        for path in (self.folder / "logs").iterdir():
+            with path.open("rb") as log:
+                log.seek(since.get(path, 0))
+                if re.search(pattern, log.read().decode(errors="replace")):
+                    return True
+        return False
+
+    async def told(self, since: Mapping[Path, int], pattern: str) -> bool:
+        """Wait until a process logs a line that matches; return False if none does in time."""
+        return await holds(lambda: self.is_told(since, pattern), SIGN_S)
+
+    @contextlib.contextmanager
+    def without_learner(self) -> Iterator[None]:
+        """Start no learner until the end of the block."""
+        self.may_start.clear()
+        try:
+            yield
+        finally:
+            self.may_start.set()
+
+    async def drain(self) -> int | None:
+        """End the run in order; return the learner's exit status, None if it does not end."""
+        await self._stop_supervision()
+        self.learner.send(signal.SIGCONT)
+        self.learner.send(signal.SIGTERM)
+        status = await self.learner.ended(_END_S)
+        for worker in self.living_workers:
+            worker.send(signal.SIGCONT)
+            worker.send(signal.SIGTERM)
+        for worker in self.workers:
+            await worker.ended(_END_S)
+        return status
+
+    def leftovers(self) -> list[str]:
+        """What an ended run has left: processes, ports, locks, half-written files."""
+        left = [f"process {pid}" for pid in marked_processes(self.folder)]
+        for service in (*self.lives[-1:], *self.workers[-NUM_WORKERS:]):
+            ready = service.ready
+            if ready is not None and _is_open(ready.grpc_port):
+                left.append(f"port {ready.grpc_port} of {service.name}")
+        left += [f"lock {path.name}" for path in self.run_dir.glob("*.lock") if _is_locked(path)]
+        left += [str(path) for path in self.run_dir.rglob("*.partial")]
+        return left + [str(path) for path in Path("/dev/shm").glob(f"*{self.folder.name}*")]
+
+    def lines(self) -> tuple[list[list[Line]], list[list[Line]]]:
+        """What the witnesses of all learners and of all workers said."""
+        learners = [read_lines(each.witness) for each in self.lives]
+        return learners, [read_lines(each.witness) for each in self.workers]
+
+    async def _supervise(self) -> None:
+        """Start what does not run, again and again."""
+        while True:
+            if self.may_start.is_set() and not any(each.is_alive for each in self.lives):
+                self._start_learner()
+            if self.lives and self.learner.ready is not None:
+                while len(self.living_workers) < NUM_WORKERS:
+                    self._start_worker()
+            await asyncio.sleep(_RESTART_S)
+
+    async def _stop_supervision(self) -> None:
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+
+    def _start_learner(self) -> None:
+        name = f"learner-{len(self.lives):03d}"
+        options = [f"--run-dir={self.run_dir}", f"--listen=127.0.0.1:{self.port}"]
+        options += ["--drain-seconds=5", "--linger-seconds=1", f"--drained-status={DRAINED}"]
+        options += ["--resume"] if self.lives else []
+        keys = key_variables(self.keys, LEARNER_ROLES)
+        self.lives.append(self._start(name, "tests.chaos.learner", options, keys))
+
+    def _start_worker(self) -> None:
+        name = f"main-{len(self.workers):03d}"
+        options = [f"--learner=localhost:{self.proxy.port}", "--group=main", f"--worker-id={name}"]
+        options += ["--listen=127.0.0.1:0", "--drain-seconds=2", "--peer-name=localhost"]
+        keys = key_variables(self.keys, WORKER_ROLES)
+        self.workers.append(self._start(name, "tests.chaos.worker", options, keys))
+
+    def _start(
+        self, name: str, module: str, options: list[str], keys: Mapping[str, str]
+    ) -> Service:
+        ready_file = self.folder / "ready" / f"{name}.json"
+        witness, order = self.folder / "witness" / f"{name}.jsonl", self.folder / "orders" / name
+        environment = {
+            **os.environ,
+            **SERVICE_ENVIRONMENT,
+            **keys,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            MARK_VARIABLE: str(self.folder),
+            WITNESS_VARIABLE: str(witness),
+            ORDER_VARIABLE: str(order),
+            PAYLOADS_VARIABLE: str(self.payloads),
+        }
+        command = [sys.executable, "-m", module, str(self.folder / "run.yaml"), *options]
+        command += ["--metrics-listen=127.0.0.1:0", f"--tls={self.certificates.folder}"]
+        command += [f"--ready-file={ready_file}", "--exit-with-parent"]
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        return Service(
+            name=name, process=process, witness=witness, order=order, ready_file=ready_file
+        )
+
+
+async def holds(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until a condition holds; return False if it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True
+
+
+def marked_processes(folder: Path) -> list[int]:
+    """Ids of the living processes that a harness with this folder has started."""
+    mark, found = f"{MARK_VARIABLE}={folder}\0".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes() + b"\0":
+                found.append(int(environment.parent.name))
+    return found
+
+
+def last_lines(path: Path) -> list[Line]:
+    """The newest whole lines of a witness, newest first."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LINES_BYTES))
+        begins_whole = file.tell() == 0
+        lines = file.read().split(b"\n")[:-1]
+    return [json.loads(line) for line in reversed(lines if begins_whole else lines[1:])]
+
+
+def _is_open(port: int) -> bool:
+    """Whether somebody listens on a port of the loopback address."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5.0):
+        return True
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds a lock."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,326 @@
+"""Faults of the machine: processes that die or stop, disks that are full or read-only, damage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.fault import Injected, Kind, NotInjectedError
+from tests.chaos.live_run import SIGN_S, LiveRun, Service, holds
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
+
+Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
+
+_POINT_S = 300.0
+"""Time in which a process must come to a kill point."""
+_START_S = 300.0
+_CHECKPOINTS = "checkpoints"
+_KILLED = "its host sees that it was killed"
+DISK_BYTES: Final = 256 << 20
+_ROOM_BYTES = 4096
+"""What a full disk has left; a page of its file system."""
+
+
+async def kill_worker(run: LiveRun, draw: random.Random) -> Injected:
+    """A worker dies at any moment."""
+    return await _kill(draw.choice(await _serving_workers(run)))
+
+
+async def kill_learner(run: LiveRun, draw: random.Random) -> Injected:
+    """The learner dies at any moment of its work."""
+    learner = await _serving_learner(run)
+    await asyncio.sleep(draw.uniform(0.0, 2.0))
+    return await _kill(learner)
+
+
+async def kill_learner_at_start(run: LiveRun, draw: random.Random) -> Injected:
+    """The learner dies, and the next one dies while it starts."""
+    learner = await _serving_learner(run)
+    point, number = draw.choice(["start", "resume"]), len(run.lives)
+    _order(run.folder / "orders" / f"learner-{number:03d}", point)
+    learner.send(signal.SIGKILL)
+    if not await holds(lambda: len(run.lives) > number, _START_S):
+        raise NotInjectedError("no other learner started")
+    return await _died_at(run.lives[number], point)
+
+
+def at_point(points: list[str], *, of_learner: bool) -> Inject:
+    """A process dies at one of some kill points."""
+
+    async def inject(run: LiveRun, draw: random.Random) -> Injected:
+        if of_learner:
+            service = await _serving_learner(run)
+        else:
+            service = draw.choice(await _serving_workers(run))
+        point = draw.choice(points)
+        _order(service.order, point)
+        return await _died_at(service, point)
+
+    return inject
+
+
+async def terminate_learner(run: LiveRun, _: random.Random) -> Injected:
+    """Somebody stops the learner in order; it saves and ends."""
+    learner = await _serving_learner(run)
+    learner.send(signal.SIGTERM)
+    status = await learner.ended(_START_S)
+    sign = "it ends with a status of its own, of a drained run"
+    return Injected(what=f"{learner.name} terminated", sign=sign, is_shown=status == DRAINED)
+
+
+async def stop_worker(run: LiveRun, draw: random.Random) -> Injected:
+    """A worker stands still for a while; longer than its leases live, or not."""
+    return await _stop(draw.choice(await _serving_workers(run)), draw.uniform(1.0, 14.0))
+
+
+async def stop_learner(run: LiveRun, draw: random.Random) -> Injected:
+    """The learner stands still for a while."""
+    return await _stop(await _serving_learner(run), draw.uniform(0.5, 6.0))
+
+
+async def fill_disk(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk of the run is full for a while; a kernel says so."""
+    _require_own_disk(run)
+    await _serving_learner(run)
+    since, filler = run.mark(), run.run_dir / "filler"
+    try:
+        _fill(filler)
+        is_shown = await run.told(since, r"DiskFull: ")
+        await asyncio.sleep(draw.uniform(0.0, 3.0))
+    finally:
+        filler.unlink(missing_ok=True)
+    return Injected(what="disk full", sign="the event DiskFull", is_shown=is_shown)
+
+
+async def make_checkpoints_read_only(run: LiveRun, _: random.Random) -> Injected:
+    """The folder of the checkpoints cannot be written for a while."""
+    _require_own_disk(run)
+    await _serving_learner(run)
+    folder = run.run_dir / _CHECKPOINTS
+    if not await holds(folder.is_dir, SIGN_S):
+        raise NotInjectedError("no checkpoint yet")
+    since = run.mark()
+    with _mounted_read_only(folder):
+        is_shown = await run.told(since, r"DiskFull: .*Read-only file system")
+    return Injected(what="checkpoints read-only", sign="the event DiskFull", is_shown=is_shown)
+
+
+async def start_on_read_only_disk(run: LiveRun, _: random.Random) -> Injected:
+    """The learner dies, and the next one finds a disk that it cannot write."""
+    _require_own_disk(run)
+    learner = await _serving_learner(run)
+    since, number = run.mark(), len(run.lives)
+    with run.without_learner():
+        learner.send(signal.SIGKILL)
+        await learner.ended(_START_S)
+        _mount("-o", "remount,ro", str(run.run_dir))
+    try:
+        if not await holds(lambda: len(run.lives) > number, _START_S):
+            raise NotInjectedError("no other learner started")
+        status = await run.lives[number].ended(_START_S)
+        is_shown = status == CANNOT_START and run.is_told(since, START_ERROR_MARK)
+    finally:
+        with run.without_learner():
+            await run.learner.ended(_START_S)
+            _mount("-o", "remount,rw", str(run.run_dir))
+    sign = f"it ends with status {CANNOT_START} and says why"
+    return Injected(what="started on a read-only disk", sign=sign, is_shown=is_shown)
+
+
+async def damage_log(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk changes a byte of a change in the redo log while no learner runs."""
+    learner = await _serving_learner(run)
+    since = run.mark()
+    with run.without_learner():
+        learner.send(signal.SIGKILL)
+        await learner.ended(_START_S)
+        position = _damage_change(run.run_dir / "redo-log.sqlite", draw)
+        run.damaged_unix_s.append(time.time())
+    is_shown = await run.told(since, r"LogDamaged: ")
+    sign = "the event LogDamaged"
+    return Injected(what=f"change {position} damaged", sign=sign, is_shown=is_shown)
+
+
+async def damage_checkpoint(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk changes bytes of the newest of several checkpoints while no learner runs."""
+    learner = await _serving_learner(run)
+    if len(_checkpoints(run)) < 2:
+        raise NotInjectedError("no two checkpoints yet")
+    since = run.mark()
+    with run.without_learner():
+        learner.send(signal.SIGKILL)
+        await learner.ended(_START_S)
+        newest = _checkpoints(run)[-1]
+        files = sorted(path for path in newest.rglob("*") if path.is_file())
+        _damage(draw.choice(files), draw)
+    is_shown = await run.told(since, r"CheckpointDamaged: ")
+    sign = "the event CheckpointDamaged"
+    return Injected(what=f"{newest.name} damaged", sign=sign, is_shown=is_shown)
+
+
+async def tear_journal(run: LiveRun, draw: random.Random) -> Injected:
+    """A writer that died has left half a line in the journal."""
+    path = run.run_dir / draw.choice(["metrics.jsonl", "events.jsonl"])
+    if not path.exists():
+        raise NotInjectedError(f"no {path.name} yet")
+    with path.open("ab") as file:
+        file.write(b'{"type":"step","st')
+    return Injected(what=f"half a line in {path.name}")
+
+
+async def _kill(service: Service) -> Injected:
+    service.send(signal.SIGKILL)
+    status = await service.ended(_START_S)
+    shown = status == -signal.SIGKILL
+    return Injected(what=f"{service.name} killed", sign=_KILLED, is_shown=shown)
+
+
+async def _died_at(service: Service, point: str) -> Injected:
+    """Wait until a process has died at its kill point.
+
+    Raises:
+        NotInjectedError: if it did not come there, or ended in another way.
+    """
+    status = await service.ended(_POINT_S)
+    if service.order.exists():
+        service.order.unlink()
+        raise NotInjectedError(f"{service.name} did not come to the point {point}")
+    shown = status == -signal.SIGKILL
+    return Injected(what=f"{service.name} killed at {point}", sign=_KILLED, is_shown=shown)
+
+
+async def _stop(service: Service, duration_s: float) -> Injected:
+    service.send(signal.SIGSTOP)
+    await asyncio.sleep(duration_s)
+    service.send(signal.SIGCONT)
+    return Injected(what=f"{service.name} stopped for {duration_s:.1f} s")
+
+
+async def _serving_learner(run: LiveRun) -> Service:
+    """The learner, when it serves.
+
+    Raises:
+        NotInjectedError: if it does not in time.
+    """
+    serves = await holds(
+        lambda: bool(run.lives) and run.learner.is_alive and run.learner.ready is not None, _START_S
+    )
+    if not serves:
+        raise NotInjectedError("no learner serves")
+    return run.learner
+
+
+async def _serving_workers(run: LiveRun) -> list[Service]:
+    """The workers that serve; as `_serving_learner`."""
+
+    def serving() -> list[Service]:
+        return [each for each in run.living_workers if each.ready is not None]
+
+    if not await holds(lambda: bool(serving()), _START_S):
+        raise NotInjectedError("no worker serves")
+    return serving()
+
+
+def _order(path: Path, point: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(point)
+    partial.replace(path)
+
+
+def _checkpoints(run: LiveRun) -> list[Path]:
+    return sorted((run.run_dir / _CHECKPOINTS).glob("step-*"))
+
+
+def _damage(path: Path, draw: random.Random) -> None:
+    """Change a byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 0x5A
+    path.write_bytes(data)
+
+
+def _damage_change(path: Path, draw: random.Random) -> int:
+    """Change a byte of a change that the next learner must read; return the change's position.
+
+    Raises:
+        NotInjectedError: if there is none since the newest checkpoint.
+    """
+    with contextlib.closing(sqlite3.connect(path)) as tables, tables:
+        rows = tables.execute(
+            "SELECT position, data FROM change WHERE position >"
+            " (SELECT ifnull(max(position), 0) FROM checkpoint)"
+        ).fetchall()
+        if not rows:
+            raise NotInjectedError("no change since the newest checkpoint")
+        position, data = draw.choice(rows)
+        damaged = bytearray(data)
+        damaged[draw.randrange(len(damaged))] ^= 0x5A
+        tables.execute("UPDATE change SET data = ? WHERE position = ?", (bytes(damaged), position))
+    return int(position)
+
+
+def _fill(path: Path) -> None:
+    """Write until the disk has no room."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(_ROOM_BYTES * 16))
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(512))
+
+
+def _require_own_disk(run: LiveRun) -> None:
+    """Check that the run has a disk of its own, which a fault may fill.
+
+    Raises:
+        NotInjectedError: if it shares one with the machine.
+    """
+    if shutil.disk_usage(run.run_dir).total > DISK_BYTES:
+        raise NotInjectedError("this system lets nobody mount a disk of his own")
+
+
+@contextlib.contextmanager
+def _mounted_read_only(folder: Path) -> Iterator[None]:
+    _mount("--bind", str(folder), str(folder))
+    try:
+        _mount("-o", "remount,bind,ro", str(folder))
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _mount(*options: str) -> None:
+    try:
+        subprocess.run(["mount", *options], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise NotInjectedError(f"mount {' '.join(options)}: {error.stderr.strip()}") from error
+
+
+INJECTORS: Final[Mapping[Kind, Inject]] = {
+    Kind.WORKER_KILLED: kill_worker,
+    Kind.WORKER_STOPPED: stop_worker,
+    Kind.WORKER_KILLED_AT_SWAP: at_point(["swap", "swapped"], of_learner=False),
+    Kind.WORKER_KILLED_AT_SUBMIT: at_point(["submit", "submitted"], of_learner=False),
+    Kind.LEARNER_KILLED: kill_learner,
+    Kind.LEARNER_STOPPED: stop_learner,
+    Kind.LEARNER_KILLED_AT_START: kill_learner_at_start,
+    Kind.LEARNER_KILLED_AT_STEP: at_point(["step"], of_learner=True),
+    Kind.LEARNER_KILLED_AT_COMMIT: at_point(["commit", "committed"], of_learner=True),
+    Kind.LEARNER_KILLED_AT_SAVE: at_point(["save", "saved"], of_learner=True),
+    Kind.LEARNER_KILLED_AT_PUBLISH: at_point(["publish", "published"], of_learner=True),
+    Kind.LEARNER_TERMINATED: terminate_learner,
+    Kind.DISK_FULL: fill_disk,
+    Kind.DISK_READ_ONLY: make_checkpoints_read_only,
+    Kind.DISK_READ_ONLY_AT_START: start_on_read_only_disk,
+    Kind.LOG_DAMAGED: damage_log,
+    Kind.CHECKPOINT_DAMAGED: damage_checkpoint,
+    Kind.JOURNAL_TORN: tear_journal,
+}

@@ -1,0 +1,207 @@
+"""Judges a run by what its processes' witnesses said: what was lost, trained on twice, mislabelled.
+
+```
+worker    submitted (content)   confirmed by the learner   swapped (weights)
+learner   resumed (held)   trained (content)   dropped (reason)   published (weights)   ended (held)
+```
+
+The learner's own books, the redo log and the journal, are not read. A confirmed response must be in
+a step that stands, still wait, or have been dropped for a reason that the learner gave.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.witness import TRAIN_PREFIX, content_digest
+from vcpo.wire.v1 import work_pb2
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a run did with the responses that it accepted; each list names responses."""
+
+    lost: Sequence[str]
+    double_trained: Sequence[str]
+    mislabelled: Sequence[str]
+    num_confirmed: int
+    num_trained: int
+    num_waiting: int
+    dropped: Mapping[str, int]
+    """Confirmed responses that were dropped, by the learner's reason."""
+
+
+@dataclass(slots=True)
+class History:
+    """The steps that stand; a later life of the learner undoes steps of an earlier one."""
+
+    standing: dict[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    """Responses of each step with the digests of their content, by the version before it."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Reason by response."""
+    published: set[tuple[int, str]] = field(default_factory=set)
+    """Version and digest of its weights."""
+    held: set[str] = field(default_factory=set)
+    """Responses that the learner had when it last resumed or ended."""
+    held_after: list[tuple[float, frozenset[str]]] = field(default_factory=list)
+    """What each life had when it resumed, with the Unix time."""
+
+    def take(self, line: Line) -> None:
+        """Follow one line."""
+        match line["what"]:
+            case "trained":
+                self._undo_from(line["version"])
+                self.standing[line["version"]] = line["content"]
+            case "resumed":
+                self._undo_from(line["step"])
+                self.held = set(line["ids"])
+                self.held_after.append((line["unix_s"], frozenset(line["ids"])))
+                # A drop that died with its process before the log had it did not happen.
+                for each in self.held & self.dropped.keys():
+                    del self.dropped[each]
+            case "dropped":
+                self.dropped |= dict.fromkeys(line["ids"], line["reason"])
+            case "published":
+                self.published.add((line["version"], line["digest"]))
+            case "ended":
+                self.held = set(line["ids"])
+
+    def _undo_from(self, version: int) -> None:
+        self.standing = {at: kept for at, kept in self.standing.items() if at < version}
+
+
+def judge(
+    learners: Iterable[Sequence[Line]],
+    workers: Iterable[Sequence[Line]],
+    *,
+    damaged_unix_s: Sequence[float] = (),
+) -> Verdict:
+    """Judge a run that has ended.
+
+    learners: the lines of each life of the learner, in order; workers: those of each worker.
+    damaged_unix_s: when the redo log was damaged on purpose. What a learner had confirmed before,
+        and does not hold when it resumes, was lost with the disk, and the learner says so.
+    """
+    history = History()
+    for life in learners:
+        for line in life:
+            history.take(line)
+    said = [line for worker in workers for line in worker]
+    submitted = {line["id"]: line["message"] for line in said if line["what"] == "submitted"}
+    confirmed = _confirmed(said)
+    trained = Counter(each for content in history.standing.values() for each, _ in content)
+    accounted = trained.keys() | history.held | history.dropped.keys()
+    accounted |= _lost_with_the_disk(confirmed, history, damaged_unix_s)
+    dropped = Counter(
+        reason
+        for each, reason in history.dropped.items()
+        if each in confirmed and each not in trained and each not in history.held
+    )
+    return Verdict(
+        lost=sorted(confirmed.keys() - accounted),
+        double_trained=sorted(each for each, times in trained.items() if times > 1),
+        mislabelled=sorted(
+            {
+                *_altered(history, submitted),
+                *_strange_weights(history, said),
+                *_never_published(history, {each: submitted[each] for each in confirmed}),
+            }
+        ),
+        num_confirmed=len(confirmed),
+        num_trained=trained.total(),
+        num_waiting=len(history.held - trained.keys()),
+        dropped=dict(dropped),
+    )
+
+
+def read_message(encoded: str) -> work_pb2.Trajectory:
+    """The message that a witness wrote down."""
+    return work_pb2.Trajectory.FromString(base64.b64decode(encoded))
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of one process; a last one that is half written is left out."""
+    return read_new_lines(path, 0)[0]
+
+
+def read_new_lines(path: Path, offset: int) -> tuple[list[Line], int]:
+    """The lines from an offset in bytes on, and the offset after them."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        whole, end, _ = file.read().rpartition(b"\n")
+    lines = [json.loads(line) for line in whole.splitlines()]
+    return lines, offset + len(whole) + len(end)
+
+
+def digest_of_message(message: work_pb2.Trajectory) -> str:
+    """Digest of a response as its worker sent it."""
+    return content_digest(
+        prompt=_numbers(message.prompt_token_ids, "I"),
+        response=_numbers(message.response_token_ids, "I"),
+        logprobs=_numbers(message.rollout_logprobs, "f"),
+        spans=[(span.policy_version, span.num_tokens) for span in message.version_spans],
+        reward=message.reward,
+    )
+
+
+def _numbers(packed: bytes, form: str) -> list[Any]:
+    """Numbers of four bytes each, little-endian as on the wire."""
+    return memoryview(packed).cast(form).tolist()
+
+
+def _confirmed(lines: Iterable[Line]) -> dict[str, float]:
+    """Unix time of the first confirmation of each training response."""
+    confirmed: dict[str, float] = {}
+    for line in lines:
+        if line["what"] == "confirmed":
+            for each in line["ids"]:
+                if each.startswith(TRAIN_PREFIX):
+                    confirmed.setdefault(each, line["unix_s"])
+    return confirmed
+
+
+def _altered(history: History, submitted: Mapping[str, str]) -> set[str]:
+    """Responses that a step trained on with other content or labels than their worker sent."""
+    return {
+        each
+        for content in history.standing.values()
+        for each, digest in content
+        if each not in submitted or digest_of_message(read_message(submitted[each])) != digest
+    }
+
+
+def _strange_weights(history: History, said: Iterable[Line]) -> set[str]:
+    """Versions that a worker sampled from and no learner published under that number."""
+    used = {(line["version"], line["digest"]) for line in said if line["what"] == "swapped"}
+    return {f"version {version}" for version, _ in used - history.published}
+
+
+def _never_published(history: History, submitted: Mapping[str, str]) -> set[str]:
+    """Responses with the label of a version that no learner announced."""
+    published = {version for version, _ in history.published}
+    return {
+        each
+        for each, message in submitted.items()
+        if any(span.policy_version not in published for span in read_message(message).version_spans)
+    }
+
+
+def _lost_with_the_disk(
+    confirmed: Mapping[str, float], history: History, damaged_unix_s: Sequence[float]
+) -> set[str]:
+    """Responses that were confirmed before a damage and that the next learner could not read."""
+    lost: set[str] = set()
+    for damaged_s in damaged_unix_s:
+        held = next((ids for at_s, ids in history.held_after if at_s > damaged_s), frozenset())
+        lost |= {each for each, at_s in confirmed.items() if at_s < damaged_s} - held
+    return lost

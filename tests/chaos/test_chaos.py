@@ -1,0 +1,293 @@
+"""Each check of the harness can fail, its proxy does what it says, and a short run passes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from tests.chaos.fault import SHORT, Kind, schedule
+from tests.chaos.harness import shortfalls
+from tests.chaos.labels import LabelCheck
+from tests.chaos.live_run import MODEL, ROOT
+from tests.chaos.proxy import Direction, Disturbance, TcpProxy
+from tests.chaos.recorder import digest_of_message, judge
+from vcpo.wire.v1 import work_pb2
+
+FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
+PASSED = {
+    **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),
+    "faults": 300,
+    "kinds": 25,
+    "confirmed": 1,
+    "trained": 1,
+    "labels_checked": 1,
+}
+
+
+def message(name, *, version=0, logprob=-1.0):
+    return work_pb2.Trajectory(
+        trajectory_id=name,
+        prompt_token_ids=struct.pack("<I", 3),
+        response_token_ids=struct.pack("<I", 4),
+        rollout_logprobs=struct.pack("<f", logprob),
+        version_spans=[work_pb2.VersionSpan(policy_version=version, num_tokens=1)],
+        reward=1.0,
+    )
+
+
+def said(*names, unix_s=1.0, **fields):
+    """What a worker says that has submitted responses and was told that they are accepted."""
+    sent = [
+        {
+            "what": "submitted",
+            "id": name,
+            "message": base64.b64encode(message(name, **fields).SerializeToString()).decode(),
+        }
+        for name in names
+    ]
+    return [*sent, {"what": "confirmed", "ids": list(names), "unix_s": unix_s}]
+
+
+def trained(version, *names, **fields):
+    content = [(name, digest_of_message(message(name, **fields))) for name in names]
+    return {"what": "trained", "version": version, "content": content}
+
+
+def published(version, digest="d"):
+    return {"what": "published", "version": version, "digest": digest}
+
+
+def resumed(step, *names, unix_s=2.0):
+    return {"what": "resumed", "step": step, "ids": list(names), "unix_s": unix_s}
+
+
+def ended(*names):
+    return {"what": "ended", "ids": list(names)}
+
+
+def faults_of(verdict):
+    return verdict.lost, verdict.double_trained, verdict.mislabelled
+
+
+def test_a_run_that_trained_on_dropped_or_holds_all_that_it_confirmed_passes():
+    third = "train-1f-1/0"
+    drop = {"what": "dropped", "ids": [SECOND], "reason": "lag_exceeded"}
+    learner = [published(0), trained(0, FIRST), drop, ended(third)]
+    verdict = judge([learner], [said(FIRST, SECOND, third)])
+    assert faults_of(verdict) == ([], [], [])
+    assert (verdict.num_confirmed, verdict.num_trained, verdict.num_waiting) == (3, 1, 1)
+    assert verdict.dropped == {"lag_exceeded": 1}
+
+
+def test_a_response_that_was_confirmed_and_is_nowhere_is_lost():
+    verdict = judge([[published(0), trained(0, FIRST), ended()]], [said(FIRST, SECOND)])
+    assert faults_of(verdict) == ([SECOND], [], [])
+
+
+def test_a_step_of_a_dead_learner_does_not_stand_and_what_it_trained_on_is_lost():
+    lives = [[published(0), trained(0, FIRST)], [resumed(0), trained(0, SECOND), ended()]]
+    assert faults_of(judge(lives, [said(FIRST, SECOND)])) == ([FIRST], [], [])
+
+
+def test_a_drop_that_a_crash_took_back_excuses_no_later_loss():
+    drop = {"what": "dropped", "ids": [FIRST], "reason": "lag_exceeded"}
+    lives = [[published(0), drop], [resumed(0, FIRST), ended()]]
+    assert faults_of(judge(lives, [said(FIRST)])) == ([FIRST], [], [])
+
+
+def test_a_response_in_two_steps_that_stand_is_trained_on_twice():
+    learner = [published(0), published(1), trained(0, FIRST), trained(1, FIRST), ended()]
+    assert faults_of(judge([learner], [said(FIRST)])) == ([], [FIRST], [])
+
+
+def test_a_response_that_stands_in_one_batch_twice_is_trained_on_twice():
+    learner = [published(0), trained(0, FIRST, FIRST), ended()]
+    assert faults_of(judge([learner], [said(FIRST)])) == ([], [FIRST], [])
+
+
+def test_a_step_that_is_taken_again_after_a_crash_counts_once():
+    lives = [[published(0), trained(0, FIRST)], [resumed(0, FIRST), trained(0, FIRST), ended()]]
+    assert faults_of(judge(lives, [said(FIRST)])) == ([], [], [])
+
+
+@pytest.mark.parametrize("other", [{"version": 1}, {"logprob": -2.0}], ids=["label", "content"])
+def test_a_response_that_is_trained_on_otherwise_than_it_was_sent_is_mislabelled(other):
+    learner = [published(0), published(1), trained(0, FIRST, **other), ended()]
+    assert faults_of(judge([learner], [said(FIRST)])) == ([], [], [FIRST])
+
+
+def test_a_response_that_no_worker_sent_is_mislabelled():
+    assert faults_of(judge([[trained(0, FIRST), ended()]], [])) == ([], [], [FIRST])
+
+
+def test_a_label_of_a_version_that_was_never_published_is_mislabelled():
+    learner = [published(0), trained(0, FIRST, version=7), ended()]
+    assert faults_of(judge([learner], [said(FIRST, version=7)])) == ([], [], [FIRST])
+
+
+def test_weights_that_no_learner_published_under_their_number_are_mislabelled():
+    worker = [{"what": "swapped", "version": 0, "digest": "other"}]
+    assert faults_of(judge([[published(0), ended()]], [worker])) == ([], [], ["version 0"])
+
+
+def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_later():
+    lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
+    workers = [said(FIRST, unix_s=5.0), said(SECOND, unix_s=30.0)]
+    verdict = judge(lives, workers, damaged_unix_s=[10.0])
+    assert verdict.lost == [SECOND]
+
+
+def test_a_token_under_other_weights_than_those_of_its_label_is_found(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    right = {name: one.detach().clone() for name, one in model.named_parameters()}
+    torch.manual_seed(0)
+    moved = {name: one + 1e-3 * torch.randn_like(one).sign() for name, one in right.items()}
+    save_file(right, tmp_path / "0-a.safetensors")
+    save_file(moved, tmp_path / "1-b.safetensors")
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([[3, 4]])).logits[0, 0], dim=-1)
+    labels, logprob = LabelCheck(MODEL, tmp_path), float(logprobs[4])
+    assert labels.wrong_labels([message(FIRST, version=0, logprob=logprob)]) == []
+    assert labels.wrong_labels([message(FIRST, version=1, logprob=logprob)]) == [FIRST]
+    assert labels.num_checked == 1
+
+
+def test_a_seed_gives_one_schedule_with_every_kind_in_it():
+    faults = schedule(7, 100)
+    assert faults == schedule(7, 100)
+    assert faults != schedule(8, 100)
+    assert {fault.kind for fault in faults} == set(Kind)
+    assert [fault.number for fault in faults] == list(range(1, 101))
+
+
+def test_a_schedule_has_no_kind_that_was_not_asked_for():
+    assert {fault.kind for fault in schedule(1, 100, SHORT)} == SHORT
+
+
+def test_a_run_that_keeps_all_bars_passes():
+    assert shortfalls(PASSED, faults=300, kinds=25) == []
+
+
+@pytest.mark.parametrize("name", sorted(PASSED))
+def test_each_bar_can_be_missed(name):
+    worse = 1 if PASSED[name] == 0 else PASSED[name] - 1
+    (missed,) = shortfalls({**PASSED, name: worse}, faults=300, kinds=25)
+    assert missed.startswith(f"{name} is ")
+
+
+@contextlib.asynccontextmanager
+async def echo_behind_proxy():
+    """A proxy, and a connection through it to a server that sends everything back."""
+
+    async def echo(reader, writer):
+        while data := await reader.read(1024):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server, TcpProxy(server.sockets[0].getsockname()[1]) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        try:
+            yield proxy, reader, writer
+        finally:
+            writer.close()
+
+
+async def echoed(reader, writer, data):
+    writer.write(data)
+    return await asyncio.wait_for(reader.read(1024), 30.0)
+
+
+async def ends(reader):
+    """Whether a connection ends without another byte."""
+    try:
+        return await asyncio.wait_for(reader.read(), 30.0) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_the_proxy_passes_bytes_on():
+    async with echo_behind_proxy() as (_, reader, writer):
+        assert await echoed(reader, writer, b"abc") == b"abc"
+
+
+@pytest.mark.parametrize("direction", [None, *Direction])
+async def test_a_disturbance_changes_one_byte_and_counts_it(direction):
+    async with echo_behind_proxy() as (proxy, reader, writer):
+        disturbance = Disturbance(direction=direction, num_flipped=1)
+        async with proxy.disturbed(disturbance):
+            assert await echoed(reader, writer, b"abc") == bytes([97, 98 ^ 0x55, 99])
+        assert disturbance.num_touched == 1
+        assert await echoed(reader, writer, b"abc") == b"abc"
+
+
+async def test_swallowed_bytes_do_not_arrive_and_later_ones_do():
+    async with echo_behind_proxy() as (proxy, reader, writer):
+        async with proxy.disturbed(
+            Disturbance(direction=Direction.TO_LEARNER, num_swallowed=1)
+        ) as disturbance:
+            writer.write(b"lost")
+            while not disturbance.num_touched:
+                await asyncio.sleep(0)
+            assert await echoed(reader, writer, b"abc") == b"abc"
+        assert disturbance.num_touched == 4
+
+
+@pytest.mark.parametrize("kind", [{"holds": True}, {"delay_s": 3600.0}, {"bytes_per_s": 1e-3}])
+async def test_bytes_that_wait_arrive_when_the_disturbance_is_over(kind):
+    async with echo_behind_proxy() as (proxy, reader, writer):
+        async with proxy.disturbed(
+            Disturbance(direction=Direction.TO_WORKER, **kind)
+        ) as disturbance:
+            writer.write(b"abc")
+            while not disturbance.num_touched:
+                await asyncio.sleep(0)
+        assert await asyncio.wait_for(reader.read(1024), 30.0) == b"abc"
+
+
+async def test_a_torn_connection_ends_within_a_message():
+    async with echo_behind_proxy() as (proxy, reader, writer):
+        async with proxy.disturbed(Disturbance(direction=Direction.TO_WORKER, tears=True)):
+            writer.write(b"abcd")
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                received = await asyncio.wait_for(reader.read(), 30.0)
+        assert received in (b"", b"ab")
+
+
+async def test_a_cut_ends_every_connection_and_a_refusal_each_new_one():
+    async with echo_behind_proxy() as (proxy, reader, writer):
+        await echoed(reader, writer, b"abc")
+        proxy.refuses = True
+        assert proxy.cut() == 1
+        assert await ends(reader)
+        late_reader, late = await asyncio.open_connection("127.0.0.1", proxy.port)
+        assert await ends(late_reader)
+        late.close()
+        assert proxy.num_refused == 1
+
+
+def test_a_short_run_keeps_every_bar():
+    command = [sys.executable, "-m", "tests.chaos", "--short", f"--faults={len(SHORT)}"]
+    ended = subprocess.run(
+        [*command, "--seed=1", "--minutes=20"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert result["faults"] == result["kinds"] == len(SHORT)

@@ -1,0 +1,244 @@
+"""Faults on the wire: of the network, of certificates, and of the weights that travel on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from tests.chaos.fault import Injected, Kind, NotInjectedError
+from tests.chaos.live_run import LiveRun, holds
+from tests.chaos.peer_faults import LEASE, Caller, caller_of, new_name
+from tests.chaos.proxy import Direction, Disturbance
+from vcpo.wire.access.roles import CallerRole
+from vcpo.wire.access.tls import CertificateFolder
+from vcpo.wire.v1 import policy_pb2, work_pb2
+
+_TOUCHED_S = 60.0
+"""Time in which some bytes must pass that a disturbance can touch."""
+_NOISE_BYTES = 1000
+_OFFERS = 60
+"""Versions for which a liar offers weights; who is sent to it is the learner's choice."""
+_CALL_FAILED: Final = r"failed with [A-Z_]+: "
+"""Line of a worker when its calls begin to fail."""
+_ENDED_CALL: Final = rf"{_CALL_FAILED}|succeeded after \d+ failed calls|failed; it is resumed"
+
+Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
+
+
+async def _disturb(run: LiveRun, disturbance: Disturbance, duration_s: float) -> None:
+    """Disturb what passes for a time, and until some bytes were touched.
+
+    Raises:
+        NotInjectedError: if none were.
+    """
+    async with run.proxy.disturbed(disturbance):
+        if not await holds(lambda: disturbance.num_touched > 0, _TOUCHED_S):
+            raise NotInjectedError("no byte passed")
+        await asyncio.sleep(duration_s)
+
+
+async def delay(run: LiveRun, draw: random.Random) -> Injected:
+    """Each chunk comes late."""
+    delay_s = draw.uniform(0.1, 0.8)
+    await _disturb(run, Disturbance(delay_s=delay_s), draw.uniform(1.0, 3.0))
+    return Injected(what=f"chunks delayed by {delay_s:.1f} s")
+
+
+async def throttle(run: LiveRun, draw: random.Random) -> Injected:
+    """Few bytes pass in a second."""
+    bytes_per_s = draw.choice([20_000.0, 100_000.0])
+    disturbance = Disturbance(direction=draw.choice(list(Direction)), bytes_per_s=bytes_per_s)
+    await _disturb(run, disturbance, draw.uniform(1.0, 3.0))
+    return Injected(what=f"{bytes_per_s:g} B/s {disturbance.direction}")
+
+
+async def corrupt(run: LiveRun, draw: random.Random) -> Injected:
+    """Some bytes are changed; TLS ends the connection."""
+    disturbance = Disturbance(
+        direction=draw.choice(list(Direction)), num_flipped=draw.randint(1, 3)
+    )
+    return await _break_connection(run, disturbance, "bytes changed")
+
+
+async def swallow(run: LiveRun, draw: random.Random) -> Injected:
+    """Some bytes are missing, and later ones pass."""
+    disturbance = Disturbance(
+        direction=draw.choice(list(Direction)), num_swallowed=draw.randint(1, 50_000)
+    )
+    return await _break_connection(run, disturbance, "bytes swallowed")
+
+
+async def tear(run: LiveRun, draw: random.Random) -> Injected:
+    """A connection ends in the middle of a message."""
+    disturbance = Disturbance(direction=draw.choice(list(Direction)), tears=True)
+    return await _break_connection(run, disturbance, "connection torn")
+
+
+async def _break_connection(run: LiveRun, disturbance: Disturbance, what: str) -> Injected:
+    since = run.mark()
+    await _disturb(run, disturbance, 0.5)
+    return Injected(
+        what=f"{what} {disturbance.direction}",
+        sign="a worker logs that its calls fail",
+        is_shown=await run.told(since, _ENDED_CALL),
+    )
+
+
+async def cut(run: LiveRun, _: random.Random) -> Injected:
+    """Every connection ends at once."""
+    await _connected(run)
+    since, number = run.mark(), run.proxy.cut()
+    return Injected(
+        what=f"{number} connections cut",
+        sign="a worker logs that its calls fail",
+        is_shown=await run.told(since, _ENDED_CALL),
+    )
+
+
+async def partition(run: LiveRun, draw: random.Random) -> Injected:
+    """No connection lives or begins for a while."""
+    await _connected(run)
+    since = run.mark()
+    run.proxy.refuses, refused = True, run.proxy.num_refused
+    try:
+        run.proxy.cut()
+        if not await holds(lambda: run.proxy.num_refused > refused, _TOUCHED_S):
+            raise NotInjectedError("no worker tried to connect")
+        await asyncio.sleep(draw.uniform(0.5, 4.0))
+    finally:
+        run.proxy.refuses = False
+    return Injected(
+        what="partition",
+        sign="a worker logs that its calls fail",
+        is_shown=await run.told(since, _ENDED_CALL),
+    )
+
+
+async def hold_one_way(run: LiveRun, draw: random.Random, direction: Direction) -> Injected:
+    """Bytes of one direction wait, those of the other pass."""
+    await _disturb(run, Disturbance(direction=direction, holds=True), draw.uniform(1.0, 5.0))
+    return Injected(what=f"nothing passes {direction}")
+
+
+async def lie_about_weights(run: LiveRun, draw: random.Random) -> Injected:
+    """A worker offers weights to others, and sends them noise."""
+    since, fetched = run.mark(), 0
+
+    async def send_noise(request: bytes, _: object) -> AsyncIterator[bytes]:
+        nonlocal fetched
+        fetched += 1
+        wanted = policy_pb2.FetchRequest.FromString(request)
+        yield policy_pb2.PolicyChunk(
+            policy_version=wanted.policy_version,
+            offset=wanted.offset,
+            data=draw.randbytes(_NOISE_BYTES),
+        ).SerializeToString()
+
+    methods = {"Fetch": grpc.unary_stream_rpc_method_handler(send_noise)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("vcpo.wire.v1.PolicyService", methods),)
+    )
+    certificates = CertificateFolder(run.certificates.folder)
+    port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
+    await server.start()
+    try:
+        async with caller_of(run, CallerRole.WORKER, new_name("liar", draw)) as liar:
+            is_shown = await _offer_weights(run, liar, port, since)
+    finally:
+        await server.stop(None)
+    if not fetched:
+        raise NotInjectedError("no worker was sent to the liar")
+    return Injected(
+        what=f"noise sent for weights, {fetched} times",
+        sign="a worker logs that it avoids the peer",
+        is_shown=is_shown,
+    )
+
+
+async def _offer_weights(run: LiveRun, liar: Caller, port: int, since: Mapping[Path, int]) -> bool:
+    """Ask for each version, as a worker that holds the one before, until one was caught."""
+    held = policy_pb2.GetManifestRequest(worker_id=liar.name, serving_port=port)
+    for _ in range(_OFFERS):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            # A worker of the registry only, so it asks for less work than there is in a lease.
+            work = work_pb2.LeaseRequest(
+                worker_id=liar.name, rollout_group="main", max_trajectories=1
+            )
+            await liar.call(LEASE, work)
+            newest = await liar.manifest(held)
+            held.held_policy_version = newest.policy_version
+            held.held_incarnation = newest.incarnation
+            held.wait_seconds = 10.0
+        if run.is_told(since, r"sent no usable weights"):
+            return True
+    return run.is_told(since, r"sent no usable weights")
+
+
+async def _connected(run: LiveRun) -> None:
+    if not await holds(lambda: run.proxy.num_links > 0, _TOUCHED_S):
+        raise NotInjectedError("no worker is connected")
+
+
+async def renew(run: LiveRun, _: random.Random) -> Injected:
+    """Certificates are renewed by the same authority; new connections get them."""
+    run.certificates.renew()
+    return await _reconnect(run, "certificates renewed", r"serving with a new certificate")
+
+
+async def make_unreadable(run: LiveRun, _: random.Random) -> Injected:
+    """A private key is gone for a while: the certificate in use stays."""
+    run.certificates.make_unreadable()
+    try:
+        return await _reconnect(run, "private key removed", r"the certificate in use stays")
+    finally:
+        run.certificates.restore()
+
+
+async def expire(run: LiveRun, draw: random.Random) -> Injected:
+    """Certificates have ended; workers do not trust them, until there are valid ones."""
+    run.certificates.expire()
+    try:
+        injected = await _reconnect(run, "certificates ended", _CALL_FAILED)
+        await asyncio.sleep(draw.uniform(0.0, 3.0))
+    finally:
+        run.certificates.renew()
+    return injected
+
+
+async def replace_authority(run: LiveRun, _: random.Random) -> Injected:
+    """Another authority signs; everybody is told of it, and goes on."""
+    run.certificates.replace_authority()
+    return await _reconnect(run, "authority replaced", r"serving with a new certificate")
+
+
+async def _reconnect(run: LiveRun, what: str, sign: str) -> Injected:
+    """End the connections, so that new ones are made with what is there now."""
+    await _connected(run)
+    since = run.mark()
+    run.proxy.cut()
+    return Injected(what=what, sign=sign, is_shown=await run.told(since, sign))
+
+
+INJECTORS: Final[Mapping[Kind, Inject]] = {
+    Kind.DELAYED: delay,
+    Kind.THROTTLED: throttle,
+    Kind.CORRUPTED: corrupt,
+    Kind.SWALLOWED: swallow,
+    Kind.TORN: tear,
+    Kind.CUT: cut,
+    Kind.PARTITIONED: partition,
+    Kind.LEARNER_DEAF: lambda run, draw: hold_one_way(run, draw, Direction.TO_LEARNER),
+    Kind.LEARNER_MUTE: lambda run, draw: hold_one_way(run, draw, Direction.TO_WORKER),
+    Kind.WRONG_WEIGHTS: lie_about_weights,
+    Kind.RENEWED: renew,
+    Kind.UNREADABLE: make_unreadable,
+    Kind.EXPIRED: expire,
+    Kind.OTHER_AUTHORITY: replace_authority,
+}

@@ -1,0 +1,63 @@
+"""`python -m tests.chaos.worker`: a worker's own process, with a witness and kill points.
+
+The witness stands at the generated stub, below the worker's code: it says what was submitted, what
+the learner confirmed, and which weights the engine was given under which version.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import wraps
+from typing import Any
+
+import xxhash
+
+from tests.chaos.witness import Witness
+from vcpo.wire.v1 import work_pb2, work_pb2_grpc
+from vcpo_rollout.__main__ import main
+from vcpo_rollout.engines.engine import PolicyWeights
+from vcpo_rollout.engines.hf.engine import HfEngine
+
+_CONFIRMED = (work_pb2.SUBMIT_OUTCOME_ACCEPTED, work_pb2.SUBMIT_OUTCOME_DUPLICATE)
+
+
+def watch(witness: Witness) -> None:
+    """Put the witness and the kill points into the stub and the engine."""
+    make_stub = work_pb2_grpc.WorkServiceStub.__init__
+    swap = HfEngine.swap_weights
+
+    @wraps(make_stub)
+    def watched_stub(self: Any, channel: Any) -> None:
+        make_stub(self, channel)
+        submit = self.Submit
+
+        async def watched_submit(request: work_pb2.SubmitRequest, **options: Any) -> Any:
+            for each in request.trajectories:
+                message = base64.b64encode(each.SerializeToString()).decode()
+                witness.say("submitted", id=each.trajectory_id, message=message)
+            witness.die_at("submit")
+            response = await submit(request, **options)
+            witness.die_at("submitted")
+            outcomes = zip(request.trajectories, response.outcomes, strict=False)
+            confirmed = [each.trajectory_id for each, told in outcomes if told in _CONFIRMED]
+            witness.say("confirmed", ids=confirmed)
+            return response
+
+        self.Submit = watched_submit
+
+    @wraps(swap)
+    async def watched_swap(self: HfEngine, weights: PolicyWeights) -> int:
+        witness.die_at("swap")
+        digest = xxhash.xxh3_64_hexdigest(weights.payload)
+        witness.say("swapped", version=weights.policy_version, digest=digest)
+        running = await swap(self, weights)
+        witness.die_at("swapped")
+        return running
+
+    work_pb2_grpc.WorkServiceStub.__init__ = watched_stub  # type: ignore[method-assign]
+    HfEngine.swap_weights = watched_swap  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    watch(Witness.from_environment())
+    raise SystemExit(main())
