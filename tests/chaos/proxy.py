@@ -100,10 +100,11 @@ class TcpProxy:
         self._target_port = target_port
         self._disturbances: list[Disturbance] = []
         self._links: set[_Link] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -111,6 +112,7 @@ class TcpProxy:
         assert self._server is not None
         self._server.close()
         self.cut()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
 
     @property
@@ -134,6 +136,11 @@ class TcpProxy:
         finally:
             self._disturbances.remove(disturbance)
             disturbance.over.set()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuses:

@@ -59,9 +59,9 @@ def said(*names, unix_s=1.0, **fields):
     return [*sent, {"what": "confirmed", "ids": list(names), "unix_s": unix_s}]
 
 
-def trained(version, *names, **fields):
+def trained(step, *names, **fields):
     content = [(name, digest_of_message(message(name, **fields))) for name in names]
-    return {"what": "trained", "version": version, "content": content}
+    return {"what": "trained", "version": step, "content": content}
 
 
 def published(version, digest="d"):
@@ -186,16 +186,20 @@ def test_each_bar_can_be_missed(name):
     assert missed.startswith(f"{name} is ")
 
 
+class Echo(asyncio.Protocol):
+    """Sends everything back."""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+
 @contextlib.asynccontextmanager
 async def echo_behind_proxy():
     """A proxy, and a connection through it to a server that sends everything back."""
-
-    async def echo(reader, writer):
-        while data := await reader.read(1024):
-            writer.write(data)
-        writer.close()
-
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
     async with server, TcpProxy(server.sockets[0].getsockname()[1]) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         try:
