@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.fault import Injected, Kind, NotInjectedError
-from tests.chaos.live_run import SIGN_S, LiveRun, Service, holds
+from tests.chaos.live_run import LiveRun, Service, holds
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
@@ -91,6 +91,7 @@ async def fill_disk(run: LiveRun, draw: random.Random) -> Injected:
     """The disk of the run is full for a while; a kernel says so."""
     _require_own_disk(run)
     await _serving_learner(run)
+    await _saved(run)
     since, filler = run.mark(), run.run_dir / "filler"
     try:
         _fill(filler)
@@ -106,8 +107,7 @@ async def make_checkpoints_read_only(run: LiveRun, _: random.Random) -> Injected
     _require_own_disk(run)
     await _serving_learner(run)
     folder = run.run_dir / _CHECKPOINTS
-    if not await holds(folder.is_dir, SIGN_S):
-        raise NotInjectedError("no checkpoint yet")
+    await _saved(run)
     since = run.mark()
     with _mounted_read_only(folder):
         is_shown = await run.told(since, r"DiskFull: .*Read-only file system")
@@ -228,6 +228,16 @@ async def _serving_workers(run: LiveRun) -> list[Service]:
     if not await holds(lambda: bool(serving()), _START_S):
         raise NotInjectedError("no worker serves")
     return serving()
+
+
+async def _saved(run: LiveRun) -> None:
+    """Wait for a checkpoint: a learner whose disk failed before tells of the first failure only.
+
+    Raises:
+        NotInjectedError: if none is written in time.
+    """
+    if not await run.told(run.mark(), r"CheckpointSaved: "):
+        raise NotInjectedError("no checkpoint is written")
 
 
 def _order(path: Path, point: str) -> None:
