@@ -158,6 +158,7 @@ class Chaos:
             "trained": verdict.num_trained,
             "waiting": verdict.num_waiting,
             "dropped": dict(verdict.dropped),
+            "lost_with_damaged_log": verdict.num_lost_with_disk,
             "labels_checked": self.labels.num_checked,
             "learner_lives": len(self.run.lives),
             "worker_lives": len(self.run.workers),

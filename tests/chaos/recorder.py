@@ -35,6 +35,8 @@ class Verdict:
     num_confirmed: int
     num_trained: int
     num_waiting: int
+    num_lost_with_disk: int
+    """Those that a log held which was damaged on purpose."""
     dropped: Mapping[str, int]
     """Confirmed responses that were dropped, by the learner's reason."""
 
@@ -98,15 +100,15 @@ def judge(
     submitted = {line["id"]: line["message"] for line in said if line["what"] == "submitted"}
     confirmed = _confirmed(said)
     trained = Counter(each for content in history.standing.values() for each, _ in content)
-    accounted = trained.keys() | history.held | history.dropped.keys()
-    accounted |= _lost_with_the_disk(confirmed, history, damaged_unix_s)
+    gone = confirmed.keys() - trained.keys() - history.held - history.dropped.keys()
+    with_disk = gone & _lost_with_the_disk(confirmed, history, damaged_unix_s)
     dropped = Counter(
         reason
         for each, reason in history.dropped.items()
         if each in confirmed and each not in trained and each not in history.held
     )
     return Verdict(
-        lost=sorted(confirmed.keys() - accounted),
+        lost=sorted(gone - with_disk),
         double_trained=sorted(each for each, times in trained.items() if times > 1),
         mislabelled=sorted(
             {
@@ -118,6 +120,7 @@ def judge(
         num_confirmed=len(confirmed),
         num_trained=trained.total(),
         num_waiting=len(history.held - trained.keys()),
+        num_lost_with_disk=len(with_disk),
         dropped=dict(dropped),
     )
 

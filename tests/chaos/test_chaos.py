@@ -145,7 +145,7 @@ def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_late
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
     workers = [said(FIRST, unix_s=5.0), said(SECOND, unix_s=30.0)]
     verdict = judge(lives, workers, damaged_unix_s=[10.0])
-    assert verdict.lost == [SECOND]
+    assert (verdict.lost, verdict.num_lost_with_disk) == ([SECOND], 1)
 
 
 def test_a_token_under_other_weights_than_those_of_its_label_is_found(tmp_path):
