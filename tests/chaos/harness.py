@@ -41,6 +41,8 @@ _ON_CLUSTER = cluster_faults.INJECTORS
 _KINDS_BAR = 25
 _ZERO = ("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans")
 """Fields that must be zero."""
+_LEAST_TO_JUDGE = 2
+"""Responses, labels and sets of weights: with one version no label can be wrong."""
 _LABELS_AT_ONCE = 64
 _MOST_TRIES = 3
 """How often a fault is tried that cannot happen yet."""
@@ -159,6 +161,7 @@ class Chaos:
             "waiting": verdict.num_waiting,
             "dropped": dict(verdict.dropped),
             "lost_with_damaged_log": verdict.num_lost_with_disk,
+            "weights": verdict.num_weights,
             "labels_checked": self.labels.num_checked,
             "learner_lives": len(self.run.lives),
             "worker_lives": len(self.run.workers),
@@ -214,9 +217,9 @@ def shortfalls(result: Mapping[str, Any], *, faults: int, kinds: int) -> list[st
     if result["kinds"] < kinds:
         missed.append(f"kinds is {result['kinds']}, must be at least {kinds}")
     missed += [
-        f"{name} is 0: the run did nothing to judge"
-        for name in ("confirmed", "trained", "labels_checked")
-        if not result[name]
+        f"{name} is {result[name]}: the run did nothing to judge"
+        for name in ("confirmed", "trained", "weights", "labels_checked")
+        if result[name] < _LEAST_TO_JUDGE
     ]
     return missed
 

@@ -50,9 +50,11 @@ kind: VCPORun
 metadata: {{name: chaos}}
 spec:
   model: {{name: {MODEL}}}
-  environment: {{name: sort_digits, parameters: {{digits: 7, style: plain}}}}
+  environment:
+    name: tests.chaos.worker:ScatteredReward
+    parameters: {{digits: 5, style: plain}}
   steps: 1000000
-  sampling: {{maxNewTokens: 10}}
+  sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: 8, trajectoriesPerPrompt: 4}}
   algorithm: {{maxPolicyLagSteps: 4}}
   optimizer: {{learningRate: 3e-4}}

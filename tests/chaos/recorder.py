@@ -35,6 +35,8 @@ class Verdict:
     num_confirmed: int
     num_trained: int
     num_waiting: int
+    num_weights: int
+    """Different sets of weights that were published."""
     num_lost_with_disk: int
     """Those that a log held which was damaged on purpose."""
     dropped: Mapping[str, int]
@@ -120,6 +122,7 @@ def judge(
         num_confirmed=len(confirmed),
         num_trained=trained.total(),
         num_waiting=len(history.held - trained.keys()),
+        num_weights=len({digest for _, digest in history.published}),
         num_lost_with_disk=len(with_disk),
         dropped=dict(dropped),
     )

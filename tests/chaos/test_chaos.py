@@ -27,11 +27,9 @@ from vcpo.wire.v1 import work_pb2
 FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
 PASSED = {
     **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),
+    **dict.fromkeys(("confirmed", "trained", "weights", "labels_checked"), 2),
     "faults": 300,
     "kinds": 25,
-    "confirmed": 1,
-    "trained": 1,
-    "labels_checked": 1,
 }
 
 

@@ -17,6 +17,21 @@ from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_rollout.__main__ import main
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.hf.engine import HfEngine
+from vcpo_rollout.environments.environment import Prompt
+from vcpo_rollout.environments.sort_digits import SortDigits
+
+
+class ScatteredReward(SortDigits):
+    """Rewards that no policy can learn, so that the responses to a prompt differ in them.
+
+    A task that is solved, or too hard, has equal rewards: its steps are skipped, all versions have
+    the same weights, and a wrong label is no lie.
+    """
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """A number in [0, 1] that the texts give."""
+        return xxhash.xxh3_64_intdigest(f"{prompt.text}|{response}") / 2**64
+
 
 _CONFIRMED = (work_pb2.SUBMIT_OUTCOME_ACCEPTED, work_pb2.SUBMIT_OUTCOME_DUPLICATE)
 
