@@ -27,7 +27,7 @@ from tests.chaos.recorder import Line, read_lines
 from tests.chaos.witness import ORDER_VARIABLE, PAYLOADS_VARIABLE, WITNESS_VARIABLE
 from tests.fixtures.certificates import RunCertificates
 from tests.fixtures.ports import free_port
-from vcpo.service.lifecycle import DRAINED, SERVICE_ENVIRONMENT, Ready, read_ready
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, Ready, read_ready
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES, key_variables, new_run_keys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +42,8 @@ HANG_S = 600.0
 _POLL_S = 0.1
 _RESTART_S = 0.3
 _END_S = 120.0
+_HOPELESS = 5
+"""Learners in a row that say that they cannot start, after which no other will."""
 _LINES_BYTES = 32_768
 
 SPEC = f"""
@@ -172,7 +174,14 @@ class LiveRun:
     async def progress(self) -> bool:
         """Wait for a step that no life took before; return False if it does not come in time."""
         self._furthest = before = max(self._furthest, self.newest_version())
-        return await holds(lambda: self.newest_version() > before, HANG_S)
+        await holds(lambda: self.newest_version() > before or self.has_given_up, HANG_S)
+        return self.newest_version() > before
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the last learners all said that they cannot start; their logs say why."""
+        last = [each.process.poll() for each in self.lives[-_HOPELESS:]]
+        return last == [CANNOT_START] * _HOPELESS
 
     def mark(self) -> Mapping[Path, int]:
         """How long each log is now."""

@@ -30,7 +30,7 @@ class ScatteredReward(SortDigits):
 
     def reward(self, prompt: Prompt, response: str) -> float:
         """A number in [0, 1] that the texts give."""
-        return xxhash.xxh3_64_intdigest(f"{prompt.text}|{response}") / 2**64
+        return xxhash.xxh3_64_intdigest(f"{prompt.text}|{response}".encode()) / 2**64
 
 
 _CONFIRMED = (work_pb2.SUBMIT_OUTCOME_ACCEPTED, work_pb2.SUBMIT_OUTCOME_DUPLICATE)
