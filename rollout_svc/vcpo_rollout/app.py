@@ -226,18 +226,14 @@ def _load(
     spec: VCPORunSpec, group: RolloutGroup, *, seed: int
 ) -> tuple[WeightPostprocessing | None, Engine, PromptCodec]:
     """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
-    spec = _with_local_model(spec)
+    # The model may have to be fetched; its weights are needed only to merge adapters.
+    name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
+    model = spec.model.model_copy(update={"name": name})
+    spec = spec.model_copy(update={"model": model})
     plan = choose_quantization(group)
     # Before the engine: if this fails, there are no processes of the engine to stop.
     postprocess = make_postprocessing(spec, group, seed=seed, rounding=plan.rounding)
     return postprocess, *load_engine(spec, group, plan, seed=seed)
-
-
-def _with_local_model(spec: VCPORunSpec) -> VCPORunSpec:
-    """Return the run with a model that is on this host; its weights only to merge adapters."""
-    name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
-    model = spec.model.model_copy(update={"name": name})
-    return spec.model_copy(update={"model": model})
 
 
 def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:

@@ -97,7 +97,21 @@ class ResponseGenerator:
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
         prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
-        requests = _requests(lease, prompt_token_ids)
+        begun = [
+            partial_from_message(message, path=f"begun[{index}]")
+            for index, message in enumerate(lease.begun)
+        ]
+        starts = {each.number: each for each in begun}
+        requests = {
+            number: GenerationRequest(
+                prompt_token_ids=prompt_token_ids,
+                temperature=lease.sampling.temperature,
+                max_new_tokens=lease.sampling.max_new_tokens,
+                partial_response=starts.get(number),
+                seed=response_seed(lease, number),
+            )
+            for number in lease.response_numbers or range(lease.num_trajectories)
+        }
         environment = self._environment
         try:
             if isinstance(environment, MultiTurnEnvironment):
@@ -235,27 +249,6 @@ class ResponseGenerator:
                 )
                 for generation in generations
             ]
-
-
-def _requests(
-    lease: work_pb2.Lease, prompt_token_ids: tuple[int, ...]
-) -> dict[int, GenerationRequest]:
-    """Return the request for each response of a lease, by its number in the group."""
-    begun = [
-        partial_from_message(message, path=f"begun[{index}]")
-        for index, message in enumerate(lease.begun)
-    ]
-    starts = {each.number: each for each in begun}
-    return {
-        number: GenerationRequest(
-            prompt_token_ids=prompt_token_ids,
-            temperature=lease.sampling.temperature,
-            max_new_tokens=lease.sampling.max_new_tokens,
-            partial_response=starts.get(number),
-            seed=response_seed(lease, number),
-        )
-        for number in lease.response_numbers or range(lease.num_trajectories)
-    }
 
 
 def _to_partial_response(trajectory: Trajectory) -> PartialResponse:

@@ -228,18 +228,12 @@ def sample_tokens(
     """
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
-    noise = _exponentials(logprobs, seeds, generator)
-    token_ids = (logprobs - noise.log_()).argmax(dim=-1, keepdim=True)
-    return token_ids[:, 0].tolist(), logprobs.gather(1, token_ids)[:, 0].tolist()
-
-
-def _exponentials(like: Tensor, seeds: Sequence[int | None], generator: torch.Generator) -> Tensor:
-    """Return standard exponentials, row by row from the row's seed or from the generator."""
-    drawn = torch.empty_like(like)
+    noise = torch.empty_like(logprobs)
     if None in seeds:
-        drawn.exponential_(generator=generator)
-    seeded = torch.Generator(like.device)
-    for row, seed in zip(drawn, seeds, strict=True):
+        noise.exponential_(generator=generator)
+    seeded = torch.Generator(logits.device)
+    for row, seed in zip(noise, seeds, strict=True):
         if seed is not None:
             row.exponential_(generator=seeded.manual_seed(seed))
-    return drawn
+    token_ids = (logprobs - noise.log_()).argmax(dim=-1, keepdim=True)
+    return token_ids[:, 0].tolist(), logprobs.gather(1, token_ids)[:, 0].tolist()
