@@ -154,6 +154,19 @@ class LogFile:
             self._tables.executemany("DELETE FROM checkpoint WHERE step = ?", forgotten)
         return self._number("SELECT min(position) FROM checkpoint")
 
+    @property
+    def checkpoints(self) -> tuple[tuple[int, int], ...]:
+        """Step of each checkpoint that is remembered and position of its last change, in order."""
+        found = self._tables.execute("SELECT step, position FROM checkpoint ORDER BY step")
+        return tuple((int(step), int(position)) for step, position in found)
+
+    def copy_checkpoints(self, checkpoints: Sequence[tuple[int, int]]) -> None:
+        """Remember what `checkpoints` of another file returned; for a file that has none."""
+        with self._commit():
+            self._tables.executemany(
+                "INSERT INTO checkpoint (step, position) VALUES (?, ?)", checkpoints
+            )
+
     def remove_some(self, up_to: int) -> bool:
         """Remove some of the oldest changes up to a position; return whether there were any."""
         removed = self._tables.execute(
@@ -243,13 +256,17 @@ def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: i
     """Replace a damaged log by one with the changes that can be read; return where the old one is.
 
     file: the open log, which is closed; None if it cannot be opened.
-    after, last: the readable changes are those after one position and up to the other.
+    after, last: the readable changes are those after one position and up to the other. Those before
+        them stay too, if an older checkpoint needs them: the one in use may be found damaged later.
     """
     aside = aside_path(path)
     if file is not None:
         fresh = LogFile(_fresh_path(path))
-        for some in _chunks(islice(file.read(after), last - after)):
+        checkpoints = _redoable_checkpoints(file, after)
+        first = checkpoints[0][1] if checkpoints else after
+        for some in _chunks(islice(file.read(first), last - first)):
             fresh.append(some)
+        fresh.copy_checkpoints(checkpoints)
         fresh.close()
         with contextlib.suppress(sqlite3.Error):  # its last pages may be what is damaged
             file.close()
@@ -259,6 +276,16 @@ def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: i
     if file is not None:
         _fresh_path(path).rename(path)
     return aside
+
+
+def _redoable_checkpoints(file: LogFile, up_to: int) -> tuple[tuple[int, int], ...]:
+    """Return the checkpoints from which every change up to a position can be read."""
+    checkpoints = tuple(each for each in file.checkpoints if each[1] <= up_to)
+    for number, (_, position) in enumerate(checkpoints):
+        with contextlib.suppress(DamagedLogError):
+            if sum(1 for _ in islice(file.read(position), up_to - position)) == up_to - position:
+                return checkpoints[number:]
+    return ()
 
 
 def _fresh_path(path: Path) -> Path:

@@ -99,6 +99,29 @@ def test_a_damaged_file_is_replaced_by_what_can_be_read_of_it(file, path, tmp_pa
     later.close()
 
 
+def test_a_replacement_keeps_what_an_older_checkpoint_needs(file, path):
+    file.add_checkpoint(10, 1, kept_steps={10})
+    file.add_checkpoint(20, 3, kept_steps={10, 20})
+    replace_damaged(path, file, after=3, last=3)
+    later = LogFile(path)
+    assert list(later.read(1)) == rows(2, 3)
+    assert later.checkpoints == ((10, 1), (20, 3))
+    assert later.add_checkpoint(30, 3, kept_steps={10, 30}) == 1
+    later.close()
+
+
+def test_a_replacement_leaves_out_an_older_part_that_is_damaged_too(file, path):
+    file.add_checkpoint(10, 0, kept_steps={10})
+    file.add_checkpoint(20, 2, kept_steps={10, 20})
+    file.close()
+    change_behind_its_back(path, "UPDATE change SET data = x'00' WHERE position = 1")
+    replace_damaged(path, LogFile(path), after=2, last=4)
+    later = LogFile(path)
+    assert list(later.read(2)) == rows(3, 4)
+    assert later.checkpoints == ((20, 2),)
+    later.close()
+
+
 def test_a_replacement_that_was_killed_between_its_renames_is_finished(file, path, tmp_path):
     file.close()
     path.rename(path.with_name(f"{path.name}.partial"))
