@@ -168,7 +168,7 @@ class _Learner:
             ledger = self.dispatcher.ledger
             ledger.counts().check()
             ledger.record_step(batch, policy_version=version, fresh=())
-            self._log.add_checkpoint(version + 1, self._log.position, keep=1)
+            self._log.add_checkpoint(version + 1, self._log.position, kept_steps={version + 1})
             self.dispatcher.advance_version()
 
 
