@@ -40,9 +40,11 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
 test: setup lint ## lint, types, layers, stub drift, then every test
-	@# The units one file to a process: most of them wait. The others are processes by the dozen.
+	@# The units one file to a process: most of them wait. The others are processes by the dozen, and
+	@# the last of them watch runs that have a machine for themselves.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses logical --dist loadfile
-	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube tests/observation tests/chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kube tests/integration --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e tests/observation tests/chaos
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)

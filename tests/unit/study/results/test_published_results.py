@@ -1,55 +1,122 @@
-"""The README's figures of the study are those of its results."""
+"""The published numbers, figures and tables are those of the published records."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ruamel.yaml import YAML
+import pytest
 
-from vcpo.report.numbers import compact
+from vcpo_study.cells.cell import claims_cells, plane_cells, tuning_cells
+from vcpo_study.cells.records import CellStore, model_identity
+from vcpo_study.results.figures import figures
+from vcpo_study.results.summary import claim_records, summarize
+from vcpo_study.results.tuning import synchronous_rates
+from vcpo_study.study import load_study, model_directory
 
 ROOT = Path(__file__).parents[4]
-RESULTS = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
-STUDY = YAML(typ="safe").load((ROOT / "examples" / "study.yaml").read_text(encoding="utf-8"))
-TITLES = {method["name"]: method["title"] for method in STUDY["spec"]["methods"]}
+DOCS, STUDIES = ROOT / "docs", ROOT / "examples" / "studies"
+RESULTS = json.loads((DOCS / "results.json").read_text(encoding="utf-8"))
 
 
-def _cell(method: str, lag: int) -> dict[str, Any]:
-    return next(row for row in RESULTS["grid"] if (row["method"], row["lag"]) == (method, lag))
+@pytest.fixture(scope="module", params=sorted(RESULTS["studies"]))
+def published(request):
+    """The name and the file of a study, and its records in the repository."""
+    file = STUDIES / f"{request.param}.yaml"
+    study = load_study(file)
+    model = model_identity(model_directory(study, file), study.spec.run.model.revision)
+    store = CellStore(DOCS / "results" / request.param / "cells", model=model)
+    tuning = list(filter(None, map(store.load, tuning_cells(study.spec))))
+    cells = [
+        *tuning_cells(study.spec),
+        *plane_cells(study.spec),
+        *claims_cells(study.spec, synchronous_rates(summarize(study.spec, tuning).tuned)),
+    ]
+    once = {cell.name: cell for cell in cells}.values()
+    return request.param, study.spec, list(filter(None, map(store.load, once)))
 
 
-def _row(method: str) -> tuple[str, ...]:
-    """A row of the README's table, from the study's numbers alone."""
-    return (
-        TITLES[method],
-        f"{_cell(method, 0)['final_accuracy_mean']:.3f}",
-        f"{_cell(method, 128)['final_accuracy_mean']:.3f}",
-        f"{_cell(method, 32)['steps_to_target']:.0f}",
-    )
+def test_the_published_numbers_are_those_of_the_published_records(published):
+    name, study, records = published
+    found = RESULTS["studies"][name]
+    computed = json.loads(json.dumps(asdict(summarize(study, records))))
+    assert {part: found[part] for part in computed} == computed
+    assert found["cells"] == len(records)
 
 
-def _readme_rows() -> list[tuple[str, ...]]:
+def test_the_published_figures_are_those_of_the_published_records(published):
+    name, study, records = published
+    summary = summarize(study, records)
+    claims = claim_records(study, records, summary.tuned)
+    for figure, drawing in figures(study, summary, claims).items():
+        assert (DOCS / "results" / name / figure).read_text(encoding="utf-8") == drawing, figure
+
+
+def test_the_published_folders_hold_no_record_that_counts_for_nothing(published):
+    name, _, records = published
+    files = list((DOCS / "results" / name / "cells").glob("*.json.xz"))
+    assert len(files) == len(records)
+
+
+def _readme_row(method: str, title: str) -> list[str]:
+    """A row of the README's table, from the published numbers alone."""
+    row = [title]
+    for study in ("sort-long", "countdown"):
+        found = RESULTS["studies"][study]
+        plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
+        (safe,) = (x for x in found["safe"] if (x["method"], x["lag"]) == (method, 32))
+        row += [_spread(plane[0, 1e-4]), _spread(plane[32, 1e-4])]
+        if study == "sort-long":
+            claims = (x for x in found["claims"] if (x["method"], x["lag"]) == (method, 32))
+            claim = next(claims, None)
+            row[-1] = row[-1] if claim is None else _spread(claim)
+            row.append("" if claim is None else _share(claim["collapse"]))
+        row += [f"{plane[32, 3e-4]['final_accuracy_mean']:.2f}", f"{safe['decades']:.2f}"]
+    return row
+
+
+def _share(collapse: dict[str, int]) -> str:
+    return f"{collapse['count']} of {collapse['trials']}"
+
+
+def _spread(found: dict[str, float]) -> str:
+    return f"{found['final_accuracy_mean']:.2f} ± {found['final_accuracy_std']:.2f}"
+
+
+def _readme_rows() -> list[list[str]]:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| final accuracy"))
+    start = next(n for n, line in enumerate(lines) if line.startswith("| final accuracy"))
     rows = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
-        rows.append(tuple(cell.strip() for cell in line.strip("|").split("|")))
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows
 
 
-def test_the_readme_shows_every_method_that_was_run_at_the_rate_of_vcpo():
-    rate = _cell("vcpo", 0)["learning_rate"]
-    at_one_rate = [name for name in TITLES if _cell(name, 0)["learning_rate"] == rate]
-    assert sorted(_readme_rows()) == sorted(map(_row, at_one_rate))
+def test_the_readme_shows_every_method_of_both_studies_at_one_rate():
+    study = load_study(STUDIES / "sort-long.yaml").spec
+    rates = {
+        each["learning_rate"]
+        for found in RESULTS["studies"].values()
+        for each in found["tuned"]
+        if each["chosen"]
+    }
+    assert rates == {1e-4}
+    assert _readme_rows() == [_readme_row(each.name, each.label) for each in study.methods]
 
 
-def test_the_results_tell_the_learning_rate_beside_what_it_gave():
-    document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for name, title in TITLES.items():
-        rate = compact(_cell(name, 0)["learning_rate"])
-        kept = _cell(name, 128)["final_accuracy_mean"] / _cell(name, 0)["final_accuracy_mean"]
-        assert f"| {title} | {rate} | {kept:.3f} |" in document
+@pytest.mark.parametrize(
+    ("page", "alarm", "words"),
+    [
+        ("VCPOCollapseImminent", "critical", "were critical first"),
+        ("VCPOCollapseWarning", "warn", "showed this first"),
+    ],
+)
+def test_the_runbooks_tell_how_far_an_alarm_can_be_trusted(page, alarm, words):
+    text = " ".join((DOCS / f"runbooks/off-policy/{page}.md").read_text(encoding="utf-8").split())
+    found = RESULTS["alarms"][alarm]
+    assert f"{found['num_warned']} of {found['num_collapses']} collapses {words}" in text
+    assert f"{found['lead_steps']:.0f} steps ahead in the median" in text
+    assert f"{100 * found['false_alarm_rate']:.1f} % of the" in text
