@@ -42,11 +42,11 @@ class Assignment:
     def seed(self, run_seed: int) -> int:
         """Return the seed of the lease's responses, 64 bits.
 
-        The leases of a group share it. Not after a failed generation: the responses may be why it
-        failed. An evaluation at another version is seeded anew.
+        The leases of a group share it as long as they have the same draw. An evaluation at another
+        version is seeded anew.
         """
         lease = self.lease
-        parts = [run_seed, self.purpose, lease.group_number, lease.attempt]
+        parts = [run_seed, self.purpose, lease.group_number, lease.draw]
         if self.purpose is Purpose.EVALUATION:
             parts.append(lease.granted_policy_version)
         return xxhash.xxh3_64_intdigest("/".join(map(str, parts)).encode())

@@ -159,6 +159,7 @@ class LedgerContents:
             policy_version=change.policy_version,
             partial_responses=prompt.partial_responses,
             kept=prompt.kept,
+            lost_leases=prompt.lost_leases,
         )
         self._leased += lease.num_trajectories
         return lease
@@ -194,6 +195,7 @@ class LedgerContents:
             partial_responses=partials,
             kept=lease.kept,
             group_number=lease.group_number,
+            lost_leases=_lost_leases(lease, change),
         )
         leased = sum(each.num_sampled_tokens for each in lease.partial_responses)
         requeued = sum(each.num_sampled_tokens for each in partials)
@@ -324,6 +326,7 @@ class LedgerContents:
                     kept=(*lease.kept, *lease.arrived.values()),
                     grant_number=lease.grant_number,
                     group_number=lease.group_number,
+                    lost_leases=lease.lost_leases,
                 )
             )
         self.requeued.extendleft(reversed(ended))
@@ -352,3 +355,13 @@ def _unfinished(lease: OpenLease) -> tuple[PartialResponse, ...]:
         for partial in lease.partial_responses
         if f"{lease.lease_id}/{partial.number}" not in lease.arrived
     )
+
+
+def _lost_leases(lease: OpenLease, ended: LeaseEnded) -> int:
+    """Return how many leases of a group were lost, after the end of one of them.
+
+    One that its worker had to give up, or from which it hands over what it sampled, is not lost.
+    """
+    if ended.reason is DropReason.SURPLUS or ended.partial_responses:
+        return lease.lost_leases
+    return lease.lost_leases_after(failed=ended.reason is DropReason.GENERATION_FAILED)

@@ -412,9 +412,9 @@ class Dispatcher:
         """Check that no token is labelled with a version that does not exist yet.
 
         While steps are redone, a lease may carry tokens of versions that are not redone yet: the
-        learner before had announced them.
+        learner before had announced them. Nothing of a lease that is not open is accepted.
         """
-        if not self._has_issued(lease_id):
+        if self.holder_of(lease_id) is None:
             return
         most = max(self._policy_version, self._ledger.newest_resumed_version(lease_id))
         for index, response in enumerate(responses):

@@ -38,6 +38,8 @@ class _WaitingPrompt:
     response_numbers: tuple[int, ...]
     failures: int = 0
     """Failed generations of these responses."""
+    lost_leases: int = 0
+    """As in `RequeuedPrompt`."""
 
 
 class EvaluationRound:
@@ -91,6 +93,7 @@ class EvaluationRound:
                     response_numbers=numbers,
                     group_number=prompt.prompt_index,
                     attempt=prompt.failures + 1,
+                    lost_leases=prompt.lost_leases,
                     policy_version=policy_version,
                 )
             )
@@ -133,7 +136,7 @@ class EvaluationRound:
         """End a lease whose generation failed; requeue its prompt until `max_attempts`."""
         lease = self._book.close(lease_id)
         if lease is not None and lease.attempt < self._max_attempts:
-            self._requeue(lease, failures=lease.attempt)
+            self._requeue(lease, failed=True)
 
     def expire(self) -> list[str]:
         """End the leases whose time is over and requeue their prompts; return their workers."""
@@ -161,14 +164,15 @@ class EvaluationRound:
     def _release(self, leases: Sequence[OpenLease]) -> int:
         for lease in leases:
             self._book.close(lease.lease_id)
-            self._requeue(lease, failures=lease.attempt - 1)
+            self._requeue(lease, failed=False)
         return len(leases)
 
-    def _requeue(self, lease: OpenLease, *, failures: int) -> None:
+    def _requeue(self, lease: OpenLease, *, failed: bool) -> None:
         prompt = _WaitingPrompt(
             prompt_index=lease.prompt_index,
             response_numbers=lease.response_numbers,
-            failures=failures,
+            failures=lease.attempt - (not failed),
+            lost_leases=lease.lost_leases_after(failed=failed),
         )
         self._waiting.append(prompt)
 

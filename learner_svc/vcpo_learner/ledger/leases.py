@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import (
@@ -22,6 +22,9 @@ from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.clock import Clock
 
 _REMEMBERED_LEASES = 65_536
+_LOST_LEASES_PER_DRAW = 2
+"""A worker that is killed once is no reason to sample others; responses that kill each worker, or
+outlast each lease, must not be sampled for ever."""
 
 
 class SubmitOutcome(StrEnum):
@@ -41,7 +44,7 @@ class OpenLease:
     grant_number: int
     """Position of the grant in the run; groups of equal age are consumed in this order."""
     group_number: int
-    """Number of the first grant of the group; with the attempt it seeds the responses."""
+    """Number of the first grant of the group; with the draw it seeds the responses."""
     prompt_index: int
     response_numbers: tuple[int, ...]
     """Number in the group of each response that the worker is to submit."""
@@ -54,6 +57,8 @@ class OpenLease:
     kept: tuple[Trajectory, ...] = ()
     """Members of the group that were accepted under an earlier lease, before the learner stopped;
     not among `response_numbers`."""
+    lost_leases: int = 0
+    """As in `RequeuedPrompt`."""
     preempted: bool = False
     """Whether the worker is to interrupt the generation and release the lease."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
@@ -68,6 +73,18 @@ class OpenLease:
     def num_missing(self) -> int:
         """Trajectories that have not arrived."""
         return self.num_trajectories - len(self.arrived)
+
+    @property
+    def draw(self) -> int:
+        """Which of its samples the group draws, from 1; leases of one draw sample the same."""
+        return 1 + self.lost_leases // _LOST_LEASES_PER_DRAW
+
+    def lost_leases_after(self, *, failed: bool) -> int:
+        """Return the lost leases of the group with this one.
+
+        failed: whether its generation failed: then the next lease samples others at once.
+        """
+        return self.lost_leases + (_LOST_LEASES_PER_DRAW if failed else 1)
 
     @property
     def num_accepted(self) -> int:
@@ -205,6 +222,7 @@ class LeaseBook:
         policy_version: int,
         partial_responses: tuple[PartialResponse, ...] = (),
         kept: tuple[Trajectory, ...] = (),
+        lost_leases: int = 0,
         grant_number: int | None = None,
         group_number: int | None = None,
         lease_id: str | None = None,
@@ -228,6 +246,7 @@ class LeaseBook:
             expires_s=self._clock() + self._timeout_s,
             partial_responses=partial_responses,
             kept=kept,
+            lost_leases=lost_leases,
         )
         self._grants = max(self._grants, number + 1)
         self._open[lease.lease_id] = self._held[worker_id][lease.lease_id] = lease
@@ -336,10 +355,13 @@ class LeaseBook:
                 attempt=message.attempt,
                 policy_version=message.granted_policy_version,
                 partial_responses=tuple(
-                    partial_from_message(each, path=f"open_leases[].partial_responses[{index}]")
+                    partial_from_message(
+                        each, path=f"open_leases[].partial_responses[{index}]", place=index
+                    )
                     for index, each in enumerate(message.partial_responses)
                 ),
                 kept=kept,
+                lost_leases=message.lost_leases,
             )
             arrived = _trajectories(message.arrived, "arrived")
             lease.arrived = {each.trajectory_id: each for each in arrived}
@@ -353,10 +375,14 @@ class LeaseBook:
         self._num_accepted += accepted
 
 
-def missing_numbers(accepted: Iterable[Trajectory], group_size: int) -> tuple[int, ...]:
-    """Return the numbers in a group of the responses that are not among its accepted members."""
+def missing_numbers(accepted: Collection[Trajectory], group_size: int) -> tuple[int, ...]:
+    """Return numbers in a group for the responses that it misses, none of an accepted member.
+
+    Two members may have one number: an older vcpo numbered the responses of every lease from 0.
+    """
     found = {trajectory.number for trajectory in accepted}
-    return tuple(number for number in range(group_size) if number not in found)
+    free = (number for number in range(group_size) if number not in found)
+    return tuple(islice(free, max(0, group_size - len(accepted))))
 
 
 def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:
@@ -372,6 +398,7 @@ def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:
         partial_responses=[partial_to_message(each) for each in lease.partial_responses],
         kept=[trajectory_to_message(each) for each in lease.kept],
         arrived=[trajectory_to_message(each) for each in lease.arrived.values()],
+        lost_leases=lease.lost_leases,
     )
 
 

@@ -40,6 +40,9 @@ class RequeuedPrompt:
     group_number: int | None = None
     """Of the lease that ended: the next one samples the same responses again, or the rest of them.
     None if it samples others, because the group was dropped."""
+    lost_leases: int = 0
+    """Leases of the group that brought nothing, for a reason that may be its responses; not those
+    that ended with the learner. A failed generation counts as many as change the draw."""
 
     @property
     def num_partial_tokens(self) -> int:
@@ -86,6 +89,7 @@ def requeued_to_message(prompt: RequeuedPrompt) -> ledger_pb2.RequeuedPrompt:
         kept=[trajectory_to_message(each) for each in prompt.kept],
         grant_number=prompt.grant_number,
         group_number=prompt.group_number,
+        lost_leases=prompt.lost_leases,
     )
 
 
@@ -99,7 +103,7 @@ def requeued_from_message(message: ledger_pb2.RequeuedPrompt) -> RequeuedPrompt:
         prompt_index=message.prompt_index,
         attempts=message.attempts,
         partial_responses=tuple(
-            partial_from_message(each, path=f"requeued[].partial_responses[{index}]")
+            partial_from_message(each, path=f"requeued[].partial_responses[{index}]", place=index)
             for index, each in enumerate(message.partial_responses)
         ),
         kept=tuple(
@@ -108,4 +112,5 @@ def requeued_from_message(message: ledger_pb2.RequeuedPrompt) -> RequeuedPrompt:
         ),
         grant_number=message.grant_number if message.HasField("grant_number") else None,
         group_number=message.group_number if message.HasField("group_number") else None,
+        lost_leases=message.lost_leases,
     )

@@ -163,7 +163,7 @@ def _lease_ended(message: ledger_pb2.LeaseEnded) -> LeaseEnded:
         lease_id=message.lease_id,
         reason=DropReason(message.reason),
         partial_responses=tuple(
-            partial_from_message(each, path=f"partial_responses[{index}]")
+            partial_from_message(each, path=f"partial_responses[{index}]", place=index)
             for index, each in enumerate(message.partial_responses)
         ),
     )

@@ -174,8 +174,9 @@ class RedoLog:
         It becomes bytes here: that needs the interpreter wherever it is done, and what has just
         arrived is still in the processor's cache.
         """
+        data = change_to_bytes(change)  # first: after an error there must be no gap
         self._position += 1
-        self._put(Row(position=self._position, data=change_to_bytes(change)))
+        self._put(Row(position=self._position, data=data))
 
     async def committed(self) -> None:
         """Wait until every change so far outlives this process.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
@@ -63,11 +62,15 @@ class Redo:
                 self._roll_back(change)
 
     def _accept(self, change: TrajectoriesAccepted) -> None:
-        if self._contents.book.get(change.lease_id) is None:
+        lease = self._contents.book.get(change.lease_id)
+        if lease is None:
             raise InconsistentChangeError(f"{change.lease_id} is not open")
         try:
+            if not {each.number for each in change.trajectories}.issubset(lease.response_numbers):
+                # An older vcpo numbered the responses of every lease from 0.
+                lease.response_numbers = tuple(range(lease.num_trajectories))
             self._contents.accept(change)
-        except InvalidMessageError as error:
+        except ValueError as error:
             raise InconsistentChangeError(str(error)) from error
         self._arrived |= _by_id(change.trajectories)
 

@@ -101,11 +101,15 @@ def access_mode_conflict(child: Child, existing: ObservedClaim) -> Conflict | No
     return Conflict(reason="ClaimMismatch", message=message)
 
 
-def keep_claim(child: Child, existing: ObservedClaim) -> Child:
-    """Return the claim with what it has and cannot lose: a larger size, a wider access mode."""
+def keep_claim(child: Child, existing: ObservedClaim, *, is_size_set: bool) -> Child:
+    """Return the claim with what it has and cannot lose: a larger size, a wider access mode.
+
+    is_size_set: whether the run says its size. If not, the claim keeps the one that it has: its
+        storage class may not let it grow, and the user asked for nothing.
+    """
     spec = dict(child.manifest["spec"])
     requested = str(spec["resources"]["requests"]["storage"])
-    if storage_bytes(existing.storage) > storage_bytes(requested):
+    if not is_size_set or storage_bytes(existing.storage) > storage_bytes(requested):
         spec["resources"] = {"requests": {"storage": existing.storage}}
     if _SHARED in existing.access_modes:
         spec["accessModes"] = list(existing.access_modes)

@@ -31,6 +31,8 @@ class DesiredState:
     owner_uid: str
     children: tuple[Child, ...]
     """In the order in which they are created."""
+    is_claim_size_set: bool = False
+    """Whether the run says how large the volume for its checkpoints is."""
     paused: Mapping[str, Child] = field(default_factory=dict)
     """Deployments as they are created, by name: paused, so that they have no pods yet."""
     seeds: Mapping[str, int] = field(default_factory=dict)
@@ -95,6 +97,7 @@ def desired_state(
         run=parent.name,
         owner_uid=parent.owner.uid,
         children=children,
+        is_claim_size_set=spec.learner.checkpoint_storage_gibibytes is not None,
         paused={child.name: child for child in paused},
         seeds=no_workers if suspended else {**seeds, **_external_replicas(parent, requested)},
         # Never 0: that disables a HorizontalPodAutoscaler.

@@ -155,7 +155,8 @@ def _applies(
             yield from _scaler(desired, child, observed)
         else:
             claim = _claim(child, observed)
-            wanted = child if claim is None else keep_claim(child, claim)
+            is_size_set = desired.is_claim_size_set
+            wanted = child if claim is None else keep_claim(child, claim, is_size_set=is_size_set)
             if existing is None or _needs_apply(wanted, existing, applied):
                 yield Apply(child=wanted, force=existing is not None)
 

@@ -122,6 +122,7 @@ class RequeuedPrompt(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     GROUP_NUMBER_FIELD_NUMBER: _builtins.int
+    LOST_LEASES_FIELD_NUMBER: _builtins.int
     prompt_index: _builtins.int
     attempts: _builtins.int
     """Failed generations of the prompt."""
@@ -130,6 +131,10 @@ class RequeuedPrompt(_message.Message):
     group_number: _builtins.int
     """Number of the first grant of its group, from which its responses are seeded; absent if the next
     lease samples others.
+    """
+    lost_leases: _builtins.int
+    """Leases of the group that brought nothing, for a reason that may be its responses. A failed
+    generation counts as many as change what the next lease samples.
     """
     @_builtins.property
     def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
@@ -146,10 +151,11 @@ class RequeuedPrompt(_message.Message):
         kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         grant_number: _builtins.int | None = ...,
         group_number: _builtins.int | None = ...,
+        lost_leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "grant_number", b"grant_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "attempts", b"attempts", "grant_number", b"grant_number", "group_number", b"group_number", "kept", b"kept", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "attempts", b"attempts", "grant_number", b"grant_number", "group_number", b"group_number", "kept", b"kept", "lost_leases", b"lost_leases", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grant_number: _TypeAlias = _typing.Literal["grant_number"]  # noqa: Y015
     _WhichOneofArgType__grant_number: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number"]  # noqa: Y015
@@ -179,6 +185,7 @@ class OpenLease(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
     GROUP_NUMBER_FIELD_NUMBER: _builtins.int
+    LOST_LEASES_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     worker_id: _builtins.str
     grant_number: _builtins.int
@@ -188,6 +195,8 @@ class OpenLease(_message.Message):
     granted_policy_version: _builtins.int
     group_number: _builtins.int
     """As in RequeuedPrompt; absent: grant_number."""
+    lost_leases: _builtins.int
+    """As in RequeuedPrompt."""
     @_builtins.property
     def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
     @_builtins.property
@@ -208,10 +217,11 @@ class OpenLease(_message.Message):
         kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         arrived: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         group_number: _builtins.int | None = ...,
+        lost_leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "lost_leases", b"lost_leases", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
     _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015

@@ -349,7 +349,7 @@ class PartialResponse(_message.Message):
     response with another prompt is refused.
     """
     number: _builtins.int
-    """Number of the response in its group."""
+    """Number of the response in its group. Absent: its place in the list."""
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions of the sampled tokens, as in Trajectory."""
@@ -369,13 +369,15 @@ class PartialResponse(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         prompt_xxh3: _builtins.int = ...,
-        number: _builtins.int = ...,
+        number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "number", b"number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "number", b"number", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "number", b"number", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__number: _TypeAlias = _typing.Literal["number"]  # noqa: Y015
+    _WhichOneofArgType__number: _TypeAlias = _typing.Literal["_number", b"_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__number) -> _WhichOneofReturnType__number | None: ...
 
 Global___PartialResponse: _TypeAlias = PartialResponse  # noqa: Y015
 
@@ -392,8 +394,8 @@ class Sampling(_message.Message):
     """Largest number of sampled tokens of a response."""
     seed: _builtins.int
     """The tokens of a response follow from this seed, the number of the response in its group, and
-    the weights. Every lease of a group has the same seed until its generation fails or the group
-    is dropped. Absent: the worker draws.
+    the weights. Every lease of a group has the same seed until its generation fails, two leases
+    are lost, or the group is dropped. Absent: the worker draws.
     """
     def __init__(
         self,

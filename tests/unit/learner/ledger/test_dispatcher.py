@@ -224,6 +224,17 @@ class TestSubmissions:
         with pytest.raises(InvalidMessageError, match=r"version_spans: must be at most version 1"):
             fixture.submit(other, versions=(2, 3, 1))
 
+    async def test_tokens_that_an_ended_lease_carried_are_late_and_no_fault(self, fixture):
+        fixture.dispatcher.resume_at(3)
+        (begun,) = await lease_now(fixture, held=3, room=2)
+        partial = [make_partial_response(2, 3)]
+        fixture.dispatcher.release("w", [begun.lease.lease_id], partial)
+        fixture.dispatcher.resume_at(1)
+        (again,) = await lease_now(fixture, held=1, room=2)
+        fixture.dispatcher.release("w", [again.lease.lease_id])
+        assert fixture.submit(again, versions=(2, 3, 1)) == ["lease_ended", "lease_ended"]
+        assert fixture.dispatcher.release("w", [again.lease.lease_id], partial) == 0
+
     async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, fixture):
         # Its version went further than this learner has come since its checkpoint.
         assert fixture.dispatcher.policy_version == 0

@@ -86,6 +86,65 @@ def test_a_failed_generation_is_followed_by_other_responses(ledger):
     assert seed_of(again) != seed_of(first)
 
 
+def lose_with_worker(ledger, clock, lease):
+    """The host says that the worker died."""
+    ledger.release(lease.worker_id, [])
+
+
+def outlast(ledger, clock, lease):
+    clock.advance(TIMEOUT_S)
+    ledger.expire()
+
+
+@pytest.mark.parametrize("lose", [lose_with_worker, outlast])
+def test_responses_that_never_come_are_drawn_once_more_and_then_others(ledger, clock, lose):
+    seeds = []
+    for _ in range(6):
+        (lease,) = grant(ledger)
+        seeds.append(seed_of(lease))
+        lose(ledger, clock, lease)
+    first, second, third = seeds[::2]
+    assert seeds[1::2] == [first, second, third]
+    assert len({first, second, third}) == 3
+
+
+def test_a_worker_that_hands_over_what_it_sampled_never_changes_the_draw(ledger):
+    seeds = set()
+    for _ in range(5):
+        (lease,) = grant(ledger)
+        seeds.add(seed_of(lease))
+        ledger.release("w", [lease.lease_id], [make_partial_response(0)])
+    assert len(seeds) == 1
+
+
+def test_a_preempted_lease_never_changes_the_draw(ledger):
+    seeds = set()
+    for _ in range(5):
+        (lease,) = grant(ledger)
+        seeds.add(seed_of(lease))
+        ledger.preempt(2)
+        ledger.release("w", [lease.lease_id])
+    assert len(seeds) == 1
+
+
+@pytest.mark.parametrize("is_failed_before", [True, False])
+def test_a_restart_of_the_learner_keeps_the_draw(ledger, clock, is_failed_before):
+    (lease,) = grant(ledger)
+    first = seed_of(lease)
+    if is_failed_before:
+        ledger.fail(lease.lease_id)
+        (lease,) = grant(ledger)
+    for number in range(3):
+        later = make_ledger(clock, incarnation=f"later{number}")
+        later.restore(tuple(ledger.snapshot().parts()))
+        later.restart()
+        (again,) = grant(later)
+        assert seed_of(again) == seed_of(lease)
+        assert (seed_of(again) != first) is is_failed_before
+        assert again.attempt == 1
+        ledger = later
+
+
 def test_a_group_that_was_dropped_is_followed_by_other_responses(ledger):
     (first,) = grant(ledger)
     ledger.submit(first.lease_id, make_trajectories(first, versions=(0,)))
@@ -123,22 +182,44 @@ def test_a_partial_response_with_another_number_is_refused(ledger, numbers, refu
     assert ledger.held_by("w") == [lease.lease_id]
 
 
-def evaluate(clock, *, step):
-    """Leases of one worker for a prompt with three responses, two at a time."""
-    evaluation = EvaluationRound(
+def make_round(clock, *, step, max_attempts=2):
+    """A round of one prompt with three responses."""
+    return EvaluationRound(
         step=step,
         num_prompts=1,
         samples_per_prompt=3,
         lease_timeout_s=TIMEOUT_S,
-        max_attempts=2,
+        max_attempts=max_attempts,
         incarnation="now",
         clock=clock,
     )
+
+
+def evaluate(clock, *, step):
+    """Leases of one worker for a prompt with three responses, two at a time."""
+    evaluation = make_round(clock, step=step)
     return [
         lease
         for room in (2, 2)
         for lease in evaluation.grant("w", max_trajectories=room, policy_version=step)
     ]
+
+
+@pytest.mark.parametrize(("how", "num_draws"), [("expired", 3), ("released", 3), ("failed", 6)])
+def test_an_evaluation_does_not_draw_for_ever_what_never_comes(clock, how, num_draws):
+    evaluation, seeds = make_round(clock, step=5, max_attempts=9), []
+    for _ in range(6):
+        (lease,) = evaluation.grant("w", max_trajectories=3, policy_version=5)
+        seeds.append(seed_of(lease, Purpose.EVALUATION))
+        if how == "expired":
+            clock.advance(TIMEOUT_S)
+            evaluation.expire()
+        elif how == "released":
+            evaluation.release("w", [])
+        else:
+            evaluation.fail(lease.lease_id)
+    assert len(set(seeds)) == num_draws
+    assert (seeds[0] == seeds[1]) is (how != "failed")
 
 
 def test_an_evaluation_that_is_split_has_one_seed_and_another_than_the_next(clock):

@@ -12,9 +12,10 @@ from tests.fixtures.learner.dispatcher import (
     dispatcher_fixture,
     make_ledger,
     make_trajectories,
+    make_trajectory,
 )
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.ledger.changes import LogRoom
+from vcpo_learner.ledger.changes import LogRoom, TrajectoriesAccepted, VersionPublished
 from vcpo_learner.redo_log.file import aside_path, file_path
 from vcpo_learner.redo_log.log import RedoLog
 
@@ -208,6 +209,45 @@ async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
     assert tables.position == 1
     ((kind, message),) = tables.take_events()
     assert (kind, "train-now-0 is not open" in message) == ("LogDamaged", True)
+
+
+async def test_a_change_that_cannot_be_encoded_leaves_no_gap(open_log):
+    log = open_log()
+    ledger = accept_groups(log, 1)
+    with pytest.raises(ValueError, match="range"):
+        log.append(VersionPublished(policy_version=-1, checksum=0))
+    ledger.grant("w", num_groups=1, policy_version=0)
+    await log.committed()
+    log.close()
+    reopened = open_log()
+    assert redone(reopened).counts() == ledger.counts()
+    assert reopened.take_events() == []
+
+
+async def test_a_log_that_numbers_the_responses_of_every_lease_from_0_is_redone(open_log):
+    log = open_log()
+    group_of_4 = {"trajectories_per_prompt": 4}
+    before = make_ledger(ManualClock(), incarnation="first", log=log, **group_of_4)
+    (first,) = before.grant("w", num_groups=1, policy_version=0)
+    before.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
+    before.restart()
+    # What a version of vcpo wrote whose second lease had the numbers 0 to 2.
+    (second,) = before.grant("w", num_groups=1, policy_version=0)
+    members = tuple(make_trajectory(second.lease_id, number) for number in range(3))
+    log.append(TrajectoriesAccepted(lease_id=second.lease_id, trajectories=members[:1]))
+    log.append(TrajectoriesAccepted(lease_id=second.lease_id, trajectories=members[1:]))
+    await log.committed()
+    log.close()
+    reopened = open_log()
+    after = make_ledger(ManualClock(), incarnation="later", **group_of_4)
+    reopened.redo(after.contents, after=0)
+    assert reopened.take_events() == []
+    (group,) = after.contents.buffer.groups()
+    assert {each.trajectory_id for each in group.trajectories} == {
+        f"{first.lease_id}/0",
+        *(f"{second.lease_id}/{number}" for number in range(3)),
+    }
+    after.counts().check()
 
 
 async def test_a_file_that_is_no_log_is_set_aside_and_reported(open_log, tmp_path):

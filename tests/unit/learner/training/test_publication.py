@@ -81,18 +81,46 @@ async def test_a_version_is_copied_only_after_the_one_before_was_announced(make_
     assert before == [[], [0], [0, 1], [0, 1, 2]]
 
 
+class LogOnAFullDisk(MemoryLog):
+    """Nothing of version 2 can be written."""
+
+    def append(self, change):
+        if isinstance(change, VersionPublished) and change.policy_version == 2:
+            self.room = LogRoom.UNWRITABLE
+
+    async def committed(self):
+        if self.room is LogRoom.UNWRITABLE:
+            await asyncio.Event().wait()
+
+
+async def test_a_last_version_that_a_full_disk_keeps_back_ends_the_evaluation_beside_training(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(publication, "_POLL_S", 0.01)
+    sections = {
+        "steps": 2,
+        "checkpoint": {"fullDiskWaitSeconds": 0},
+        "evaluation": {"everySteps": 1},
+    }
+    learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
+    dispatcher = learner.training._parts.dispatcher
+    evaluate = dispatcher.evaluate
+
+    async def evaluate_late(step, *, exclusive):
+        if not exclusive:  # its workers wait for the answers to submissions
+            await asyncio.Event().wait()
+        return await evaluate(step, exclusive=exclusive)
+
+    dispatcher.evaluate = evaluate_late
+    async with asyncio.timeout(DEADLINE_S):
+        assert await learner.run() is RunPhase.COMPLETE
+    assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
+    told = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
+    assert len(told) == 2  # beside step 2, and at the end
+
+
 async def test_a_last_version_that_a_full_disk_keeps_back_is_not_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(publication, "_POLL_S", 0.01)
-
-    class LogOnAFullDisk(MemoryLog):
-        def append(self, change):
-            if isinstance(change, VersionPublished) and change.policy_version == 2:
-                self.room = LogRoom.UNWRITABLE
-
-        async def committed(self):
-            if self.room is LogRoom.UNWRITABLE:
-                await asyncio.Event().wait()
-
     sections = {"steps": 2, "checkpoint": {"fullDiskWaitSeconds": 0}}
     learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
     assert await learner.run() is RunPhase.COMPLETE

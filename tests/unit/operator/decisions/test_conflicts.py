@@ -129,7 +129,10 @@ def test_a_claim_that_enough_pods_can_write_is_used_with_its_access_mode(
 ):
     made = made_claim(replicas=replicas)
     assert access_mode_conflict(made, shared_claim(*modes)) is None
-    assert keep_claim(made, shared_claim(*modes)).manifest["spec"]["accessModes"] == modes
+    assert (
+        keep_claim(made, shared_claim(*modes), is_size_set=False).manifest["spec"]["accessModes"]
+        == modes
+    )
 
 
 def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
@@ -140,9 +143,28 @@ def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
     ("storage", "applied"), [("100Gi", "100Gi"), ("1Ti", "1Ti"), ("50Gi", "50Gi"), ("1G", "50Gi")]
 )
 def test_a_claim_never_shrinks(storage: str, applied: str):
-    made = keep_claim(made_claim(), claim(storage))
+    made = keep_claim(made_claim(), claim(storage), is_size_set=True)
     assert made.manifest["spec"]["resources"]["requests"]["storage"] == applied
     assert (made.digest == made_claim().digest) is (applied == "50Gi")
+
+
+@pytest.mark.parametrize("storage", ["20Gi", "50Gi", "1Ti"])
+def test_a_claim_keeps_its_size_if_the_run_asks_for_none(storage: str):
+    made = keep_claim(made_claim(), claim(storage), is_size_set=False)
+    assert made.manifest["spec"]["resources"]["requests"]["storage"] == storage
+
+
+@pytest.mark.parametrize(
+    ("learner", "grows"), [({}, False), ({"checkpointStorageGibibytes": 60}, True)]
+)
+def test_a_claim_grows_only_if_the_run_asks_for_it(learner: dict[str, int], grows: bool):
+    cluster = settled_cluster(desired_for(learner={"checkpointStorageGibibytes": 42}))
+    child = cluster.observed.child(Kind.CLAIM, "demo-learner")
+    assert child is not None
+    there = ObservedClaim(child=child, storage="42Gi", storage_class=None)
+    cluster.observed = dataclasses.replace(cluster.observed, claims={child.name: there})
+    planned = plan_names(desired_for(learner=learner), cluster)
+    assert ("Apply PersistentVolumeClaim demo-learner" in planned) is grows
 
 
 def test_a_larger_claim_is_mentioned_and_a_strangers_is_not():
