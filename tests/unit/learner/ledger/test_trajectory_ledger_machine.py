@@ -182,7 +182,8 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
         oldest = max(0, self.model.version - age)
         worker = self.model.open[lease_id].worker_id
-        partial = [make_partial_response(oldest, self.model.version)]
+        number = self.ledger.contents.book.get(lease_id).response_numbers[0]
+        partial = [make_partial_response(oldest, self.model.version, number=number)]
         assert self.ledger.release(worker, [lease_id], partial) == 1
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
 
