@@ -33,9 +33,14 @@ class Promise:
     """Oldest version of each response that has arrived."""
 
     @property
+    def numbers(self) -> list[int]:
+        """Numbers in the group of the responses that the worker is to make."""
+        return sorted(set(range(SIZE)) - {number for _, number in self.kept})
+
+    @property
     def size(self) -> int:
         """Responses that the worker is to make."""
-        return SIZE - len(self.kept)
+        return len(self.numbers)
 
 
 @dataclass
@@ -102,7 +107,7 @@ class LedgerModel:
         )
         self.fates |= dict.fromkeys(waiting.kept.keys() - promise.kept.keys(), "lag_exceeded")
         self.open[lease_id] = promise
-        self.fates |= {(lease_id, one): "in_flight" for one in range(promise.size)}
+        self.fates |= {(lease_id, one): "in_flight" for one in promise.numbers}
         self.next_grant = max(self.next_grant, number + 1)
         return promise
 
@@ -111,7 +116,7 @@ class LedgerModel:
         if lease_id not in self.open:
             return ["duplicate" if lease_id in self.fulfilled else "lease_ended"] * len(numbers)
         promise = self.open[lease_id]
-        if max(numbers) >= promise.size:
+        if not set(numbers).issubset(promise.numbers):
             return []
         outcomes = []
         for number in numbers:
@@ -134,7 +139,7 @@ class LedgerModel:
         promise = self.open.pop(lease_id)
         failed = reason == "generation_failed"
         failures = promise.failures + failed
-        self.fates |= {(lease_id, one): reason for one in range(promise.size)}
+        self.fates |= {(lease_id, one): reason for one in promise.numbers}
         if failures < MAX_ATTEMPTS:
             kept = promise.partial if partial is None else partial
             again = Waiting(promise.prompt_index, failures, None if failed else kept, promise.kept)
@@ -205,7 +210,7 @@ class LedgerModel:
             partial = None if 0 in promise.versions else promise.partial
             kept = promise.kept | arrived
             ended.append(Waiting(promise.prompt_index, 0, partial, kept, promise.number))
-            missing = ((lease_id, one) for one in range(promise.size))
+            missing = ((lease_id, one) for one in promise.numbers)
             self.fates |= {one: "learner_restarted" for one in missing if one not in arrived}
         rest = [replace(waiting, failures=0) for waiting in self.requeued]
         self.requeued = deque([*ended, *rest])

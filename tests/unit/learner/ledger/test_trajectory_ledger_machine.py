@@ -157,9 +157,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, name=st.sampled_from(["{}/2", "{}/-1", "{}/00", "{}/", "{}", "other/0"]))
     def submit_what_was_not_asked_for(self, pick, name):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
-        foreign = replace(make_trajectory(lease_id, 0), trajectory_id=name.format(lease_id))
+        asked = make_trajectory(lease_id, self.model.open[lease_id].numbers[0])
+        foreign = replace(asked, trajectory_id=name.format(lease_id))
         with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id"):
-            self.ledger.submit(lease_id, [make_trajectory(lease_id, 0), foreign])
+            self.ledger.submit(lease_id, [asked, foreign])
 
     @rule(pick=PICKS)
     def fail(self, pick):
@@ -182,7 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
         oldest = max(0, self.model.version - age)
         worker = self.model.open[lease_id].worker_id
-        number = self.ledger.contents.book.get(lease_id).response_numbers[0]
+        number = self.model.open[lease_id].numbers[0]
         partial = [make_partial_response(oldest, self.model.version, number=number)]
         assert self.ledger.release(worker, [lease_id], partial) == 1
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
