@@ -28,6 +28,8 @@ class Promise:
     """Oldest version of the response that the grant resumes."""
     kept: dict[Response, int] = field(default_factory=dict)
     """Oldest version of each response that arrived before a crash."""
+    begun: int = 0
+    """Number of the response that the grant resumes."""
     preempted: bool = False
     versions: dict[int, int] = field(default_factory=dict)
     """Oldest version of each response that has arrived."""
@@ -51,6 +53,8 @@ class Waiting:
     failures: int = 0
     partial: int | None = None
     """Oldest version of its partial response."""
+    begun: int = 0
+    """Number of that response."""
     kept: dict[Response, int] = field(default_factory=dict)
     number: int | None = None
     """Of the grant that a crash ended."""
@@ -104,6 +108,7 @@ class LedgerModel:
             now_s + TIMEOUT_S,
             partial if partial is not None and partial >= oldest_partial else None,
             {one: oldest for one, oldest in waiting.kept.items() if oldest >= oldest_partial},
+            waiting.begun,
         )
         self.fates |= dict.fromkeys(waiting.kept.keys() - promise.kept.keys(), "lag_exceeded")
         self.open[lease_id] = promise
@@ -142,7 +147,9 @@ class LedgerModel:
         self.fates |= {(lease_id, one): reason for one in promise.numbers}
         if failures < MAX_ATTEMPTS:
             kept = promise.partial if partial is None else partial
-            again = Waiting(promise.prompt_index, failures, None if failed else kept, promise.kept)
+            begun = promise.begun if partial is None else promise.numbers[0]
+            partial = None if failed else kept
+            again = Waiting(promise.prompt_index, failures, partial, begun, promise.kept)
             if promise.kept:
                 self.requeued.appendleft(again)
             else:
@@ -206,10 +213,10 @@ class LedgerModel:
         ended = []
         for lease_id, promise in self.open.items():
             arrived = {(lease_id, one): oldest for one, oldest in promise.versions.items()}
-            # The response that the lease resumed is its first.
-            partial = None if 0 in promise.versions else promise.partial
+            partial = None if promise.begun in promise.versions else promise.partial
             kept = promise.kept | arrived
-            ended.append(Waiting(promise.prompt_index, 0, partial, kept, promise.number))
+            begun, number = promise.begun, promise.number
+            ended.append(Waiting(promise.prompt_index, 0, partial, begun, kept, number))
             missing = ((lease_id, one) for one in promise.numbers)
             self.fates |= {one: "learner_restarted" for one in missing if one not in arrived}
         rest = [replace(waiting, failures=0) for waiting in self.requeued]

@@ -206,7 +206,7 @@ async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fi
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
     partial = [
-        partial_message(3),
+        partial_message(3, number=0),
         partial_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH, number=1),
     ]
     release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=partial)
