@@ -189,13 +189,15 @@ class LedgerContents:
         failed = change.reason is DropReason.GENERATION_FAILED
         # The responses may be why the generation failed.
         partials = () if failed else change.partial_responses or lease.partial_responses
+        # Not if the worker had to give it up, or hands over what it sampled.
+        is_lost = change.reason is not DropReason.SURPLUS and not change.partial_responses
         prompt = RequeuedPrompt(
             prompt_index=lease.prompt_index,
             attempts=lease.attempt - (not failed),
             partial_responses=partials,
             kept=lease.kept,
             group_number=lease.group_number,
-            lost_leases=_lost_leases(lease, change),
+            lost_leases=lease.lost_leases_after(failed=failed) if is_lost else lease.lost_leases,
         )
         leased = sum(each.num_sampled_tokens for each in lease.partial_responses)
         requeued = sum(each.num_sampled_tokens for each in partials)
@@ -355,13 +357,3 @@ def _unfinished(lease: OpenLease) -> tuple[PartialResponse, ...]:
         for partial in lease.partial_responses
         if f"{lease.lease_id}/{partial.number}" not in lease.arrived
     )
-
-
-def _lost_leases(lease: OpenLease, ended: LeaseEnded) -> int:
-    """Return how many leases of a group were lost, after the end of one of them.
-
-    One that its worker had to give up, or from which it hands over what it sampled, is not lost.
-    """
-    if ended.reason is DropReason.SURPLUS or ended.partial_responses:
-        return lease.lost_leases
-    return lease.lost_leases_after(failed=ended.reason is DropReason.GENERATION_FAILED)

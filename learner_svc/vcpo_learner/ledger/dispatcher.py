@@ -210,10 +210,11 @@ class Dispatcher:
 
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; its prompt is granted again a few times."""
-        if self._has_issued(lease_id):
+        evaluation = self._evaluations.of_lease(lease_id)
+        if evaluation is not None or self._ledger.has_issued(lease_id):  # not of a learner before
             self.failures.record_failure(failure)
         self._registry.record_contact(worker_id)
-        (self._evaluations.of_lease(lease_id) or self._ledger).fail(lease_id)
+        (evaluation or self._ledger).fail(lease_id)
         self.notify()
 
     def release(
@@ -401,10 +402,6 @@ class Dispatcher:
             self._registry.mark_doubted(worker_id)
         if expired:
             self.notify()
-
-    def _has_issued(self, lease_id: str) -> bool:
-        """Return whether this process issued the lease; only of those it knows all versions."""
-        return self._evaluations.of_lease(lease_id) is not None or self._ledger.has_issued(lease_id)
 
     def _check_versions(
         self, lease_id: str, name: str, responses: Sequence[Trajectory | PartialResponse]

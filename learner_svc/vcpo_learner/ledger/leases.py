@@ -131,7 +131,8 @@ class OpenLease:
                 received = f"{len(trajectory.prompt_token_ids)} tokens that differ"
                 requirement = "the prompt of the lease's other trajectories"
                 raise InvalidMessageError(name, received, requirement)
-            if not self._has_member(trajectory.trajectory_id):
+            lease_id, _, member = trajectory.trajectory_id.rpartition("/")
+            if lease_id != self.lease_id or member not in map(str, self.response_numbers):
                 numbers = ", ".join(map(str, self.response_numbers))
                 requirement = f"'{self.lease_id}/' and one of {numbers}"
                 name = f"trajectories[{index}].trajectory_id"
@@ -155,11 +156,6 @@ class OpenLease:
                 requirement = f"one of the lease's other responses {free}"
                 raise InvalidMessageError(f"begun[{index}].number", partial.number, requirement)
             free.remove(partial.number)
-
-    def _has_member(self, trajectory_id: str) -> bool:
-        """Return whether the id is `<lease id>/<number>` with a number of this lease."""
-        prefix, _, number = trajectory_id.rpartition("/")
-        return prefix == self.lease_id and number in map(str, self.response_numbers)
 
 
 class LeaseBook:

@@ -300,8 +300,13 @@ class TrainingLoop:
         is_announced = await self._publication.join_at_end(
             full_disk_wait_s if is_running else drain_s
         )
-        if not is_announced:
-            await self._drop_evaluation()
+        if self._evaluation is not None and not is_announced:
+            # The log holds up the answers that its workers wait for.
+            self._evaluation.cancel()
+            await asyncio.wait([self._evaluation])
+            if self._evaluation.cancelled():
+                self._evaluation = None
+                self.event("EvaluationWithoutResult", "it was not over, and the disk is full")
         await self._join_evaluation()
         if self._dispatcher.phase is not RunPhase.RUNNING:
             await self._dispatcher.wait_until_idle(drain_s)
@@ -332,15 +337,6 @@ class TrainingLoop:
         if self._evaluation is not None:
             await self._evaluation
             self._evaluation = None
-
-    async def _drop_evaluation(self) -> None:
-        """End the evaluation beside training: the log holds up answers to its workers."""
-        if self._evaluation is not None:
-            self._evaluation.cancel()
-            await asyncio.wait([self._evaluation])
-            if self._evaluation.cancelled():
-                self._evaluation = None
-                self.event("EvaluationWithoutResult", "it was not over, and the disk is full")
 
     async def _evaluate(self, *, exclusive: bool) -> None:
         """Run an evaluation round and record its result."""
