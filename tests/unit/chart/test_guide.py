@@ -85,8 +85,9 @@ def test_the_guides_large_learner_has_its_pods_gpus_and_volume():
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     (claim,) = [each.manifest["spec"] for each in made if each.kind is Kind.CLAIM]
     assert claim["accessModes"] == ["ReadWriteMany"]
-    # 7.6 B parameters: 12 bytes in four checkpoints (two, the best, the next one), 4 in the model.
-    assert claim["resources"]["requests"]["storage"] == "369Gi"
+    # 7.6 B parameters: 12 bytes in four checkpoints (two, the best, the next one), 4 in the model;
+    # and 4 GiB for the redo log, twice.
+    assert claim["resources"]["requests"]["storage"] == "377Gi"
 
 
 def test_the_guide_explains_every_column_in_order():
