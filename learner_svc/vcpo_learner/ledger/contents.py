@@ -282,6 +282,7 @@ class LedgerContents:
             consumed=self.consumed,
             dropped=dict(self._dropped),
             next_grant_number=self.book.next_grant_number,
+            next_group_number=self.book.next_group_number,
             requeued=[requeued_to_message(prompt) for prompt in self.requeued],
             open_leases=self.book.to_messages(),
             log_position=log_position,
@@ -299,7 +300,14 @@ class LedgerContents:
         self.source.restore(head)
         self.requeued = deque(requeued_from_message(message) for message in head.requeued)
         self.buffer.add(group_from_message(group) for part in parts for group in part.buffered)
-        self.book.restore(head.open_leases, head.next_grant_number)
+        has_group_number = head.HasField("next_group_number")
+        self.book.restore(
+            head.open_leases,
+            next_grant_number=head.next_grant_number,
+            next_group_number=(
+                head.next_group_number if has_group_number else head.next_grant_number
+            ),
+        )
         self._leased = head.leased
         self.consumed = head.consumed
         self._dropped = Counter(dict(head.dropped))

@@ -80,8 +80,8 @@ class GroupBuffer:
     def take_batch(self) -> list[Group] | None:
         """Remove and return the groups of one step; return None while there are too few.
 
-        Remove what is late before. The groups of a batch stand in the order of their first grants,
-        so that its sums do not depend on which of them had to be leased again.
+        Remove what is late before. The groups of a batch stand in the order of their numbers, so
+        that its sums do not depend on which of them had to be leased again.
         """
         if len(self._groups) < self._prompts_per_step:
             return None

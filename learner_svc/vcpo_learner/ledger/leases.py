@@ -44,7 +44,7 @@ class OpenLease:
     grant_number: int
     """Position of the grant in the run; groups of equal age are consumed in this order."""
     group_number: int
-    """Number of the first grant of the group; with the draw it seeds the responses."""
+    """Number of the group among all groups of the run; with the draw it seeds the responses."""
     prompt_index: int
     response_numbers: tuple[int, ...]
     """Number in the group of each response that the worker is to submit."""
@@ -183,12 +183,18 @@ class LeaseBook:
         self._num_accepted = 0
         self._fulfilled: OrderedDict[str, None] = OrderedDict()
         self._grants = 0
+        self._groups = 0  # not the number of grants: a group that loses its lease has several
         self._ids = count()  # not the number of a grant: a later lease may take an earlier place
 
     @property
     def next_grant_number(self) -> int:
         """One more than the largest number of a grant so far, those before a restart included."""
         return self._grants
+
+    @property
+    def next_group_number(self) -> int:
+        """Groups that were begun so far, those before a restart included."""
+        return self._groups
 
     @property
     def num_missing(self) -> int:
@@ -226,15 +232,17 @@ class LeaseBook:
         """Grant a prompt to a worker.
 
         grant_number: place in the order; None for the next one.
-        group_number: as in `OpenLease`; None for the number of this grant.
+        group_number: as in `OpenLease`; None for a new group.
         lease_id: None makes one.
         """
         number = self._grants if grant_number is None else grant_number
+        if group_number is None:
+            group_number, self._groups = self._groups, self._groups + 1
         lease = OpenLease(
             lease_id=self.new_lease_id() if lease_id is None else lease_id,
             worker_id=worker_id,
             grant_number=number,
-            group_number=number if group_number is None else group_number,
+            group_number=group_number,
             prompt_index=prompt_index,
             response_numbers=response_numbers,
             attempt=attempt,
@@ -333,8 +341,14 @@ class LeaseBook:
         """Return the open leases for a checkpoint, oldest first, without their deadlines."""
         return [_lease_to_message(lease) for lease in self._open.values()]
 
-    def restore(self, messages: Iterable[ledger_pb2.OpenLease], next_grant_number: int) -> None:
-        """Open leases of another process again, and number the next grant.
+    def restore(
+        self,
+        messages: Iterable[ledger_pb2.OpenLease],
+        *,
+        next_grant_number: int,
+        next_group_number: int,
+    ) -> None:
+        """Open leases of another process again, and number the next grant and the next group.
 
         Raises:
             InvalidMessageError: naming the first invalid field.
@@ -345,7 +359,11 @@ class LeaseBook:
                 lease_id=message.lease_id,
                 worker_id=message.worker_id,
                 grant_number=message.grant_number,
-                group_number=message.group_number if message.HasField("group_number") else None,
+                group_number=(
+                    message.group_number
+                    if message.HasField("group_number")
+                    else message.grant_number
+                ),
                 prompt_index=message.prompt_index,
                 response_numbers=missing_numbers(kept, message.num_trajectories + len(kept)),
                 attempt=message.attempt,
@@ -363,6 +381,7 @@ class LeaseBook:
             lease.arrived = {each.trajectory_id: each for each in arrived}
             self._count(lease, missing=-len(lease.arrived), accepted=len(lease.arrived))
         self._grants = next_grant_number
+        self._groups = next_group_number
 
     def _count(self, lease: OpenLease, *, missing: int, accepted: int) -> None:
         """Add to the sums over the open leases."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from vcpo.wire.v1 import work_pb2 as vcpo_dot_wire_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\xc5\x03\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12-\n\x08\x62uffered\x18\x03 \x03(\x0b\x32\x1b.vcpo.wire.v1.BufferedGroup\x12\x0e\n\x06leased\x18\x04 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x06 \x01(\x04\x12:\n\x07\x64ropped\x18\x07 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x08 \x01(\x04\x12\x13\n\tposterior\x18\t \x01(\tH\x00\x12\x11\n\x07teacher\x18\n \x01(\x0cH\x00\x12.\n\x08requeued\x18\x0c \x03(\x0b\x32\x1c.vcpo.wire.v1.RequeuedPrompt\x12,\n\x0bopen_leases\x18\r \x03(\x0b\x32\x17.vcpo.wire.v1.OpenLease\x12\x14\n\x0clog_position\x18\x0e \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x12\n\x10prompt_selectionJ\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06J\x04\x08\x0b\x10\x0c\"\x87\x02\n\x0eRequeuedPrompt\x12\x14\n\x0cprompt_index\x18\x01 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\r\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12&\n\x04kept\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x19\n\x0cgrant_number\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cgroup_number\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0blost_leases\x18\x07 \x01(\rB\x0f\n\r_grant_numberB\x0f\n\r_group_number\"\xf5\x02\n\tOpenLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cgrant_number\x18\x03 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x04 \x01(\x04\x12\x18\n\x10num_trajectories\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x1e\n\x16granted_policy_version\x18\x07 \x01(\x04\x12\x38\n\x11partial_responses\x18\x08 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12&\n\x04kept\x18\t \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12)\n\x07\x61rrived\x18\n \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x19\n\x0cgroup_number\x18\x0b \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0blost_leases\x18\x0c \x01(\rB\x0f\n\r_group_number\"\xba\x01\n\rBufferedGroup\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x14\n\x0cgrant_number\x18\x02 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12.\n\x0ctrajectories\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x19\n\x0cgroup_number\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_group_number\"\xdc\x03\n\x0cLedgerChange\x12\x33\n\rlease_granted\x18\x01 \x01(\x0b\x32\x1a.vcpo.wire.v1.LeaseGrantedH\x00\x12\x43\n\x15trajectories_accepted\x18\x02 \x01(\x0b\x32\".vcpo.wire.v1.TrajectoriesAcceptedH\x00\x12/\n\x0blease_ended\x18\x03 \x01(\x0b\x32\x18.vcpo.wire.v1.LeaseEndedH\x00\x12\x35\n\x0egroups_dropped\x18\x04 \x01(\x0b\x32\x1b.vcpo.wire.v1.GroupsDroppedH\x00\x12\x35\n\x0e\x62\x61tch_consumed\x18\x05 \x01(\x0b\x32\x1b.vcpo.wire.v1.BatchConsumedH\x00\x12;\n\x11version_published\x18\x06 \x01(\x0b\x32\x1e.vcpo.wire.v1.VersionPublishedH\x00\x12;\n\x11learner_restarted\x18\x07 \x01(\x0b\x32\x1e.vcpo.wire.v1.LearnerRestartedH\x00\x12/\n\x0brolled_back\x18\x08 \x01(\x0b\x32\x18.vcpo.wire.v1.RolledBackH\x00\x42\x08\n\x06\x63hange\"\xa4\x01\n\x0cLeaseGranted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cgrant_number\x18\x03 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x04 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x04\x12\x16\n\x0eoldest_version\x18\x06 \x01(\x04\x12\x13\n\x0bis_requeued\x18\x07 \x01(\x08\"X\n\x14TrajectoriesAccepted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12.\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\"h\n\nLeaseEnded\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"2\n\rGroupsDropped\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"X\n\rBatchConsumed\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x1c\n\x14\x66resh_trajectory_ids\x18\x03 \x03(\t\"<\n\x10VersionPublished\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\"\'\n\x10LearnerRestarted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"<\n\nRolledBack\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x16\n\x0ereturns_groups\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\xfb\x03\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12-\n\x08\x62uffered\x18\x03 \x03(\x0b\x32\x1b.vcpo.wire.v1.BufferedGroup\x12\x0e\n\x06leased\x18\x04 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x06 \x01(\x04\x12:\n\x07\x64ropped\x18\x07 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x08 \x01(\x04\x12\x13\n\tposterior\x18\t \x01(\tH\x00\x12\x11\n\x07teacher\x18\n \x01(\x0cH\x00\x12.\n\x08requeued\x18\x0c \x03(\x0b\x32\x1c.vcpo.wire.v1.RequeuedPrompt\x12,\n\x0bopen_leases\x18\r \x03(\x0b\x32\x17.vcpo.wire.v1.OpenLease\x12\x14\n\x0clog_position\x18\x0e \x01(\x04\x12\x1e\n\x11next_group_number\x18\x0f \x01(\x04H\x01\x88\x01\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x12\n\x10prompt_selectionB\x14\n\x12_next_group_numberJ\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06J\x04\x08\x0b\x10\x0c\"\x87\x02\n\x0eRequeuedPrompt\x12\x14\n\x0cprompt_index\x18\x01 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\r\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12&\n\x04kept\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x19\n\x0cgrant_number\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cgroup_number\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0blost_leases\x18\x07 \x01(\rB\x0f\n\r_grant_numberB\x0f\n\r_group_number\"\xf5\x02\n\tOpenLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cgrant_number\x18\x03 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x04 \x01(\x04\x12\x18\n\x10num_trajectories\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x1e\n\x16granted_policy_version\x18\x07 \x01(\x04\x12\x38\n\x11partial_responses\x18\x08 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12&\n\x04kept\x18\t \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12)\n\x07\x61rrived\x18\n \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x19\n\x0cgroup_number\x18\x0b \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0blost_leases\x18\x0c \x01(\rB\x0f\n\r_group_number\"\xba\x01\n\rBufferedGroup\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x14\n\x0cgrant_number\x18\x02 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12.\n\x0ctrajectories\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x19\n\x0cgroup_number\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_group_number\"\xdc\x03\n\x0cLedgerChange\x12\x33\n\rlease_granted\x18\x01 \x01(\x0b\x32\x1a.vcpo.wire.v1.LeaseGrantedH\x00\x12\x43\n\x15trajectories_accepted\x18\x02 \x01(\x0b\x32\".vcpo.wire.v1.TrajectoriesAcceptedH\x00\x12/\n\x0blease_ended\x18\x03 \x01(\x0b\x32\x18.vcpo.wire.v1.LeaseEndedH\x00\x12\x35\n\x0egroups_dropped\x18\x04 \x01(\x0b\x32\x1b.vcpo.wire.v1.GroupsDroppedH\x00\x12\x35\n\x0e\x62\x61tch_consumed\x18\x05 \x01(\x0b\x32\x1b.vcpo.wire.v1.BatchConsumedH\x00\x12;\n\x11version_published\x18\x06 \x01(\x0b\x32\x1e.vcpo.wire.v1.VersionPublishedH\x00\x12;\n\x11learner_restarted\x18\x07 \x01(\x0b\x32\x1e.vcpo.wire.v1.LearnerRestartedH\x00\x12/\n\x0brolled_back\x18\x08 \x01(\x0b\x32\x18.vcpo.wire.v1.RolledBackH\x00\x42\x08\n\x06\x63hange\"\xa4\x01\n\x0cLeaseGranted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cgrant_number\x18\x03 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x04 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x04\x12\x16\n\x0eoldest_version\x18\x06 \x01(\x04\x12\x13\n\x0bis_requeued\x18\x07 \x01(\x08\"X\n\x14TrajectoriesAccepted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12.\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\"h\n\nLeaseEnded\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"2\n\rGroupsDropped\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"X\n\rBatchConsumed\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x1c\n\x14\x66resh_trajectory_ids\x18\x03 \x03(\t\"<\n\x10VersionPublished\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\"\'\n\x10LearnerRestarted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"<\n\nRolledBack\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x16\n\x0ereturns_groups\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._loaded_options = None
   _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_LEDGERSNAPSHOT']._serialized_start=69
-  _globals['_LEDGERSNAPSHOT']._serialized_end=522
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=438
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=484
-  _globals['_REQUEUEDPROMPT']._serialized_start=525
-  _globals['_REQUEUEDPROMPT']._serialized_end=788
-  _globals['_OPENLEASE']._serialized_start=791
-  _globals['_OPENLEASE']._serialized_end=1164
-  _globals['_BUFFEREDGROUP']._serialized_start=1167
-  _globals['_BUFFEREDGROUP']._serialized_end=1353
-  _globals['_LEDGERCHANGE']._serialized_start=1356
-  _globals['_LEDGERCHANGE']._serialized_end=1832
-  _globals['_LEASEGRANTED']._serialized_start=1835
-  _globals['_LEASEGRANTED']._serialized_end=1999
-  _globals['_TRAJECTORIESACCEPTED']._serialized_start=2001
-  _globals['_TRAJECTORIESACCEPTED']._serialized_end=2089
-  _globals['_LEASEENDED']._serialized_start=2091
-  _globals['_LEASEENDED']._serialized_end=2195
-  _globals['_GROUPSDROPPED']._serialized_start=2197
-  _globals['_GROUPSDROPPED']._serialized_end=2247
-  _globals['_BATCHCONSUMED']._serialized_start=2249
-  _globals['_BATCHCONSUMED']._serialized_end=2337
-  _globals['_VERSIONPUBLISHED']._serialized_start=2339
-  _globals['_VERSIONPUBLISHED']._serialized_end=2399
-  _globals['_LEARNERRESTARTED']._serialized_start=2401
-  _globals['_LEARNERRESTARTED']._serialized_end=2440
-  _globals['_ROLLEDBACK']._serialized_start=2442
-  _globals['_ROLLEDBACK']._serialized_end=2502
+  _globals['_LEDGERSNAPSHOT']._serialized_end=576
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=470
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=516
+  _globals['_REQUEUEDPROMPT']._serialized_start=579
+  _globals['_REQUEUEDPROMPT']._serialized_end=842
+  _globals['_OPENLEASE']._serialized_start=845
+  _globals['_OPENLEASE']._serialized_end=1218
+  _globals['_BUFFEREDGROUP']._serialized_start=1221
+  _globals['_BUFFEREDGROUP']._serialized_end=1407
+  _globals['_LEDGERCHANGE']._serialized_start=1410
+  _globals['_LEDGERCHANGE']._serialized_end=1886
+  _globals['_LEASEGRANTED']._serialized_start=1889
+  _globals['_LEASEGRANTED']._serialized_end=2053
+  _globals['_TRAJECTORIESACCEPTED']._serialized_start=2055
+  _globals['_TRAJECTORIESACCEPTED']._serialized_end=2143
+  _globals['_LEASEENDED']._serialized_start=2145
+  _globals['_LEASEENDED']._serialized_end=2249
+  _globals['_GROUPSDROPPED']._serialized_start=2251
+  _globals['_GROUPSDROPPED']._serialized_end=2301
+  _globals['_BATCHCONSUMED']._serialized_start=2303
+  _globals['_BATCHCONSUMED']._serialized_end=2391
+  _globals['_VERSIONPUBLISHED']._serialized_start=2393
+  _globals['_VERSIONPUBLISHED']._serialized_end=2453
+  _globals['_LEARNERRESTARTED']._serialized_start=2455
+  _globals['_LEARNERRESTARTED']._serialized_end=2494
+  _globals['_ROLLEDBACK']._serialized_start=2496
+  _globals['_ROLLEDBACK']._serialized_end=2556
 # @@protoc_insertion_point(module_scope)

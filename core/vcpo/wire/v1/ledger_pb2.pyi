@@ -58,6 +58,7 @@ class LedgerSnapshot(_message.Message):
     REQUEUED_FIELD_NUMBER: _builtins.int
     OPEN_LEASES_FIELD_NUMBER: _builtins.int
     LOG_POSITION_FIELD_NUMBER: _builtins.int
+    NEXT_GROUP_NUMBER_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
     """Index of the next prompt of the training split that was never leased."""
     leased: _builtins.int
@@ -73,6 +74,8 @@ class LedgerSnapshot(_message.Message):
     """Output of torch.save for plain values and tensors: network, observations, generators."""
     log_position: _builtins.int
     """Position of the newest change in the redo log that the snapshot contains."""
+    next_group_number: _builtins.int
+    """Number of the next group that is new; absent: next_grant_number."""
     @_builtins.property
     def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]:
         """Groups that wait for training."""
@@ -99,13 +102,19 @@ class LedgerSnapshot(_message.Message):
         requeued: _abc.Iterable[Global___RequeuedPrompt] | None = ...,
         open_leases: _abc.Iterable[Global___OpenLease] | None = ...,
         log_position: _builtins.int = ...,
+        next_group_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "next_group_number", b"next_group_number", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_group_number: _TypeAlias = _typing.Literal["next_group_number"]  # noqa: Y015
+    _WhichOneofArgType__next_group_number: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number"]  # noqa: Y015
     _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
     _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_group_number) -> _WhichOneofReturnType__next_group_number | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_selection) -> _WhichOneofReturnType_prompt_selection | None: ...
 
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
@@ -129,8 +138,8 @@ class RequeuedPrompt(_message.Message):
     grant_number: _builtins.int
     """Number of the lease that ended because the learner stopped; absent for any other."""
     group_number: _builtins.int
-    """Number of the first grant of its group, from which its responses are seeded; absent if the next
-    lease samples others.
+    """Number of its group, from which its responses are seeded; absent if the next lease samples
+    others.
     """
     lost_leases: _builtins.int
     """Leases of the group that brought nothing, for a reason that may be its responses. A failed

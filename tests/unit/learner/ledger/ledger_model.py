@@ -20,6 +20,8 @@ class Promise:
     """An open lease."""
 
     number: int
+    group: int
+    """Number of the group among all that were begun."""
     worker_id: str
     prompt_index: int
     failures: int
@@ -58,6 +60,8 @@ class Waiting:
     kept: dict[Response, int] = field(default_factory=dict)
     number: int | None = None
     """Of the grant that a crash ended."""
+    group: int | None = None
+    """Number of its group; None if that was dropped."""
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Whole:
     """A complete group."""
 
     prompt_index: int
+    group: int
     oldest: int
     members: tuple[Response, ...]
 
@@ -82,6 +87,7 @@ class LedgerModel:
     requeued: deque[Waiting] = field(default_factory=deque)
     next_prompt: int = 0
     next_grant: int = 0
+    next_group: int = 0
     version: int = 0
     consumed: list[int] = field(default_factory=list)
 
@@ -100,8 +106,11 @@ class LedgerModel:
         self.next_prompt = max(self.next_prompt, waiting.prompt_index + 1)
         partial = waiting.partial
         number = self.next_grant if waiting.number is None else waiting.number
+        group = self.next_group if waiting.group is None else waiting.group
+        self.next_group = max(self.next_group, group + 1)
         promise = Promise(
             number,
+            group,
             worker_id,
             waiting.prompt_index,
             waiting.failures,
@@ -134,6 +143,7 @@ class LedgerModel:
             arrived = tuple((lease_id, number) for number in promise.versions)
             self.buffered[promise.number] = Whole(
                 promise.prompt_index,
+                promise.group,
                 min([*promise.versions.values(), *promise.kept.values()]),
                 (*promise.kept, *arrived),
             )
@@ -150,6 +160,7 @@ class LedgerModel:
             begun = promise.begun if partial is None else promise.numbers[0]
             partial = None if failed else kept
             again = Waiting(promise.prompt_index, failures, partial, begun, promise.kept)
+            again.group = promise.group
             if promise.kept:
                 self.requeued.appendleft(again)
             else:
@@ -176,11 +187,12 @@ class LedgerModel:
     def take(
         self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
     ) -> list[int] | None:
-        """Take a step's groups: their grants, or None."""
+        """Take a step's groups, in the order of their numbers: their grants, or None."""
         self.drop_late(failures_of, max_lag_steps, limit)
         if len(self.buffered) < PROMPTS:
             return None
         taken = sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one))[:PROMPTS]
+        taken.sort(key=lambda one: self.buffered[one].group)
         for number in taken:
             self.fates |= dict.fromkeys(self.buffered.pop(number).members, "consumed")
         self.consumed += taken
@@ -216,7 +228,9 @@ class LedgerModel:
             partial = None if promise.begun in promise.versions else promise.partial
             kept = promise.kept | arrived
             begun, number = promise.begun, promise.number
-            ended.append(Waiting(promise.prompt_index, 0, partial, begun, kept, number))
+            ended.append(
+                Waiting(promise.prompt_index, 0, partial, begun, kept, number, promise.group)
+            )
             missing = ((lease_id, one) for one in promise.numbers)
             self.fates |= {one: "learner_restarted" for one in missing if one not in arrived}
         rest = [replace(waiting, failures=0) for waiting in self.requeued]

@@ -56,6 +56,23 @@ def test_a_lease_that_ended_with_its_worker_samples_the_same_responses_again(led
     assert again.response_numbers == (0, 1)
 
 
+def test_a_lease_that_is_lost_changes_no_seed_of_the_groups_after_it(ledger, clock):
+    undisturbed = make_ledger(clock)
+    expected = [seed_of(lease) for lease in grant(undisturbed, 4)]
+    first, second = grant(ledger, 2)
+    ledger.release("w", [])
+    again = grant(ledger, 2)
+    assert {lease.prompt_index for lease in again} == {first.prompt_index, second.prompt_index}
+    (third,) = grant(ledger)
+    after = make_ledger(clock, incarnation="later")
+    after.restore(tuple(ledger.snapshot().parts()))
+    after.restart()
+    grant(after, 3)
+    (fourth,) = grant(after)
+    assert [third.prompt_index, fourth.prompt_index] == [2, 3]
+    assert [seed_of(third), seed_of(fourth)] == expected[2:]
+
+
 def test_a_learner_that_restarts_asks_for_the_missing_responses_under_their_numbers(ledger, clock):
     (first,) = grant(ledger)
     ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
