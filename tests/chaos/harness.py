@@ -44,8 +44,8 @@ _ZERO = ("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans")
 _LEAST_TO_JUDGE = 2
 """Responses, labels and sets of weights: with one version no label can be wrong."""
 _LABELS_AT_ONCE = 64
-_MOST_TRIES = 3
-"""How often a fault is tried that cannot happen yet."""
+_MOST_TRIES = 10
+"""How often a fault is tried that cannot happen yet; the run takes a step between two tries."""
 
 
 @dataclass(slots=True)
@@ -101,17 +101,23 @@ class Chaos:
         except NotInjectedError as error:
             self.missed[fault.kind] += 1
             _say(f"{fault.number} {fault.kind}: not injected, {error}")
+            await self._recover(fault)
             return False
         self.happened.append(fault)
         shown = "" if injected.is_shown else f"; NOT SHOWN: {injected.sign}"
         _say(f"{fault.number} {fault.kind}: {injected.what}{shown}")
         if not injected.is_shown:
             self.silent.append(f"{fault.number} {fault.kind}: {injected.what}")
-        arena = self.run if of_run else self.cluster
-        if not fault.overlaps and not await arena.progress():
+        if not fault.overlaps:
+            await self._recover(fault)
+        return True
+
+    async def _recover(self, fault: Fault) -> None:
+        """Wait until the arena of a fault goes on; if it does not in time, it hangs."""
+        arena = self.run if fault.kind in _ON_RUN else self.cluster
+        if not await arena.progress():
             _say(f"    HANGS after {fault.kind}")
             self.hangs.append(f"{fault.number} {fault.kind}")
-        return True
 
     async def begin(self) -> None:
         """Wait until the run and the operator work."""
