@@ -28,6 +28,7 @@ _KILLED = "its host sees that it was killed"
 DISK_BYTES: Final = 256 << 20
 _ROOM_BYTES = 4096
 """What a full disk has left; a page of its file system."""
+_ALL = slice(None)
 
 
 async def kill_worker(run: LiveRun, draw: random.Random) -> Injected:
@@ -250,10 +251,10 @@ def _checkpoints(run: LiveRun) -> list[Path]:
     return sorted((run.run_dir / _CHECKPOINTS).glob("step-*"))
 
 
-def _damage(path: Path, draw: random.Random) -> None:
-    """Change a byte of a file."""
+def _damage(path: Path, draw: random.Random, part: slice = _ALL) -> None:
+    """Change a byte of a file, in one part of it."""
     data = bytearray(path.read_bytes())
-    data[draw.randrange(len(data))] ^= 0x5A
+    data[draw.choice(range(len(data))[part])] ^= 0x5A
     path.write_bytes(data)
 
 
@@ -265,12 +266,16 @@ def _damage_change(path: Path, draw: random.Random) -> int:
     """
     with contextlib.closing(sqlite3.connect(path)) as tables, tables:
         rows = tables.execute(
-            "SELECT position, data FROM change WHERE position >"
+            "SELECT position, data, segment, offset, size FROM change WHERE position >"
             " (SELECT ifnull(max(position), 0) FROM checkpoint)"
         ).fetchall()
         if not rows:
             raise NotInjectedError("no change since the newest checkpoint")
-        position, data = draw.choice(rows)
+        position, data, segment, offset, size = draw.choice(rows)
+        if segment is not None:
+            part = slice(offset, offset + size)
+            _damage(path.with_name("redo-log") / f"{segment:06d}", draw, part)
+            return int(position)
         damaged = bytearray(data)
         damaged[draw.randrange(len(damaged))] ^= 0x5A
         tables.execute("UPDATE change SET data = ? WHERE position = ?", (bytes(damaged), position))

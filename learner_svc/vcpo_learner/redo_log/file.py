@@ -3,14 +3,16 @@
 ```
 change      position   1, 2, 3 ... without a gap       checkpoint   step
             checksum   xxh3 of position and data                    position   of its last change
-            data       the change, `redo_log.encoding`
+            data       the change, `redo_log.encoding`, if it is small
+            segment, offset, size   where it is, if it is large: `redo_log.segments`
 run         spec       what a resume must share, as JSON
 ```
 
 A commit is in the file before it returns, so a kill of the process loses none; `sync` brings it to
 the disk, before the machine may fail. SQLite cuts a commit that was torn; the checksums find what a
-disk changed later. Changes that no kept checkpoint
-needs are removed, and their pages are used again: the file stays as large as it ever had to be.
+disk changed later, and large data that a failed machine had not written yet. Changes that no kept
+checkpoint needs are removed with their segments, and their pages are used again: the file stays as
+large as it ever had to be.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from typing import Final
 
 import xxhash
 
+from vcpo_learner.redo_log.segments import Place, Segments
+
 _NAME: Final = "redo-log.sqlite"
-_FORMAT: Final = 1
-_PAGE_BYTES: Final = 16_384
-"""A group of long responses takes several pages; with SQLite's 4 KiB it takes four times as many
-and a commit longer (`benchmarks.learner.ingest`)."""
+_SEGMENTS_NAME: Final = "redo-log"
+_FORMAT: Final = 2
+_FORMAT_WITHOUT_SEGMENTS: Final = 1
+_LARGE_BYTES: Final = 4096
+"""A change from this size on lies in a segment; a smaller one shares a page with others."""
 _WAL_PAGES: Final = 1_000
 """SQLite copies its write-ahead log into the tables when it has this many pages."""
 _ROWS_AT_ONCE: Final = 64
@@ -59,7 +64,7 @@ class LogFile:
     """The file of one run. One thread at a time may use it.
 
     Raises:
-        sqlite3.Error: from every method, if the file cannot be read or written.
+        sqlite3.Error, OSError: from every method, if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,6 +74,7 @@ class LogFile:
             DamagedLogError: if it is no redo log of this version.
         """
         self.path = path
+        self._segments = Segments(path.with_name(_SEGMENTS_NAME))
         # Every statement outside of a transaction commits; another thread than this one may write.
         self._tables = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -93,10 +99,13 @@ class LogFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write changes, all or none."""
-        with self._commit():
+        large = [row for row in rows if len(row.data) >= _LARGE_BYTES]
+        with self._segments.written([row.data for row in large]) as places, self._commit():
+            place_of = {row.position: place for row, place in zip(large, places, strict=True)}
             self._tables.executemany(
-                "INSERT INTO change (position, checksum, data) VALUES (?, ?, ?)",
-                ((row.position, _checksum(row.position, row.data), row.data) for row in rows),
+                "INSERT INTO change (position, checksum, data, segment, offset, size)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (_record(row, place_of.get(row.position)) for row in rows),
             )
 
     def read(self, after: int) -> Iterator[Row]:
@@ -108,14 +117,17 @@ class LogFile:
         last = after
         try:
             found = self._tables.execute(
-                "SELECT position, checksum, data FROM change WHERE position > ? ORDER BY position",
+                "SELECT position, checksum, data, segment, offset, size FROM change"
+                " WHERE position > ? ORDER BY position",
                 (after,),
             )
-            for position, checksum, data in found:
+            for position, checksum, small, segment, offset, size in found:
                 if position != last + 1:
                     raise DamagedLogError(
                         f"{self.path}: change {last + 1} is missing", last_position=last
                     )
+                place = None if segment is None else Place(segment, offset, size)
+                data = small if place is None else self._segments.read(place)
                 if not isinstance(data, bytes) or checksum != _checksum(position, data):
                     raise DamagedLogError(
                         f"{self.path}: change {position} differs from its checksum",
@@ -123,7 +135,7 @@ class LogFile:
                     )
                 yield Row(position=position, data=data)
                 last = position
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, OSError) as error:
             raise DamagedLogError(f"{self.path}: {error}", last_position=last) from error
 
     @property
@@ -136,7 +148,7 @@ class LogFile:
     def size_bytes(self) -> int:
         """Size of the changes that a kept checkpoint needs; of all, if there is none."""
         return self._number(
-            "SELECT sum(length(data)) FROM change WHERE position >"
+            "SELECT sum(length(data) + ifnull(size, 0)) FROM change WHERE position >"
             " (SELECT ifnull(min(position), 0) FROM checkpoint)"
         )
 
@@ -174,6 +186,10 @@ class LogFile:
             " ORDER BY position LIMIT ?)",
             (up_to, _ROWS_AT_ONCE),
         )
+        oldest = self._tables.execute(
+            "SELECT segment FROM change WHERE segment IS NOT NULL ORDER BY position LIMIT 1"
+        ).fetchone()
+        self._segments.remove_before(None if oldest is None else oldest[0])
         return removed.rowcount > 0
 
     def sync(self) -> None:
@@ -182,18 +198,19 @@ class LogFile:
         Raises:
             OSError: if the disk fails.
         """
+        self._segments.sync()  # first: the table must not name data that a failed machine lost
         # SQLite copies the write-ahead log into the tables with syncs of its own.
         with self.path.with_name(f"{self.path.name}-wal").open("rb") as written:
             os.fsync(written.fileno())
 
     def close(self) -> None:
         """Close the file."""
+        self._segments.close()
         self._tables.close()
 
     def _prepare(self) -> None:
         """Set up the connection, and the tables of a new file."""
         execute = self._tables.execute
-        execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         # One process has the file, so SQLite needs no shared memory beside it.
         execute("PRAGMA locking_mode = EXCLUSIVE")
         execute("PRAGMA journal_mode = WAL")
@@ -202,7 +219,8 @@ class LogFile:
         execute("BEGIN IMMEDIATE")
         execute(
             "CREATE TABLE IF NOT EXISTS change"
-            " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL)"
+            " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL,"
+            " segment INTEGER, offset INTEGER, size INTEGER)"
         )
         execute(
             "CREATE TABLE IF NOT EXISTS checkpoint"
@@ -210,7 +228,10 @@ class LogFile:
         )
         execute("CREATE TABLE IF NOT EXISTS run (spec TEXT NOT NULL)")
         (found,) = execute("PRAGMA user_version").fetchone()
-        if found not in (0, _FORMAT):
+        if found == _FORMAT_WITHOUT_SEGMENTS:
+            for column in ("segment", "offset", "size"):
+                execute(f"ALTER TABLE change ADD COLUMN {column} INTEGER")
+        elif found not in (0, _FORMAT):
             raise DamagedLogError(
                 f"{self.path}: has format {found}, this version of vcpo reads {_FORMAT}",
                 last_position=0,
@@ -297,6 +318,12 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     rest = iter(rows)
     while some := list(islice(rest, _ROWS_AT_ONCE)):
         yield some
+
+
+def _record(row: Row, place: Place | None) -> tuple[int | bytes | None, ...]:
+    """Return a row of the table; place: where its data is, None: in the row."""
+    data, place_columns = (row.data, (None, None, None)) if place is None else (b"", place)
+    return (row.position, _checksum(row.position, row.data), data, *place_columns)
 
 
 def _checksum(position: int, data: bytes) -> int:

@@ -3,6 +3,7 @@
 import sqlite3
 
 import pytest
+import xxhash
 
 from vcpo_learner.redo_log.file import (
     DamagedLogError,
@@ -16,6 +17,14 @@ from vcpo_learner.redo_log.file import (
 
 def rows(*positions):
     return [Row(position=one, data=b"change %d" % one) for one in positions]
+
+
+def large(position):
+    return Row(position=position, data=bytes([position]) * 50_000)
+
+
+def segments(path):
+    return sorted(path.with_name("redo-log").iterdir())
 
 
 @pytest.fixture
@@ -145,12 +154,120 @@ def test_a_checkpoint_that_failed_can_be_tried_again(file):
     assert file.add_checkpoint(10, 3, kept_steps={10}) == 3
 
 
-def test_space_of_removed_changes_is_used_again(file, path):
+def test_space_of_removed_changes_is_used_again(file, path, monkeypatch):
     data = b"x" * 100_000
+    monkeypatch.setattr("vcpo_learner.redo_log.segments._SEGMENT_BYTES", 3 * len(data))
     for number in range(5, 60):
         file.append([Row(position=number, data=data)])
         file.add_checkpoint(number, number, kept_steps={number})
         while file.remove_some(number):
             pass
     file.close()
-    assert path.stat().st_size < 10 * len(data)
+    assert path.stat().st_size < 2 * len(data)
+    assert sum(each.stat().st_size for each in segments(path)) < 10 * len(data)
+
+
+def test_large_and_small_changes_are_read_in_one_order(file, path):
+    file.append([large(5), *rows(6), large(7)])
+    file.append([large(8)])
+    file.close()
+    later = LogFile(path)
+    assert list(later.read(3)) == [*rows(4), large(5), *rows(6), large(7), large(8)]
+    assert later.size_bytes == 4 * len(b"change 1") + len(b"change 6") + 3 * 50_000
+    later.close()
+    assert path.stat().st_size < 50_000
+
+
+def test_each_process_writes_a_segment_of_its_own(file, path):
+    file.append([large(5)])
+    file.close()
+    later = LogFile(path)
+    later.append([large(6)])
+    assert [each.name for each in segments(path)] == ["000001", "000002"]
+    assert list(later.read(4)) == [large(5), large(6)]
+    later.close()
+
+
+def flip(segment):
+    data = bytearray(segment.read_bytes())
+    data[60_000] ^= 1
+    segment.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda segment: segment.write_bytes(segment.read_bytes()[:60_000]),
+        lambda segment: segment.write_bytes(segment.read_bytes()[:50_000]),
+    ],
+)
+def test_reading_ends_at_the_first_large_change_whose_segment_is_damaged(file, path, damage):
+    file.append([large(5), large(6), large(7)])
+    damage(*segments(path))
+    found = []
+    with pytest.raises(DamagedLogError, match="change 6 differs") as caught:
+        found.extend(file.read(4))
+    assert (found, caught.value.last_position) == ([large(5)], 5)
+
+
+def test_reading_ends_at_a_change_whose_segment_is_gone(file, path):
+    file.append([large(5)])
+    segments(path)[0].unlink()
+    with pytest.raises(DamagedLogError, match="No such file") as caught:
+        list(file.read(0))
+    assert caught.value.last_position == 4
+
+
+def test_a_commit_that_fails_leaves_its_room_in_the_segment_to_the_next_one(file, path):
+    file.append([large(5)])
+    with pytest.raises(sqlite3.IntegrityError):
+        file.append([large(6), large(5)])
+    file.append([large(6)])
+    assert list(file.read(4)) == [large(5), large(6)]
+    assert segments(path)[0].stat().st_size == 3 * 50_000
+    file.append([large(7)])
+    assert list(file.read(5)) == [large(6), large(7)]
+    assert segments(path)[0].stat().st_size == 3 * 50_000
+
+
+def test_a_segment_that_was_removed_while_it_is_written_is_noticed(file, path):
+    file.append([large(5)])
+    file.sync()
+    segments(path)[0].unlink()
+    with pytest.raises(FileNotFoundError, match="000001: was removed"):
+        file.sync()
+
+
+def test_a_replacement_keeps_large_changes(file, path):
+    file.append([large(5), large(6)])
+    replace_damaged(path, file, after=3, last=5)
+    later = LogFile(path)
+    assert list(later.read(3)) == [*rows(4), large(5)]
+    later.close()
+
+
+def test_a_file_of_the_format_without_segments_is_read_and_continued(path):
+    tables = sqlite3.connect(path, isolation_level=None)
+    tables.execute(
+        "CREATE TABLE change"
+        " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL)"
+    )
+    tables.execute("CREATE TABLE checkpoint (step INTEGER PRIMARY KEY, position INTEGER NOT NULL)")
+    checksum = xxhash.xxh3_64_intdigest(large(1).data, seed=1) - (1 << 63)
+    tables.execute("INSERT INTO change VALUES (?, ?, ?)", (1, checksum, large(1).data))
+    tables.execute("PRAGMA user_version = 1")
+    tables.close()
+    for _ in range(2):
+        file = LogFile(path)
+        position = file.last_position + 1
+        file.append([large(position)])
+        assert list(file.read(0)) == [large(each) for each in range(1, position + 1)]
+        file.close()
+
+
+def test_a_file_of_a_later_format_is_refused(path):
+    LogFile(path).close()
+    change_behind_its_back(path, "PRAGMA user_version = 3")
+    with pytest.raises(DamagedLogError, match="has format 3, this version of vcpo reads 2"):
+        LogFile(path)
