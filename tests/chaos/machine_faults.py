@@ -17,6 +17,7 @@ from typing import Final
 from tests.chaos.fault import Injected, Kind, NotInjectedError
 from tests.chaos.live_run import LiveRun, Service, holds
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
+from vcpo.spec import load_run
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
 
@@ -144,7 +145,8 @@ async def damage_log(run: LiveRun, draw: random.Random) -> Injected:
     with run.without_learner():
         learner.send(signal.SIGKILL)
         await learner.ended(_START_S)
-        position = _damage_change(run.run_dir / "redo-log.sqlite", draw)
+        after = await asyncio.to_thread(_position_of_newest_checkpoint, run)
+        position = _damage_change(run.run_dir / "redo-log.sqlite", draw, after)
         run.damaged_unix_s.append(time.time())
     is_shown = await run.told(since, r"LogDamaged: ")
     sign = "the event LogDamaged"
@@ -258,16 +260,27 @@ def _damage(path: Path, draw: random.Random, part: slice = _ALL) -> None:
     path.write_bytes(data)
 
 
-def _damage_change(path: Path, draw: random.Random) -> int:
-    """Change a byte of a change that the next learner must read; return the change's position.
+def _position_of_newest_checkpoint(run: LiveRun) -> int:
+    """The last change that the next learner has from its checkpoint.
+
+    The log itself may not know the newest one: its learner died between the checkpoint and the log.
+    """
+    from vcpo_learner.checkpoints.folder import CheckpointFolder  # loads torch
+
+    folder = CheckpointFolder(run.run_dir / _CHECKPOINTS, load_run(run.folder / "run.yaml"))
+    newest, _ = folder.load_newest()
+    return 0 if newest is None else newest.ledger[0].log_position
+
+
+def _damage_change(path: Path, draw: random.Random, after: int) -> int:
+    """Change a byte of a change after a position; return the change's position.
 
     Raises:
-        NotInjectedError: if there is none since the newest checkpoint.
+        NotInjectedError: if there is none.
     """
     with contextlib.closing(sqlite3.connect(path)) as tables, tables:
         rows = tables.execute(
-            "SELECT position, data, segment, offset, size FROM change WHERE position >"
-            " (SELECT ifnull(max(position), 0) FROM checkpoint)"
+            "SELECT position, data, segment, offset, size FROM change WHERE position > ?", (after,)
         ).fetchall()
         if not rows:
             raise NotInjectedError("no change since the newest checkpoint")

@@ -34,7 +34,7 @@ _NAME: Final = "redo-log.sqlite"
 _SEGMENTS_NAME: Final = "redo-log"
 _FORMAT: Final = 2
 _FORMAT_WITHOUT_SEGMENTS: Final = 1
-_LARGE_BYTES: Final = 4096
+_LARGE_BYTES: Final = 1024
 """A change from this size on lies in a segment; a smaller one shares a page with others."""
 _WAL_PAGES: Final = 1_000
 """SQLite copies its write-ahead log into the tables when it has this many pages."""
