@@ -18,10 +18,16 @@ from vcpo.spec.workloads import Model, PromptFormat
 _NAME = "spec.model.name"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NEIGHBORS = 8
-_FOLDED_HEADS = ("qwen3_next", "qwen3_5")
-"""Families whose linear attention normalizes its heads as rows of their own."""
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names of the number of experts per layer in the configurations of mixture-of-experts models."""
+_OBSTACLES_TO_NORMS = {
+    "gpt_oss": "the attention sinks",
+    "minimax": "the linear attention",
+    "qwen3_5": "the linear attention",
+    "qwen3_5_moe": "the linear attention",
+    "qwen3_5_moe_text": "the linear attention",
+    "qwen3_5_text": "the linear attention",
+    "qwen3_next": "the linear attention",
+}
+"""What uses a parameter in a way that gradient norms do not see, by family."""
 
 
 def model_folder(model: Model) -> Path | None:
@@ -151,15 +157,10 @@ def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[Fie
 
 
 def _obstacle_to_norms(config: Mapping[str, Any]) -> str | None:
-    """Return what in a model has no whole trajectories: experts see tokens, some layers heads."""
-    counts = (config.get(key) for key in _EXPERT_COUNTS)
-    experts = next((each for each in counts if isinstance(each, int) and each > 1), None)
-    if experts is not None:
-        return f"a mixture of experts (the model has {experts})"
+    """Return what in a model is known to hide a gradient; the learner looks at every model."""
     family = str(config.get("model_type"))
-    if family.startswith(_FOLDED_HEADS):
-        return f"the linear attention of this family ({family})"
-    return None
+    obstacle = _OBSTACLES_TO_NORMS.get(family)
+    return None if obstacle is None else f"{obstacle} of this family ({family})"
 
 
 def _hub_cache() -> Path:

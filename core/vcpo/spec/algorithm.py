@@ -70,8 +70,8 @@ class Algorithm(Section):
     `vcpo2` with one of these, and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
     """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
-    measures it, in dense models; `lmHead`, `logitEnergy` and `length` estimate it for less. Use
-    `logitEnergy` for a mixture of experts."""
+    measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner refuses
+    `exact` at its start for a model in which it cannot be measured."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
     methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo2`.

@@ -1,9 +1,9 @@
 """A check, before the first step, that a model's gradient norms can be measured.
 
-Exact norms depend on the model: every module that owns a trainable parameter must have one entry
-per trajectory on the first axis of its inputs and outputs. A mixture of experts has tokens instead,
-sorted by expert. Three short trajectories show such a module, and a comparison with autograd shows
-parameters that are used outside their modules.
+Exact norms depend on the model: every module that owns a trainable parameter must have trajectories
+or tokens on the first axis of its inputs and outputs, or be a router or experts of a known form.
+Three short trajectories show another module, and a comparison with autograd shows parameters that
+are used outside their modules.
 """
 
 from __future__ import annotations

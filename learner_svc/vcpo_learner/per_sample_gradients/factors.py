@@ -4,7 +4,7 @@ Factors of bfloat16 stay in bfloat16 on a GPU, whose matrix units multiply it se
 than float32 and add up in float32. A CPU has no such product; there they are float32.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class Factors:
     """[batch, tokens, num_rows], or int64 [batch, tokens] for one-hot rows."""
     columns: Tensor
     """[batch, tokens, num_columns]"""
+    matrix: int | None = None
+    """Which one of a parameter's matrices it is; None for a parameter that is one matrix."""
 
     @property
     def is_one_hot(self) -> bool:
@@ -29,7 +31,7 @@ class Factors:
 
     def part(self, samples: slice) -> "Factors":
         """Return the factors of some trajectories."""
-        return Factors(rows=self.rows[samples], columns=self.columns[samples])
+        return replace(self, rows=self.rows[samples], columns=self.columns[samples])
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
         """Return inner products [batch] float64 with another factored gradient of the matrix."""
@@ -54,10 +56,11 @@ class Factors:
         return flat.view(count, num_rows, num_columns)
 
     def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
-        """Add sum_i c_i G_i to `total` [num_rows, num_columns], as one product over all tokens.
+        """Add sum_i c_i G_i to `total`, as one product over all tokens.
 
-        coefficients: [batch]
+        total: of the parameter's shape. coefficients: [batch]
         """
+        total = total if self.matrix is None else total[self.matrix]
         factor = coefficients[:, None, None].to(total.dtype)
         rows, columns = self.rows, self.columns
         if rows.is_floating_point() and rows.shape[-1] < columns.shape[-1]:

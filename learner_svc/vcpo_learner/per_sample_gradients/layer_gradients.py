@@ -53,13 +53,18 @@ class LayerGradients:
         return _vjp_gradients(self, samples).to(self._precise)
 
     @property
+    def matrix(self) -> None:
+        """The parameter is one matrix, or none."""
+        return None
+
+    @property
     def _precise(self) -> torch.dtype:
         """The type in which gradients are added up."""
         return torch.promote_types(self.parameter.dtype, torch.float32)
 
     def _adds_bias(self) -> bool:
         """Whether the module adds its bias to each token."""
-        return is_plain(self.call.module, nn.Linear) or is_plain(self.call.module, nn.LayerNorm)
+        return self.call.is_linear or is_plain(self.call.module, nn.LayerNorm)
 
 
 def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> LayerGradients:
@@ -81,7 +86,7 @@ def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> Lay
 
 
 def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
-    is_linear = is_plain(call.module, nn.Linear)
+    is_linear = call.is_linear
     if not (is_linear or isinstance(call.module, nn.Embedding)):
         return None
     batch_size = len(gradient)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
+from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, layer_gradients
-from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
 from vcpo_learner.per_sample_gradients.unpack_rows import Packing
@@ -32,7 +33,7 @@ _TOUCHES = 3.0
 class _Uses:
     """What has arrived of one slot."""
 
-    layers: list[LayerGradients] = field(default_factory=list)
+    layers: list[LayerGradients | ExpertGradients] = field(default_factory=list)
     cross_terms: list[CrossTerm | None] = field(default_factory=list)
     """Of uses that were measured and summed before they arrived."""
 
@@ -68,14 +69,44 @@ class Measurement:
         return len(self.squared_norms)
 
     @torch.no_grad()
-    def receive(self, call: ModuleCall, output_gradient: Tensor) -> None:
+    def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
         """Take a call and the gradient at its output, in the output's shape."""
-        if self._packed is not None:
-            call, output_gradient = self._packed.unpack(call, output_gradient)
+        if isinstance(call, ExpertCall):
+            self._receive_experts(call, output_gradient)
+            return
+        packed = self._packed
+        front = (self.num_trajectories,) if packed is None else packed.segments.shape
+        if output_gradient.shape[: len(front)] != tuple(front):
+            shape = (front[0], -1)
+            call, output_gradient = call.in_rows(shape), in_rows(output_gradient, shape)
+        if packed is not None:
+            call, output_gradient = packed.unpack(call, output_gradient)
         for name, slot in self._recording.slots.of(call.module).items():
             uses = self._arrived.setdefault(slot, _Uses())
             uses.layers.append(layer_gradients(call, name, output_gradient))
             self._count(slot)
+
+    def _receive_experts(self, call: ExpertCall, output_gradient: Tensor) -> None:
+        slot = self._recording.slots.of(call.site.module)[call.site.parameter_name]
+        uses = self._arrived.setdefault(slot, _Uses())
+        owners = self._owners(call.site)
+        uses.layers += call.gradients(output_gradient, owners, self.num_trajectories)
+        self._count(slot)
+
+    def _owners(self, site: ExpertSite) -> Tensor:
+        """The trajectory of each token of all rows, below 0 for padding."""
+        num_rows = self.num_trajectories
+        if self._packed is not None:
+            owners = self._packed.segments.flatten()
+        else:
+            owners = torch.arange(num_rows, device=self.squared_norms.device)
+            owners = owners.repeat_interleave(site.num_tokens // num_rows)
+        if len(owners) != site.num_tokens:
+            raise ValueError(
+                f"{site.place} got {site.num_tokens} tokens for rows of {len(owners)} tokens:"
+                " gradient norms cannot tell which trajectory each belongs to"
+            )
+        return owners
 
     @torch.no_grad()
     def receive_measured(
@@ -102,8 +133,6 @@ class Measurement:
             if len(uses.cross_terms) < self._recording.num_expected[slot]:
                 raise LostGradientError([slot.name], "its use outside of its module has none")
             self._measure(slot, uses)
-            if not uses.layers and not uses.cross_terms:
-                self.unused.add(slot)
 
     def _count(self, slot: Slot) -> None:
         self._num_missing[slot] -= 1
@@ -112,16 +141,24 @@ class Measurement:
 
     def _measure(self, slot: Slot, uses: _Uses) -> None:
         self._measured.add(slot)
-        factors = [use.factors for use in uses.layers if use.factors is not None]
         if uses.cross_terms:
+            factors = [use.factors for use in uses.layers if use.factors is not None]
             self._measure_beside(slot, uses, factors)
-        elif uses.layers and len(factors) == len(uses.layers) and is_kept_cheaper(slot, factors):
-            self._measure_kept(factors)
-            self._sum_kept(slot, factors)
-        elif uses.layers:
-            self._measure_reduced(slot, uses.layers)
+        elif not uses.layers:
+            self.unused.add(slot)
+        for matrix in () if uses.cross_terms else {use.matrix: None for use in uses.layers}:
+            self._measure_matrix(slot, [use for use in uses.layers if use.matrix == matrix])
         if self.weighted_sum is not None:
             self.weighted_sum.sums.close(slot)
+
+    def _measure_matrix(self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]) -> None:
+        """Measure a slot, or one of its matrices, that has nothing to do with the others."""
+        factors = [use.factors for use in uses if use.factors is not None]
+        if len(factors) == len(uses) and is_kept_cheaper(slot, factors):
+            self._measure_kept(factors)
+            self._sum_kept(slot, factors)
+        else:
+            self._measure_reduced(slot, uses)
 
     def _measure_beside(self, slot: Slot, uses: _Uses, factors: Sequence[Factors]) -> None:
         """Measure an embedding whose matrix has another use, which has measured itself."""
@@ -165,22 +202,25 @@ class Measurement:
             else:
                 self.weighted_sum.add_factors(slot, each)
 
-    def _measure_reduced(self, slot: Slot, uses: Sequence[LayerGradients]) -> None:
-        norms = self.squared_norms
-        for samples in _chunks(norms.device, len(norms), slot.shape.numel()):
+    def _measure_reduced(
+        self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]
+    ) -> None:
+        norms, matrix = self.squared_norms, uses[0].matrix
+        shape = slot.shape if matrix is None else slot.shape[1:]
+        for samples in _chunks(norms.device, len(norms), shape.numel()):
             gradients = uses[0].gradients(samples).flatten(1)
             for use in uses[1:]:
                 gradients = gradients + use.gradients(samples).flatten(1)
             norms[samples] += torch.linalg.vector_norm(gradients, dim=1).double().square()
             if self.weighted_sum is not None:
-                self.weighted_sum.add_samples(slot, gradients, samples)
+                self.weighted_sum.add_samples(slot, gradients, samples, matrix)
 
 
 def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
     """Return whether products of tokens cost less than forming each trajectory's gradient."""
     if all(each.is_one_hot for each in factors):
         return True
-    num_rows, num_columns = slot.shape
+    num_rows, num_columns = slot.shape[-2:]
     tokens = sum(each.columns.shape[1] for each in factors)
     device = factors[0].columns.device.type
     touch = _FLOPS_PER_TOUCH.get(device, _FLOPS_PER_TOUCH["cuda"])

@@ -1,7 +1,7 @@
 """Calls of modules that own trainable parameters, as per-sample gradients need them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,24 @@ class ModuleCall:
     """By position or keyword, positions first and in order."""
     output_shape: tuple[int, ...] | None
     """None when the output is not a tensor."""
+    is_linear: bool = False
+    """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
 
     @property
     def place(self) -> str:
         """The module's name and type, for error messages."""
         return f"module {self.name!r} ({type(self.module).__name__})"
+
+    def in_rows(self, shape: tuple[int, int]) -> "ModuleCall":
+        """Return the call, which has the tokens of all rows on one axis, with them in rows.
+
+        shape: rows, and tokens of a row; -1 for all that there are.
+        """
+        arguments = {
+            key: in_rows(value, shape) if isinstance(value, Tensor) and value.ndim else value
+            for key, value in self.arguments.items()
+        }
+        return replace(self, arguments=arguments)
 
     def repeat(
         self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
@@ -46,8 +59,10 @@ class CallSite:
     """By position or keyword, positions first and in order; a tensor's shape in its place."""
     output_shape: tuple[int, ...] | None
     """None when the output is not a tensor."""
-    parameters: Sequence[nn.Parameter]
-    """The module's own trainable parameters, as the call used them."""
+    parameter_names: Sequence[str]
+    """Of the parameters in use, in the module."""
+    is_linear: bool = False
+    """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
 
     @property
     def place(self) -> str:
@@ -55,9 +70,23 @@ class CallSite:
         return f"module {self.name!r} ({type(self.module).__name__})"
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters in use, as they are now."""
+        return [self.module.get_parameter(name) for name in self.parameter_names]
+
+    @property
     def argument_shapes(self) -> dict[int | str, "torch.Size"]:
         """Shapes of the tensor arguments."""
         return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
+
+    def is_flat(self, num_rows: int) -> bool:
+        """Return whether the output and all arguments have the tokens of all rows on one axis."""
+        shape = self.output_shape or ()
+        return (
+            len(shape) > 1
+            and shape[0] % num_rows == 0
+            and all(each[:1] == shape[:1] for each in self.argument_shapes.values() if len(each))
+        )
 
     def call(self, tensors: Sequence[Tensor]) -> ModuleCall:
         """Return the call with its tensor arguments, which are given in their order."""
@@ -71,18 +100,26 @@ class CallSite:
             module=self.module,
             arguments=arguments,
             output_shape=self.output_shape,
+            is_linear=self.is_linear,
         )
 
     def require_per_trajectory(self, batch_size: int) -> None:
         """Refuse a call whose output does not have one row per trajectory.
 
+        All tokens may be on the first axis instead, where mixtures of experts have them.
         Raises: ValueError, naming the module.
         """
-        if self.output_shape is None or self.output_shape[:1] != (batch_size,):
+        shape = self.output_shape
+        if shape is None or not (shape[:1] == (batch_size,) or self.is_flat(batch_size)):
             raise ValueError(
                 f"{self.place} returned shape {self.output_shape} for {batch_size} trajectories: "
                 "gradient norms need a tensor with one trajectory per entry of the first axis"
             )
+
+
+def in_rows(values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return [tokens of all rows, ...] as [rows, tokens, ...]; -1 for all tokens that there are."""
+    return values.reshape(*shape, *values.shape[1:])
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

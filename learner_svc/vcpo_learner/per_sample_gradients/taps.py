@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall
+from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
+from vcpo_learner.per_sample_gradients.mixtures import tapped_forward
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
@@ -52,7 +52,7 @@ class Measuring(Protocol):
     def weighted_sum(self) -> WeightedSum | None:
         """The sum to form; None if only norms are wanted."""
 
-    def receive(self, call: ModuleCall, output_gradient: Tensor) -> None:
+    def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
         """Take a call and the gradient at its output, in the output's shape."""
 
     def receive_measured(
@@ -64,6 +64,13 @@ class Measuring(Protocol):
             by then.
         cross_term: for the products with the slot's other uses; None if it has no other.
         """
+
+
+class Removable(Protocol):
+    """What can be taken off a module again."""
+
+    def remove(self) -> None:
+        """Leave the module as it was."""
 
 
 class Recording:
@@ -96,7 +103,7 @@ class Recording:
     @property
     def parameters(self) -> set[int]:
         """Identities of the parameters in recorded calls and uses, as these used them."""
-        return {id(each) for each in chain(self._used, *(site.parameters for site in self.sites))}
+        return {id(each) for each in self._used}
 
     def backward(self, objective: Tensor, measuring: Measuring, *, retain_graph: bool) -> None:
         """Hand the gradient of `objective` at every use that it depends on to `measuring`.
@@ -111,22 +118,46 @@ class Recording:
         finally:
             self.measuring = None
 
-    def tap_modules(self, root: nn.Module | None = None) -> list[RemovableHandle]:
+    def tap(self, output: Any, site: CallSite | ExpertSite, *tensors: Tensor) -> Any:
+        """Count a call's uses of its parameters, and return its output with a tap.
+
+        output: without a tap if it is no tensor, or needs no gradient.
+        tensors: the call's tensor arguments, in their order.
+        """
+        own = self.slots.of(site.module)
+        slots = [own[name] for name in site.parameter_names if name in own]
+        if not slots:
+            return output
+        if not self._is_recomputing:
+            self.num_uses.update(slots)
+            self._used.extend(site.parameters)
+            if isinstance(site, CallSite):
+                self.sites.append(site)
+        if not (isinstance(output, Tensor) and output.requires_grad):
+            return output
+        return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
+
+    def tap_modules(self, root: nn.Module | None = None) -> list[Removable]:
         """Tap all modules, or those within `root`, until the handles are removed."""
         chosen = None if root is None else set(root.modules())
         return [
-            module.register_forward_hook(self._tap(name), with_kwargs=True)
+            self._tap_module(name, module)
             for name, module in self.slots.modules
             if chosen is None or module in chosen
         ]
 
-    def _tap(self, name: str) -> Callable[..., Any]:
+    def _tap_module(self, name: str, module: nn.Module) -> Removable:
+        forward = tapped_forward(name, module, self)
+        if forward is not None:
+            return _OtherForward(module, forward)
+        return module.register_forward_hook(self._tap_output(name), with_kwargs=True)
+
+    def _tap_output(self, name: str) -> Callable[..., Any]:
         def tap(
             module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any], output: Any
         ) -> Any:
             arguments = dict[int | str, Any](enumerate(positional)) | keywords
             tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
-            is_tensor = isinstance(output, Tensor)
             site = CallSite(
                 name=name,
                 module=module,
@@ -134,17 +165,28 @@ class Recording:
                     key: each.shape if isinstance(each, Tensor) else each
                     for key, each in arguments.items()
                 },
-                output_shape=tuple(output.shape) if is_tensor else None,
-                parameters=[module.get_parameter(own) for own in self.slots.of(module)],
+                output_shape=tuple(output.shape) if isinstance(output, Tensor) else None,
+                parameter_names=list(self.slots.of(module)),
+                is_linear=is_plain(module, nn.Linear) and arguments.keys() == {0},
             )
-            if not self._is_recomputing:
-                self.sites.append(site)
-                self.num_uses.update(self.slots.of(module).values())
-            if not (is_tensor and output.requires_grad):
-                return None
-            return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
+            return self.tap(output, site, *tensors)
 
         return tap
+
+
+class _OtherForward:
+    """A forward in the place of a module's own, until it is removed."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module = module
+        self._before = module.__dict__.get("forward")
+        module.forward = forward
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        del self._module.forward
+        if self._before is not None:
+            self._module.forward = self._before
 
 
 class Tap(torch.autograd.Function):
@@ -156,7 +198,7 @@ class Tap(torch.autograd.Function):
         output: Tensor,
         anchor: Tensor,
         recording: Recording,
-        site: CallSite,
+        site: CallSite | ExpertSite,
         tensors: Sequence[Tensor],
     ) -> Tensor:
         """Return the output; tensors: the call's tensor arguments, in their order."""
@@ -193,7 +235,7 @@ class Recomputation:
     def __init__(self, recording: Recording, root: nn.Module) -> None:
         self._recording = recording
         self._root = root
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Removable] = []
 
     def __enter__(self) -> None:
         self._recording._is_recomputing = True

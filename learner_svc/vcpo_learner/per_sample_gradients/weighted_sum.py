@@ -29,12 +29,19 @@ class WeightedSum:
         """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[list(self.groups)]
 
-    def add_samples(self, slot: Slot, gradients: Tensor, samples: slice) -> None:
-        """Add gradients [samples, num_elements] to both sums of a slot, reading them once."""
+    def add_samples(
+        self, slot: Slot, gradients: Tensor, samples: slice, matrix: int | None = None
+    ) -> None:
+        """Add gradients [samples, num_elements] to both sums of a slot, reading them once.
+
+        matrix: which one of the slot's matrices they are of; None for a slot that is one.
+        """
         offsets = self.offsets[samples].to(gradients.dtype)
         groups = self.groups[samples]
-        weighted = self.sums.weighted(slot).view(-1)
-        by_group = self.sums.by_group(slot).view(self.sums.num_groups, -1)
+        weighted, by_group = self.sums.weighted(slot), self.sums.by_group(slot)
+        if matrix is not None:
+            weighted, by_group = weighted[matrix], by_group[:, matrix]
+        weighted, by_group = weighted.view(-1), by_group.view(self.sums.num_groups, -1)
         if len(gradients) == 1:
             if offset := float(offsets):
                 weighted.add_(gradients[0], alpha=offset)

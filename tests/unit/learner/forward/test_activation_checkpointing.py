@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from tests.fixtures.learner.models import FAMILIES, PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.models import EVERY_FAMILY, PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.norms import recorded_norms
 from tests.fixtures.learner.updates import make_spec
 from vcpo.spec.learner import ActivationCheckpointing
@@ -33,7 +33,7 @@ def adapted():
     return model
 
 
-MODELS = {**FAMILIES, "adapters": adapted}
+MODELS = {**EVERY_FAMILY, "adapters": adapted}
 INNER_WIDTH = 24
 """Of the activations within a layer of `llama`; no other tensor of a forward pass has it."""
 

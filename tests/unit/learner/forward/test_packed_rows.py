@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.fixtures.learner.models import (
+    EVERY_FAMILY,
     FAMILIES,
     PAD,
     llama,
@@ -90,9 +91,9 @@ def test_one_row_holds_the_trajectories_in_their_order():
     assert rows.arguments["max_length_q"] == 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_packing_does_not_change_what_is_said_of_a_token(family):
-    model = seeded_model(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(EVERY_FAMILY[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
     assert packed.rows is not None
@@ -138,9 +139,9 @@ def test_methods_that_read_tokens_see_the_same(method):
     assert packed.ess_ratio == pytest.approx(padded.ess_ratio, rel=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
-    require_kept_apart(PolicyNetwork(seeded_model(FAMILIES[family])))
+    require_kept_apart(PolicyNetwork(seeded_model(EVERY_FAMILY[family])))
 
 
 class Leaking(nn.Module):

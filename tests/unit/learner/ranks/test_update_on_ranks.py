@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from tests.fixtures.learner.models import (
     PAD,
     llama,
+    mixtral,
     qwen2,
+    qwen3_moe,
     sampled_groups,
     seeded_model,
     with_rewards,
@@ -141,6 +143,11 @@ CASES = {
     ),
     "one baseline per batch, logitEnergy": Case(
         sections={"algorithm": {**BATCH, "gradientNorms": "logitEnergy"}, **ONE_PASS}
+    ),
+    "experts": Case(make=lambda: seeded_model(qwen3_moe), sections=TWO_PASSES),
+    "one pass, experts": Case(
+        make=lambda: seeded_model(mixtral),
+        sections={"learner": {"activationCheckpointing": "layers"}},
     ),
     "idle ranks": Case(change=one_small_group, sections=TWO_PASSES),
     # One rank rounds products to bfloat16, several round all they compute; in so small a model
