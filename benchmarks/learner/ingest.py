@@ -5,8 +5,9 @@ Client and server share a process and one core, whose CPU time is counted; lease
 outside of it.
 The gRPC way is the worker's client and the learner's service, checks included. The JSON way is
 aiohttp on both sides and the standard library's `json`, into the same ledger, without any checks.
-The third way is gRPC with the redo log in a temporary folder: every submission is answered when its
-trajectories outlive the process.
+Two more ways are gRPC with the redo log in a temporary folder, where a submission is answered when
+its trajectories outlive the process, and gRPC over TLS, whose cipher works on the same core at both
+ends.
 A call costs as much as some thousand tokens, so with shorter responses (`--tokens`) the two differ
 less.
 
@@ -21,6 +22,7 @@ The last line printed is JSON:
     redo_log_tokens_per_s                       over gRPC with the redo log
     redo_log_slowdown                           share of gRPC's rate that the log costs
     redo_log_answer_ms  answer_ms               median time until a submission is answered
+    tls_tokens_per_s  tls_slowdown              over TLS, without the redo log
 
 Exit status 1 when the ratio is below 4.
 """
@@ -49,6 +51,7 @@ from aiohttp import ClientSession, web
 
 from vcpo.metrics import LearnerMetrics
 from vcpo.spec import VCPORun, VCPORunSpec
+from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
@@ -62,12 +65,14 @@ from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
+from vcpo_operator.cluster_api.certificates import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient
 
 _RATIO_BAR = 4.0
 _VOCABULARY = 151_936
 _PROMPT_TOKENS = 128
 _WORKER, _INCARNATION = "worker", "now"
+_SERVER_NAME = "learner"
 
 Submit = Callable[[str, Sequence[Trajectory]], Awaitable[Any]]
 
@@ -186,15 +191,18 @@ async def _lease_step(
 
 
 @asynccontextmanager
-async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
-    """Submit with the worker's client to the learner's service."""
+async def over_grpc(
+    dispatcher: Dispatcher, spec: VCPORunSpec, certificates: CertificateFolder | None = None
+) -> AsyncIterator[Submit]:
+    """Submit with the worker's client to the learner's service; certificates: over TLS."""
     server = WireServer(keys=None, meter=LearnerMetrics(run="benchmark").calls)
     bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server
     )
-    port = await server.start("127.0.0.1:0", ())
-    channel = open_channel(f"127.0.0.1:{port}", key=None)
+    port = await server.start("127.0.0.1:0", (), certificates=certificates)
+    trust = None if certificates is None else certificates.trust(_SERVER_NAME)
+    channel = open_channel(f"127.0.0.1:{port}", key=None, trust=trust)
     try:
         yield LearnerClient(channel, worker_id=_WORKER, rollout_group="main").submit
     finally:
@@ -268,16 +276,11 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
     spec = make_spec(arguments)
     responses = make_responses(spec.batch.trajectories, arguments.tokens)
     num_tokens = sum(len(response.response_token_ids) for response in responses)
-    rates = {name: Rate() for name in ("grpc", "log", "http")}
+    rates = {name: Rate() for name in ("grpc", "log", "tls", "http")}
     for _ in range(arguments.repeats):
         for name, rate in rates.items():
-            with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
-                log = RedoLog(Path(folder), limit_bytes=1 << 40) if name == "log" else None
-                if log is not None:
-                    closing.callback(log.close)
-                dispatcher = make_dispatcher(spec, log)
-                way = over_http(dispatcher) if name == "http" else over_grpc(dispatcher, spec)
-                async with way as submit:
+            with tempfile.TemporaryDirectory() as folder:
+                async with way_to_submit(name, spec, Path(folder)) as (dispatcher, submit):
                     await measure(
                         dispatcher,
                         submit,
@@ -302,7 +305,39 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
         "redo_log_slowdown": round(1 - best["log"] / best["grpc"], 3),
         "answer_ms": round(1000 * median(rates["grpc"].answers_s), 2),
         "redo_log_answer_ms": round(1000 * median(rates["log"].answers_s), 2),
+        "tls_tokens_per_s": round(best["tls"]),
+        "tls_slowdown": round(1 - best["tls"] / best["grpc"], 3),
     }
+
+
+@asynccontextmanager
+async def way_to_submit(
+    name: str, spec: VCPORunSpec, folder: Path
+) -> AsyncIterator[tuple[Dispatcher, Submit]]:
+    """Yield a new dispatcher, and what submits to it.
+
+    name: grpc, log, tls or http.
+    folder: for the files of that way.
+    """
+    with contextlib.ExitStack() as closing:
+        log = RedoLog(folder, limit_bytes=1 << 40) if name == "log" else None
+        if log is not None:
+            closing.callback(log.close)
+        dispatcher = make_dispatcher(spec, log)
+        if name == "http":
+            way = over_http(dispatcher)
+        else:
+            way = over_grpc(dispatcher, spec, _certificates(folder) if name == "tls" else None)
+        async with way as submit:
+            yield dispatcher, submit
+
+
+def _certificates(folder: Path) -> CertificateFolder:
+    """Certificates as the operator makes them."""
+    data = new_certificates("ingest", {"tls": [_SERVER_NAME]}, now_s=time.time())
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (folder / name).write_bytes(data[name])
+    return CertificateFolder(folder)
 
 
 def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:

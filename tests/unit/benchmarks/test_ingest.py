@@ -1,4 +1,4 @@
-"""Both ways of ingestion deliver the same data, so their costs can be compared."""
+"""All ways of ingestion deliver the same data, so their costs can be compared."""
 
 import argparse
 import math
@@ -7,29 +7,27 @@ import pytest
 
 from benchmarks.learner.ingest import (
     Rate,
-    make_dispatcher,
     make_responses,
     make_spec,
     measure,
-    over_grpc,
-    over_http,
+    way_to_submit,
 )
 
 
-@pytest.mark.parametrize("way", ["grpc", "http"])
-async def test_what_arrives_is_what_was_sent(way):
+@pytest.mark.parametrize("way", ["grpc", "log", "tls", "http"])
+async def test_what_arrives_is_what_was_sent(way, tmp_path):
     spec = make_spec(argparse.Namespace(prompts=2, group=2))
     responses = make_responses(4, mean_tokens=8)
-    dispatcher = make_dispatcher(spec)
-    batches, next_batch = [], dispatcher.next_batch
+    batches = []
 
-    async def observed():
-        batches.append(await next_batch())
-        return batches[-1]
+    async with way_to_submit(way, spec, tmp_path) as (dispatcher, submit):
+        next_batch = dispatcher.next_batch
 
-    dispatcher.next_batch = observed
-    over = over_grpc(dispatcher, spec) if way == "grpc" else over_http(dispatcher)
-    async with over as submit:
+        async def observed():
+            batches.append(await next_batch())
+            return batches[-1]
+
+        dispatcher.next_batch = observed
         rate = Rate()
         await measure(dispatcher, submit, responses, rate, steps=2, in_flight=1)
     assert 0 < rate.cpu_s < math.inf
