@@ -66,12 +66,10 @@ def _readme_row(method: str, title: str) -> list[str]:
         found = RESULTS["studies"][study]
         plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
         (safe,) = (x for x in found["safe"] if (x["method"], x["lag"]) == (method, 32))
-        row += [_spread(plane[0, 1e-4]), _spread(plane[32, 1e-4])]
+        claims = {x["lag"]: x for x in found["claims"] if x["method"] == method}
+        row += [_spread(claims.get(lag, plane[lag, 1e-4])) for lag in (0, 32)]
         if study == "sort-long":
-            claims = (x for x in found["claims"] if (x["method"], x["lag"]) == (method, 32))
-            claim = next(claims, None)
-            row[-1] = row[-1] if claim is None else _spread(claim)
-            row.append("" if claim is None else _share(claim["collapse"]))
+            row.append(_share(claims[32]["collapse"]) if claims else "")
         row += [f"{plane[32, 3e-4]['final_accuracy_mean']:.2f}", f"{safe['decades']:.2f}"]
     return row
 
