@@ -30,7 +30,7 @@ demo: .venv/installed ## train a tiny model asynchronously on this machine and w
 demo-ranks: .venv/installed ## the demo with a learner of two ranks, on the CPU or on two GPUs beside the workers' (about 3 minutes)
 	@$(BIN)/vcpo run examples/sort_digits_ranks.yaml --json
 
-demo-vllm: .venv/installed ## the demo with vLLM, weights updated while it generates (Linux; about 3 minutes)
+demo-vllm: .venv/installed ## the demo with vLLM and LoRA, adapters swapped while it generates (Linux; about 3 minutes)
 	@$(BIN)/vcpo run examples/sort_digits_vllm.yaml --json
 
 e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)

@@ -31,9 +31,10 @@ from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, ObservableEngine
-from vcpo_rollout.engines.factory import choose_quantization, load_engine
+from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.environments.environment import (
     Environment,
     SandboxedEnvironment,
@@ -133,6 +134,16 @@ class _Setting:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """What a worker loads of its model."""
+
+    postprocess: WeightPostprocessing | None
+    adapters: AdapterUse | None
+    engine: Engine
+    codec: PromptCodec
+
+
 async def run_worker(options: Options) -> RunPhase:
     """Work for the learner of `options`; return the run's last known phase.
 
@@ -157,10 +168,8 @@ async def run_worker(options: Options) -> RunPhase:
                 health_address=options.health_listen,
             )
             seed = worker_seed(spec.seed, options.worker_id)
-            postprocess, engine, codec = await asyncio.to_thread(_load, spec, group, seed=seed)
-        parts = _worker_parts(
-            setting, engine, codec, postprocess=postprocess, cache=cache, serving_port=port
-        )
+            loaded = await asyncio.to_thread(_load, spec, group, seed=seed)
+        parts = _worker_parts(setting, loaded, cache=cache, serving_port=port)
         worker = Worker(parts)
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
         readiness = asyncio.create_task(_serve_when_ready(parts.receiver, server))
@@ -168,27 +177,21 @@ async def run_worker(options: Options) -> RunPhase:
             return await worker.run()
         finally:
             readiness.cancel()
-            await engine.close()
+            await loaded.engine.close()
             await server.stop(_STOP_GRACE_S)
             await setting.channel.close()
             await asyncio.to_thread(tracing.stop)
 
 
 def _worker_parts(
-    setting: _Setting,
-    engine: Engine,
-    codec: PromptCodec,
-    *,
-    postprocess: WeightPostprocessing | None,
-    cache: TransferCache,
-    serving_port: int,
+    setting: _Setting, loaded: _Loaded, *, cache: TransferCache, serving_port: int
 ) -> WorkerParts:
     """Return the parts of a worker.
 
     cache: what it serves to its peers, at `serving_port`.
     """
     options, spec, group = setting.options, setting.run.spec, setting.group
-    gauges = worker_gauges(setting.metrics, setting.environment, engine)
+    gauges = worker_gauges(setting.metrics, setting.environment, loaded.engine)
     learner = LearnerClient(
         cast("grpc.aio.Channel", setting.channel),
         worker_id=options.worker_id,
@@ -208,11 +211,16 @@ def _worker_parts(
     return WorkerParts(
         learner=learner,
         receiver=WeightReceiver(
-            learner=learner, engine=engine, gauges=gauges, fetcher=fetcher, postprocess=postprocess
+            learner=learner,
+            engine=loaded.engine,
+            gauges=gauges,
+            fetcher=fetcher,
+            postprocess=loaded.postprocess,
+            adapters=loaded.adapters,
         ),
-        engine=engine,
+        engine=loaded.engine,
         environment=setting.environment,
-        codec=codec,
+        codec=loaded.codec,
         gauges=gauges,
         max_concurrent_sequences=group.max_concurrent_sequences,
         sequences_per_prompt=spec.batch.trajectories_per_prompt,
@@ -222,18 +230,20 @@ def _worker_parts(
     )
 
 
-def _load(
-    spec: VCPORunSpec, group: RolloutGroup, *, seed: int
-) -> tuple[WeightPostprocessing | None, Engine, PromptCodec]:
+def _load(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> _Loaded:
     """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
-    # The model may have to be fetched; its weights are needed only to merge adapters.
+    # The model may have to be fetched; its weights are needed only beside adapters.
     name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
     model = spec.model.model_copy(update={"name": name})
     spec = spec.model_copy(update={"model": model})
-    plan = choose_quantization(group)
+    plan = plan_weights(spec, group)
+    adapters = None if plan.adapters is None else plan.adapters.use
     # Before the engine: if this fails, there are no processes of the engine to stop.
-    postprocess = make_postprocessing(spec, group, seed=seed, rounding=plan.rounding)
-    return postprocess, *load_engine(spec, group, plan, seed=seed)
+    postprocess = make_postprocessing(
+        spec, group, seed=seed, rounding=plan.quantization.rounding, adapters=adapters
+    )
+    engine, codec = load_engine(spec, group, plan, seed=seed)
+    return _Loaded(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
 
 
 def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:

@@ -346,6 +346,10 @@ class StepRecord(UpdateRecord):
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0
     """Policy versions that workers have swapped in so far while they generated sequences."""
+    adapter_swaps: int = 0
+    """Policy versions so far whose LoRA adapters the workers' engines serve beside a base model."""
+    merged_versions: int = 0
+    """Policy versions so far whose LoRA adapters workers merged into full sets of weights."""
 
 
 def update_fields(update: UpdateRecord) -> dict[str, Any]:

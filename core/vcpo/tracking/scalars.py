@@ -35,6 +35,8 @@ _FIELDS: Final = {
     "ranks": "learner/learner_ranks",
     "workers": "rollout/workers",
     "weight_updates_in_flight": "rollout/rollout_weight_updates_in_flight_total",
+    "adapter_swaps": "rollout/adapter_swaps_total",
+    "merged_versions": "rollout/merged_versions_total",
     "leased": "rollout/trajectories_leased_total",
     "in_flight": "rollout/trajectories_in_flight",
     "buffered": "rollout/trajectories_buffered",

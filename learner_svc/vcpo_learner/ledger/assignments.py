@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import xxhash
 
+from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.ledger.leases import OpenLease
 
 
@@ -26,7 +27,7 @@ class WorkRequest:
     incarnation: str
     held_policy_version: int
     max_trajectories: int
-    weight_updates_in_flight: int = 0
+    weight_updates: WeightUpdates = NO_UPDATES
     """Counted by the worker since its start."""
     held_lease_ids: frozenset[str] | None = None
     """All leases that the worker holds; None if it does not say."""

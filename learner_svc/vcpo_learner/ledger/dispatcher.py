@@ -14,6 +14,7 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission
@@ -65,7 +66,7 @@ class Dispatcher:
         self._clock = clock
         self._registry = registry
         self._admission = Admission(spec, ledger, registry)
-        self._updates_in_flight = WorkerCounters(max_workers=4 * max_workers(spec))
+        self._weight_updates = WorkerCounters(max_workers=4 * max_workers(spec))
         self._evaluations = EvaluationRounds(spec, incarnation=incarnation, clock=clock)
         self._changed = ChangeNotifier()
         """What workers wait for: work may be admissible, or a lease be preempted."""
@@ -106,9 +107,9 @@ class Dispatcher:
         """Return the worker of an open lease, of training or evaluation; None if it is not open."""
         return (self._evaluations.of_lease(lease_id) or self._ledger).holder_of(lease_id)
 
-    def weight_updates_in_flight(self) -> int:
-        """Count the versions that workers loaded while they generated, over all workers."""
-        return self._updates_in_flight.total
+    def weight_updates(self) -> WeightUpdates:
+        """Count the versions that workers took, over all workers."""
+        return self._weight_updates.total
 
     def resume_at(self, policy_version: int) -> None:
         """Continue a run that has taken `policy_version` steps."""
@@ -160,7 +161,7 @@ class Dispatcher:
         number = self._registry.record_request(
             worker_id, request.rollout_group, request.held_policy_version
         )
-        self._updates_in_flight.set(worker_id, request.weight_updates_in_flight)
+        self._weight_updates.set(worker_id, request.weight_updates)
         self._release_lost(request)
         while self._phase is RunPhase.RUNNING and self._registry.record_contact(
             worker_id, request_number=number

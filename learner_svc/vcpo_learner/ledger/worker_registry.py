@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
+from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.clock import Clock
 
 WORKER_LOST_AFTER_S = 60.0
@@ -157,21 +158,21 @@ class WorkerRegistry:
 
 
 class WorkerCounters:
-    """The sum of a counter over all workers, those that are gone included.
+    """The versions that all workers took, those that are gone included.
 
-    Each worker reports its count since its start. The sum remembers the last `max_workers` workers;
-    if a worker reports again after so many others, its whole count is added again.
+    Each worker reports its counts since its start. The sum remembers the last `max_workers`
+    workers; if a worker reports again after so many others, its whole counts are added again.
     """
 
     def __init__(self, *, max_workers: int) -> None:
         self._max_workers = max_workers
-        self._counts: OrderedDict[str, int] = OrderedDict()
-        self.total = 0
+        self._counts: OrderedDict[str, WeightUpdates] = OrderedDict()
+        self.total = NO_UPDATES
 
-    def set(self, worker_id: str, count: int) -> None:
-        """Record the count that a worker reports now."""
-        self.total += count - self._counts.get(worker_id, 0)
-        self._counts[worker_id] = count
+    def set(self, worker_id: str, counts: WeightUpdates) -> None:
+        """Record the counts that a worker reports now."""
+        self.total += counts - self._counts.get(worker_id, NO_UPDATES)
+        self._counts[worker_id] = counts
         self._counts.move_to_end(worker_id)
         if len(self._counts) > self._max_workers:
             self._counts.popitem(last=False)

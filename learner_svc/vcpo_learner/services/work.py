@@ -18,6 +18,7 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
+from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome
@@ -76,7 +77,11 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             incarnation=request.incarnation,
             held_policy_version=request.held_policy_version,
             max_trajectories=request.max_trajectories,
-            weight_updates_in_flight=request.weight_updates_in_flight,
+            weight_updates=WeightUpdates(
+                in_flight=request.weight_updates_in_flight,
+                adapter_swaps=request.adapter_swaps,
+                merged=request.merged_versions,
+            ),
             held_lease_ids=(
                 frozenset(request.held_leases.lease_ids)
                 if request.HasField("held_leases")

@@ -379,6 +379,7 @@ class TrainingLoop:
         dispatcher, health = self._dispatcher, self._parts.update.health
         counts = dispatcher.ledger.counts()
         counts.check()
+        weight_updates = dispatcher.weight_updates()
         return StepRecord(
             step=dispatcher.policy_version,
             time_unix_s=time.time(),
@@ -391,7 +392,9 @@ class TrainingLoop:
             admission_lag_steps=lag_limit_steps,
             workers=len(dispatcher.workers()),
             ranks=self._spec.learner.ranks,
-            weight_updates_in_flight=dispatcher.weight_updates_in_flight(),
+            weight_updates_in_flight=weight_updates.in_flight,
+            adapter_swaps=weight_updates.adapter_swaps,
+            merged_versions=weight_updates.merged,
             leased=counts.leased,
             in_flight=counts.in_flight,
             buffered=counts.buffered,

@@ -1,4 +1,4 @@
-"""Makes the engine that a rollout group asks for, and decides who quantizes its weights."""
+"""Makes the engine that a rollout group asks for, and decides what becomes of weights before it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
+from vcpo_rollout.engines.adapters import AdapterPlan, AdapterUse, plan_adapters
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf.engine import HfEngine
@@ -25,26 +27,45 @@ _VLLM_LOGGING = Path(__file__).parent / "vllm" / "logging.json"
 """Configuration of vLLM's loggers, in the form of `logging.config.dictConfig`."""
 
 
-def choose_quantization(group: RolloutGroup) -> QuantizationPlan:
-    """Decide who quantizes a group's weights on this machine; log the decision and its reason.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPlan:
+    """What becomes of a version in a worker: who quantizes it, and who applies adapters."""
+
+    quantization: QuantizationPlan
+    adapters: AdapterPlan | None
+    """None for a run without adapters."""
+
+    @property
+    def served_adapters(self) -> bool:
+        """Whether the engine applies adapters beside its base model."""
+        return self.adapters is not None and self.adapters.use is AdapterUse.SERVED
+
+
+def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
+    """Decide what becomes of versions on this machine; log each decision and its reason.
 
     Raises:
         ValueError: when the group asks for vLLM and it is not installed.
     """
-    asks = group.quantization is not Quantization.NONE
+    lora = spec.model.lora
+    quantizes = group.quantization is not Quantization.NONE
     device = None
-    if asks and group.engine is EngineName.VLLM:
+    if group.engine is EngineName.VLLM and (quantizes or lora is not None):
         with _require_vllm():
             from vcpo_rollout.engines.vllm.start import vllm_device
         device = vllm_device()
-    plan = plan_quantization(group.quantization, precision=group.precision, device=device)
-    if asks:
-        _LOGGER.info("quantization: %s", plan)
-    return plan
+    quantization = plan_quantization(group.quantization, precision=group.precision, device=device)
+    if quantizes:
+        _LOGGER.info("quantization: %s", quantization)
+    adapters = None
+    if lora is not None:
+        adapters = plan_adapters(lora, group, rounding=quantization.rounding, device=device)
+        _LOGGER.info("adapters: %s", adapters)
+    return WeightPlan(quantization=quantization, adapters=adapters)
 
 
 def load_engine(
-    spec: VCPORunSpec, group: RolloutGroup, plan: QuantizationPlan, *, seed: int
+    spec: VCPORunSpec, group: RolloutGroup, plan: WeightPlan, *, seed: int
 ) -> tuple[Engine, PromptCodec]:
     """Start a group's engine, and make the codec of its prompts.
 
@@ -92,7 +113,7 @@ def _start_hf(
 def _start_vllm(
     spec: VCPORunSpec,
     group: RolloutGroup,
-    plan: QuantizationPlan,
+    plan: WeightPlan,
     end_token_ids: frozenset[int],
     seed: int,
 ) -> Engine:
@@ -106,7 +127,8 @@ def _start_vllm(
         max_concurrent_sequences=group.max_concurrent_sequences,
         seed=seed,
         kv_cache_gibibytes=group.kv_cache_gibibytes,
-        online_quantization=plan.online_method,
+        online_quantization=plan.quantization.online_method,
+        lora=spec.model.lora if plan.served_adapters else None,
         gpu_memory_ratio=gpu_memory_ratio(),
     )
     return VllmEngine.start(settings, end_token_ids=end_token_ids)

@@ -89,12 +89,7 @@ def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
         EngineError: when a tensor is missing, unknown, of another shape or not real, or the payload
             is not a safetensors file; the message lists the problems.
     """
-    try:
-        tensors = safetensors.torch.load(payload)
-    except SafetensorError as error:
-        raise EngineError(
-            f"payload: {len(payload)} bytes are not a safetensors file: {error}"
-        ) from error
+    tensors = read_tensors(payload)
     names = _names_by_parameter(model)
     problems = list(_problems(model, names, tensors))
     if problems:
@@ -105,6 +100,20 @@ def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
         names_of_one[0]: next(tensors[name] for name in names_of_one if name in tensors)
         for names_of_one in names
     }
+
+
+def read_tensors(payload: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name.
+
+    Raises:
+        EngineError: when the payload is not a safetensors file.
+    """
+    try:
+        return safetensors.torch.load(payload)
+    except SafetensorError as error:
+        raise EngineError(
+            f"payload: {len(payload)} bytes are not a safetensors file: {error}"
+        ) from error
 
 
 @torch.no_grad()

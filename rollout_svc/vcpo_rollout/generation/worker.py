@@ -154,7 +154,7 @@ class Worker:
                 held=held,
                 max_trajectories=self._num_free,
                 wait_s=_LEASE_WAIT_S,
-                weight_updates_in_flight=receiver.updates_in_flight,
+                weight_updates=receiver.weight_updates,
                 held_lease_ids=self._interrupts.keys(),
             )
             if result.phase is not RunPhase.RUNNING:

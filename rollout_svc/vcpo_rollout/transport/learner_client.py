@@ -20,6 +20,7 @@ from vcpo.wire.trajectory import (
     trajectory_to_message,
 )
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 from vcpo_rollout.transport.stream import receive_rest
 from vcpo_rollout.transport.transfer_buffer import Transfer
@@ -89,7 +90,7 @@ class LearnerClient:
         held: HeldPolicy,
         max_trajectories: int,
         wait_s: float,
-        weight_updates_in_flight: int = 0,
+        weight_updates: WeightUpdates = NO_UPDATES,
         held_lease_ids: Collection[str] = (),
     ) -> LeaseResult:
         """Request prompts. The learner waits up to `wait_s` until it can admit some.
@@ -104,7 +105,9 @@ class LearnerClient:
             held_policy_version=held.policy_version,
             max_trajectories=max_trajectories,
             wait_seconds=wait_s,
-            weight_updates_in_flight=weight_updates_in_flight,
+            weight_updates_in_flight=weight_updates.in_flight,
+            adapter_swaps=weight_updates.adapter_swaps,
+            merged_versions=weight_updates.merged,
             held_leases=work_pb2.HeldLeases(lease_ids=held_lease_ids),
         )
         response = await self._retries.run(

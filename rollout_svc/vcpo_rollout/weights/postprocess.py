@@ -14,6 +14,7 @@ from torch import Tensor
 from vcpo.algo import NoiseSchedule
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Quantization, RolloutGroup
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.loading import load_parameters
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
@@ -40,17 +41,23 @@ class WeightPostprocessing:
 
 
 def make_postprocessing(
-    spec: VCPORunSpec, group: RolloutGroup, *, seed: int, rounding: Quantization
+    spec: VCPORunSpec,
+    group: RolloutGroup,
+    *,
+    seed: int,
+    rounding: Quantization,
+    adapters: AdapterUse | None,
 ) -> WeightPostprocessing | None:
     """Make a rollout group's postprocessing; None if the group uses versions as published.
 
     seed: seeds the noise; every worker has its own.
     rounding: the quantization that the engine does not do itself.
+    adapters: who applies the adapters of a run that trains some; None for other runs.
 
     Raises: ValueError, naming the field, when the base model of the adapters cannot be loaded.
     """
     transforms: list[WeightTransform] = []
-    if spec.model.lora is not None:
+    if spec.model.lora is not None and adapters is AdapterUse.MERGED:
         base = load_parameters(spec.model.name, revision=spec.model.revision)
         transforms.append(LoraMerge(base=base, scale=spec.model.lora.scale))
     if rounding is not Quantization.NONE or group.noise is not None:

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from vcpo import tracing
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.wire.weights import CorruptWeightsError
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
@@ -39,14 +41,19 @@ class WeightReceiver:
         gauges: RolloutGauges,
         fetcher: WeightFetcher | None = None,
         postprocess: Callable[[bytes, int], bytes] | None = None,
+        adapters: AdapterUse | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """postprocess: turns a published payload into the engine's; None changes nothing."""
+        """Fetch nothing yet; `run` does.
+
+        postprocess: turns a published payload into the engine's; None changes nothing.
+        adapters: who applies the adapters that versions consist of; None for other versions.
+        """
         self.held: HeldPolicy | None = None
         """Version in use; None before the first. Only this object writes it."""
-        self.updates_in_flight = 0
-        """Number of swaps after which running sequences continued. Only this object writes it."""
+        self.weight_updates = NO_UPDATES
+        """What was swapped in so far. Only this object writes it."""
         self._learner = learner
         self._fetcher = fetcher or WeightFetcher(learner, gauges)
         self._is_held_suspect = False
@@ -54,6 +61,7 @@ class WeightReceiver:
         self._engine = engine
         self._gauges = gauges
         self._postprocess = postprocess
+        self._adapters = adapters
         self._pause_after_corruption_s = pause_after_corruption_s
         self._swapped = asyncio.Condition()
         self._clock = clock
@@ -104,8 +112,12 @@ class WeightReceiver:
         with tracing.child("swap"):
             num_running = await self._engine.swap_weights(weights)
         if num_running > 0:
-            self.updates_in_flight += 1
             self._gauges.count_in_flight_update()
+        self.weight_updates += WeightUpdates(
+            in_flight=int(num_running > 0),
+            adapter_swaps=int(self._adapters is AdapterUse.SERVED),
+            merged=int(self._adapters is AdapterUse.MERGED),
+        )
         async with self._swapped:
             self.held = HeldPolicy.from_manifest(manifest)
             self._swapped.notify_all()

@@ -39,6 +39,8 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "warning_score_max": max((step.warning_score for step in steps), default=None),
         "collapse": _collapse(metrics),
         "weight_updates_in_flight": last.weight_updates_in_flight if last else 0,
+        "adapter_swaps": last.adapter_swaps if last else 0,
+        "merged": last.merged_versions if last else 0,
         "trajectories": {
             "leased": last.leased if last else 0,
             "consumed": last.consumed if last else 0,

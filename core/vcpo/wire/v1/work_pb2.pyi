@@ -164,6 +164,8 @@ class LeaseRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     HELD_LEASES_FIELD_NUMBER: _builtins.int
+    ADAPTER_SWAPS_FIELD_NUMBER: _builtins.int
+    MERGED_VERSIONS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
     """Name of the worker's rollout group in the run's spec."""
@@ -181,6 +183,11 @@ class LeaseRequest(_message.Message):
     """How long the server may hold the call open, in seconds, 0 to 30."""
     weight_updates_in_flight: _builtins.int
     """Number of weight updates, since the worker's start, that were applied during generation."""
+    adapter_swaps: _builtins.int
+    """Number of versions, since the worker's start, whose LoRA adapters its engine serves beside a base
+    model, and of those that the worker merged into full sets of weights.
+    """
+    merged_versions: _builtins.int
     @_builtins.property
     def held_leases(self) -> Global___HeldLeases:
         """All leases that the worker holds. The learner requeues the prompts of its other leases, for
@@ -198,10 +205,12 @@ class LeaseRequest(_message.Message):
         wait_seconds: _builtins.float = ...,
         weight_updates_in_flight: _builtins.int = ...,
         held_leases: Global___HeldLeases | None = ...,
+        adapter_swaps: _builtins.int = ...,
+        merged_versions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held_leases", b"held_leases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_leases", b"held_leases", "held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_swaps", b"adapter_swaps", "held_leases", b"held_leases", "held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "merged_versions", b"merged_versions", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,7 @@
 """The engine for throughput: vLLM in its own processes, used through its public interface.
 
     generate      --> AsyncLLM --> scheduler, model        (vLLM does the continuous batching)
-    swap_weights  --> pause, keeping sequences --> load from a file --> label --> resume
+    swap_weights  --> pause, keeping sequences --> load (`loaders`) --> label --> resume
 
 A pause falls between two decoding steps and clears all keys and values. vLLM then reads running
 sequences again with the new weights: the log-probability of a token equals that of a full forward
@@ -17,20 +17,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 from transformers import PreTrainedModel
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferInitRequest,
-    WeightTransferUpdateRequest,
-)
 from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
@@ -39,13 +36,8 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.engines.limits import RequestLimits
-from vcpo_rollout.engines.loading_weights import changed_parameters, read_weights
-from vcpo_rollout.engines.vllm.exchange import (
-    sampling_params,
-    tensors_to_send,
-    to_generation,
-    write_memory_file,
-)
+from vcpo_rollout.engines.vllm.exchange import sampling_params, to_generation
+from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
 from vcpo_rollout.engines.vllm.statistics import step_logger
 from vcpo_rollout.gauges import RolloutGauges
@@ -69,6 +61,7 @@ class VllmEngine:
 
     llm: has no running sequences; the engine owns it from then on.
     skeleton: the model in `transformers`, against which weights are checked.
+    lora: of the adapters that versions consist of; None for versions of all parameters.
     swap_timeout_s: limit of a whole swap; a longer one is stuck, and the engine ends.
     """
 
@@ -78,11 +71,14 @@ class VllmEngine:
         *,
         skeleton: PreTrainedModel,
         end_token_ids: frozenset[int],
+        lora: Lora | None = None,
         swap_timeout_s: float = SWAP_TIMEOUT_S,
     ) -> None:
         self._swap_timeout_s = swap_timeout_s
         self._llm = llm
-        self._skeleton = skeleton
+        self._loader: VersionLoader = (
+            ParameterLoader(skeleton) if lora is None else AdapterLoader(skeleton, lora)
+        )
         self._end_token_ids = end_token_ids
         self._limits = RequestLimits(
             vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
@@ -92,7 +88,6 @@ class VllmEngine:
         self._policy_version: int | None = None
         self._ready = asyncio.Event()
         self._swap_order = asyncio.Lock()
-        self._can_receive = False
         self._open: set[asyncio.Task[Any]] = set()
         self._ended: str | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -105,7 +100,12 @@ class VllmEngine:
             ValueError: when vLLM cannot run this model on this machine; its log says why.
         """
         skeleton = load_skeleton(settings)
-        return cls(start_llm(settings), skeleton=skeleton, end_token_ids=end_token_ids)
+        return cls(
+            start_llm(settings),
+            skeleton=skeleton,
+            end_token_ids=end_token_ids,
+            lora=settings.lora,
+        )
 
     def export_steps(self, gauges: RolloutGauges) -> None:
         """Export each decoding step from now on."""
@@ -214,7 +214,8 @@ class VllmEngine:
             await self._wait_until_ready(interrupt)
             if interrupt is not None and interrupt.is_set():
                 raise GenerationInterruptedError(partial_response)
-            async for update in self._llm.generate(prompt, params, name):
+            lora_request = self._loader.lora_request
+            async for update in self._llm.generate(prompt, params, name, lora_request=lora_request):
                 output = update.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
@@ -242,19 +243,16 @@ class VllmEngine:
 
     async def _swap(self, weights: PolicyWeights) -> int:
         async with self._swap_order:
-            # The lock keeps other swaps out: the version in use stays until this swap.
-            changed = changed_parameters(self._skeleton, weights, in_use=self._policy_version)
-            tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
-            sent = tensors_to_send(tensors, changed)
-            with await asyncio.to_thread(write_memory_file, sent) as file:
-                path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-                update = {"path": path, "is_whole": changed is None}
+            with ExitStack() as files:
+                # The lock keeps other swaps out: the version in use stays until this swap.
+                written = self._loader.update(weights, in_use=self._policy_version)
+                update = await asyncio.to_thread(files.enter_context, written)
                 num_running = await self._swap_or_end(update, weights.policy_version)
         self._policy_version = weights.policy_version
         self._ready.set()
         return num_running
 
-    async def _swap_or_end(self, update: dict[str, Any], policy_version: int) -> int:
+    async def _swap_or_end(self, update: Any, policy_version: int) -> int:
         try:
             async with asyncio.timeout(self._swap_timeout_s):
                 return await self._swap_between_steps(update, policy_version)
@@ -262,20 +260,12 @@ class VllmEngine:
             self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
             raise EngineError(self._ended) from error
 
-    async def _swap_between_steps(self, update: dict[str, Any], policy_version: int) -> int:
-        """Load weights while vLLM is paused; return the number of running sequences.
-
-        update: the fields of `vllm.worker.WeightFile`.
-        """
-        if not self._can_receive:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
-            self._can_receive = True
+    async def _swap_between_steps(self, update: Any, policy_version: int) -> int:
+        """Load a version while vLLM is paused; return the number of running sequences."""
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             num_running: int = self._llm.get_num_unfinished_requests()
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-            await self._llm.finish_weight_update(weight_version=str(policy_version))
+            await self._loader.load(self._llm, update, policy_version)
         except BaseException as error:  # also a cancelled swap
             # After half a swap some layers have no values, and a decoding step would kill vLLM's
             # process: the engine must end before the pause does.

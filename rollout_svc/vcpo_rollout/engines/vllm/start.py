@@ -15,7 +15,8 @@ from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vcpo.spec.workloads import Precision
+from vcpo.spec.workloads import Lora, Precision
+from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
 from vcpo_rollout.engines.vllm.statistics import StepLogger
@@ -48,7 +49,8 @@ class VllmSettings:
     """A rollout group's settings for vLLM."""
 
     model_name: str
-    """A directory or a model name on the Hugging Face hub; vLLM reads only its configuration."""
+    """A directory or a model name on the Hugging Face hub. vLLM reads its configuration, and its
+    parameters if it serves adapters."""
     revision: str | None
     precision: Precision
     max_concurrent_sequences: int
@@ -60,6 +62,9 @@ class VllmSettings:
     default, nine tenths."""
     online_quantization: str | None = None
     """vLLM's name of the quantization that it applies when it loads weights; None for none."""
+    lora: Lora | None = None
+    """The adapters that vLLM serves beside the model's own parameters; None if versions replace
+    the parameters themselves."""
 
 
 def vllm_device() -> Device:
@@ -84,7 +89,9 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
 
 
 def start_llm(settings: VllmSettings) -> AsyncLLM:
-    """Start vLLM with uninitialized parameters; return once it can generate.
+    """Start vLLM, its parameters uninitialized unless it serves adapters.
+
+    Returns once it can generate.
 
     Raises:
         ValueError: when vLLM cannot run this model on this machine; its log says why.
@@ -119,6 +126,13 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "worker_extension_cls": f"{_WORKER_MODULE}.WorkerExtension",
         "disable_log_stats": True,  # vLLM's own loggers; ours keeps statistics on
     }
+    if settings.lora is not None:
+        arguments |= {
+            "load_format": "safetensors",
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": next(rank for rank in SERVED_RANKS if rank >= settings.lora.rank),
+        }
     if settings.gpu_memory_ratio is not None and not on_cpu:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio
     if kv_cache_gibibytes is not None:

@@ -17,6 +17,7 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
+from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.ledger import dispatcher as dispatcher_module
 from vcpo_learner.ledger.dispatcher import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
@@ -160,14 +161,15 @@ class TestWorkers:
         assert fixture.dispatcher.release("w", [first.lease.lease_id]) == 1
         assert len(fixture.dispatcher.workers()) == 1
 
-    async def test_updates_in_flight_are_the_last_word_of_each_worker_even_of_one_gone(
-        self, fixture
-    ):
-        await lease_now(fixture, worker_id="a", updates_in_flight=3)
-        await lease_now(fixture, worker_id="a", updates_in_flight=5)
-        await lease_now(fixture, worker_id="b", updates_in_flight=2)
+    async def test_versions_taken_are_the_last_word_of_each_worker_even_of_one_gone(self, fixture):
+        def took(in_flight, adapter_swaps, merged):
+            return WeightUpdates(in_flight=in_flight, adapter_swaps=adapter_swaps, merged=merged)
+
+        await lease_now(fixture, worker_id="a", weight_updates=took(3, 4, 0))
+        await lease_now(fixture, worker_id="a", weight_updates=took(5, 9, 0))
+        await lease_now(fixture, worker_id="b", weight_updates=took(2, 0, 6))
         fixture.dispatcher.release("a", [])
-        assert fixture.dispatcher.weight_updates_in_flight() == 7
+        assert fixture.dispatcher.weight_updates() == took(7, 9, 6)
 
     async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, fixture):
         await lease_now(fixture, worker_id="dead")

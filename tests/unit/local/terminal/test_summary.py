@@ -19,8 +19,10 @@ def summary(tmp_path) -> dict[str, object]:
     skipped = {"ess_ratio": 0.0, "learning_rate_scale": 0.0, "skipped": "not finite"}
     journal.step(replace(STEP, step=1, ess_ratio=0.5, learning_rate_scale=0.75, lag_mean=0.0))
     journal.step(replace(STEP, step=2, workers=3, **skipped))
-    counts = {"consumed": 112, "buffered": 4, "weight_updates_in_flight": 5, "ranks": 2}
-    journal.step(replace(STEP, step=3, ess_ratio=0.25, lag_mean=0.5, lag_max=2, **counts))
+    counts = {"consumed": 112, "buffered": 4, "ranks": 2}
+    updates = {"weight_updates_in_flight": 5, "adapter_swaps": 9, "merged_versions": 4}
+    last = {"ess_ratio": 0.25, "lag_mean": 0.5, "lag_max": 2, **counts, **updates}
+    journal.step(replace(STEP, step=3, **last))
     journal.evaluation(replace(EVALUATION, step=3, accuracy=0.875))
     return run_summary(tmp_path, Ending.COMPLETE)
 
@@ -60,8 +62,9 @@ def test_the_ranks_are_those_of_the_last_step(summary):
     assert summary["ranks"] == 2
 
 
-def test_weight_updates_in_flight_are_those_up_to_the_last_step(summary):
+def test_versions_that_workers_took_are_those_up_to_the_last_step(summary):
     assert summary["weight_updates_in_flight"] == 5
+    assert (summary["adapter_swaps"], summary["merged"]) == (9, 4)
 
 
 def test_a_run_without_a_collapse_says_so(summary):

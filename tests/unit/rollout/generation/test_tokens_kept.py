@@ -25,6 +25,7 @@ from tests.fixtures.learner.dispatcher import (
 from tests.fixtures.rollout.worker import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
@@ -67,7 +68,7 @@ class HeldAlready:
     """A receiver that has its version."""
 
     held = HeldPolicy(incarnation=INCARNATION, policy_version=0)
-    updates_in_flight = 0
+    weight_updates = WeightUpdates()
 
     async def run(self) -> None:
         await asyncio.Event().wait()

@@ -46,6 +46,7 @@ def test_types_stay_those_of_the_base():
             "b.weight: the model has no parameter that fits",
         ),
         ({SECOND: torch.ones(4, 1)}, "a.weight: the model has no parameter that fits"),
+        ({SECOND: torch.ones(3, 2)}, "a.weight: the model has no parameter that fits"),
         ({"a.weight": torch.ones(3, 2)}, "a.weight is not an adapter"),
     ],
 )

@@ -4,6 +4,7 @@ import torch
 
 from tests.fixtures.learner.dispatcher import make_run
 from vcpo.spec.workloads import Quantization
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.loading import load_parameters
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
@@ -12,10 +13,10 @@ from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 TINY = "examples/models/tiny"
 
 
-def postprocessing_for(**sections):
+def postprocessing_for(adapters=None, **sections):
     spec = make_run(**sections).spec
     group = spec.rollouts[0]
-    return make_postprocessing(spec, group, seed=0, rounding=group.quantization)
+    return make_postprocessing(spec, group, seed=0, rounding=group.quantization, adapters=adapters)
 
 
 def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
@@ -32,6 +33,7 @@ def test_a_groups_noise_lasts_as_long_as_the_run():
 
 def test_adapters_are_merged_before_anything_is_rounded():
     found = postprocessing_for(
+        AdapterUse.MERGED,
         model={"name": TINY, "lora": {"rank": 1, "alpha": 3}},
         rollouts=[{"name": "a", "quantization": "int8"}],
     )
@@ -45,8 +47,14 @@ def test_adapters_are_merged_before_anything_is_rounded():
 
 def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
     spec = make_run(rollouts=[{"name": "a", "quantization": "fp8"}]).spec
-    found = make_postprocessing(spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE)
+    found = make_postprocessing(
+        spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE, adapters=None
+    )
     assert found is None
+
+
+def test_adapters_that_the_engine_serves_come_to_it_as_they_were_published():
+    assert postprocessing_for(AdapterUse.SERVED, model={"name": TINY, "lora": {}}) is None
 
 
 def test_transforms_follow_one_another_from_file_to_file():
@@ -63,4 +71,4 @@ def test_transforms_follow_one_another_from_file_to_file():
 
 def test_a_model_that_is_nowhere_is_named():
     with pytest.raises(ValueError, match=r"spec\.model\.name"):
-        postprocessing_for(model={"name": "no/such/model/here", "lora": {}})
+        postprocessing_for(AdapterUse.MERGED, model={"name": "no/such/model/here", "lora": {}})

@@ -22,6 +22,8 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo.wire.weight_updates import WeightUpdates
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
@@ -67,7 +69,7 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def follow_server(server, engine, postprocess=None, clock=time.monotonic):
+async def follow_server(server, engine, postprocess=None, adapters=None, clock=time.monotonic):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with serve_services(lambda grpc_server: add(server, grpc_server)) as channel:
@@ -77,6 +79,7 @@ async def follow_server(server, engine, postprocess=None, clock=time.monotonic):
             ),
             engine=engine,
             postprocess=postprocess,
+            adapters=adapters,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
             clock=clock,
@@ -155,7 +158,24 @@ async def test_updates_that_took_over_sequences_under_way_are_counted(server, en
         engine.sampling = 0
         server.offer(2)
         await receiver.wait_for_other(held)
-    assert receiver.updates_in_flight == 1
+    assert receiver.weight_updates == WeightUpdates(in_flight=1)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "counted"),
+    [
+        (AdapterUse.SERVED, WeightUpdates(adapter_swaps=2)),
+        (AdapterUse.MERGED, WeightUpdates(merged=2)),
+    ],
+)
+async def test_versions_of_adapters_are_counted_by_who_applies_them(
+    server, engine, adapters, counted
+):
+    async with follow_server(server, engine, adapters=adapters) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        server.offer(1)
+        await receiver.wait_for_other(held)
+    assert receiver.weight_updates == counted
 
 
 async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine, caplog):

@@ -8,6 +8,7 @@ import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
 
+from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     NUM_PLACES,
     assert_equal_where_both_sampled,
@@ -34,7 +35,6 @@ LONG_PROMPT = tuple(range(40)) * 5
 ENDLESS = 30_000
 """More tokens than a test lives to see."""
 PATIENCE_S = 120.0
-TOLERANCE = 1e-4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -49,22 +49,6 @@ async def tied_engine(tmp_path_factory):
     engine = await start(tmp_path_factory.mktemp("tied"), tied=True)
     yield engine
     await engine.close()
-
-
-def assert_scored_by_its_versions(generation, request, models, reference_logprobs):
-    """Every span's log-probabilities are those of a full forward of the version it names."""
-    first = 0
-    for span in generation.version_spans:
-        last = first + span.num_tokens
-        expected = reference_logprobs(
-            models[span.policy_version],
-            request.prompt_token_ids,
-            generation.token_ids[:last],
-            request.temperature,
-        )
-        assert generation.logprobs[first:last] == pytest.approx(expected[first:], abs=TOLERANCE)
-        first = last
-    assert first == len(generation.token_ids)
 
 
 async def check_updates_in_flight(engine, models, make_request, publish, reference_logprobs):

@@ -1,0 +1,38 @@
+"""What a worker counts of the versions that it takes, and the sums over workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdates:
+    """Numbers of policy versions that workers took."""
+
+    in_flight: int = 0
+    """Versions swapped in while sequences were being generated."""
+    adapter_swaps: int = 0
+    """Versions whose LoRA adapters an engine serves beside a base model."""
+    merged: int = 0
+    """Versions whose LoRA adapters a worker merged into full sets of weights."""
+
+    def __add__(self, other: Self) -> Self:
+        """Return the sums."""
+        return type(self)(
+            in_flight=self.in_flight + other.in_flight,
+            adapter_swaps=self.adapter_swaps + other.adapter_swaps,
+            merged=self.merged + other.merged,
+        )
+
+    def __sub__(self, other: Self) -> Self:
+        """Return the differences."""
+        return type(self)(
+            in_flight=self.in_flight - other.in_flight,
+            adapter_swaps=self.adapter_swaps - other.adapter_swaps,
+            merged=self.merged - other.merged,
+        )
+
+
+NO_UPDATES: Final = WeightUpdates()
+"""Of a worker that has taken no version."""

@@ -1,0 +1,115 @@
+"""Published LoRA adapters: their form, and the decision who applies them, vLLM or the worker.
+
+vLLM computes x W + scale (x A) B beside the base model, which it loads once. Otherwise the worker
+merges every version into a full set of weights (`weights.lora_merge`): W + scale B A.
+
+Source: vLLM 0.32.0, `vllm.lora`; its kernels for GPUs take numbers of 16 bits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from torch import Tensor
+
+from vcpo.spec.workloads import Lora, Precision, Quantization, RolloutGroup
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.quantization import Device
+
+_SUFFIX_A: Final = ".lora_A.default.weight"
+_SUFFIX_B: Final = ".lora_B.default.weight"
+SERVED_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM reserves room; an adapter takes the next one that holds it."""
+
+
+class AdapterUse(StrEnum):
+    """Who applies adapters."""
+
+    SERVED = "served"
+    """vLLM, beside its base model."""
+    MERGED = "merged"
+    """The worker, which gives its engine full sets of weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterPlan:
+    """Who applies a group's adapters, and why."""
+
+    use: AdapterUse
+    reason: str
+
+    def __str__(self) -> str:
+        """Describe the plan for the log."""
+        return f"{self.use}: {self.reason}"
+
+
+def plan_adapters(
+    lora: Lora, group: RolloutGroup, *, rounding: Quantization, device: Device | None
+) -> AdapterPlan:
+    """Decide who applies adapters.
+
+    rounding: the quantization that the worker does itself.
+    device: vLLM's device; None for an engine that takes full sets of weights only.
+    """
+    obstacle = _obstacle(lora, group, rounding, device)
+    if obstacle is not None:
+        return AdapterPlan(use=AdapterUse.MERGED, reason=obstacle)
+    return AdapterPlan(use=AdapterUse.SERVED, reason="vLLM applies them beside its base model")
+
+
+def _obstacle(
+    lora: Lora, group: RolloutGroup, rounding: Quantization, device: Device | None
+) -> str | None:
+    """Return why vLLM cannot apply adapters itself; None if it can."""
+    if device is None:
+        return f"engine '{group.engine}' takes full sets of weights"
+    if rounding is not Quantization.NONE:
+        return f"the worker rounds weights and adapters together to {rounding}"
+    if group.noise is not None:
+        return "noise changes the weights of every version"
+    if lora.rank > SERVED_RANKS[-1]:
+        return f"vLLM serves ranks up to {SERVED_RANKS[-1]}, and this one is {lora.rank}"
+    if device.platform != "cpu" and group.precision is not Precision.BFLOAT16:
+        return f"a GPU serves adapters in bfloat16 only, and the precision is {group.precision}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Adapter:
+    """The adapter of one linear layer."""
+
+    layer: str
+    """Name of the layer in the model without adapters."""
+    a: Tensor
+    """[rank, columns]."""
+    b: Tensor
+    """[rows, rank]."""
+
+
+def read_adapters(
+    tensors: Mapping[str, Tensor], base_shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Adapter]:
+    """Yield a published version's adapters.
+
+    base_shapes: the shapes of the model's parameters, by name.
+
+    Raises:
+        EngineError: naming the tensor, when one is not part of an adapter of the model.
+    """
+    for name, a in tensors.items():
+        if name.endswith(_SUFFIX_A):
+            layer = name.removesuffix(_SUFFIX_A)
+            b = tensors.get(layer + _SUFFIX_B)
+            if b is None:
+                raise EngineError(f"{layer + _SUFFIX_B} is missing beside {name}")
+            if base_shapes.get(f"{layer}.weight") != (len(b), a.shape[1]) or len(a) != b.shape[1]:
+                raise EngineError(
+                    f"{layer}.weight: the model has no parameter that fits the adapter published "
+                    f"for it, of shapes {list(a.shape)} and {list(b.shape)}"
+                )
+            yield Adapter(layer=layer, a=a, b=b)
+        elif not name.endswith(_SUFFIX_B):
+            raise EngineError(f"{name} is not an adapter, and this run trains adapters only")
