@@ -18,6 +18,15 @@ _CURES = {
     "extra_forbidden": "unknown field; remove it or correct its spelling",
     "missing": "required field is missing",
 }
+_TRUNCATED = (
+    "is not supported: it draws tokens from a part of the vocabulary that depends on the weights,"
+    " so a token may have no probability at all under the learner's; remove it, or lower"
+    " `temperature`"
+)
+_CURES_OF_FIELDS = {
+    f"spec.sampling.{name}": _TRUNCATED for name in ("topP", "topK", "minP", "top_p", "top_k")
+}
+"""Cures for fields that other systems have, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,5 +83,6 @@ def _problem(details: dict[str, Any]) -> FieldProblem:
     value = "" if details["type"] == "missing" else repr(details["input"])
     if len(value) > _MAX_SHOWN_VALUE:
         value = value[: _MAX_SHOWN_VALUE - 3] + "..."
-    message = _CURES.get(details["type"], details["msg"])
-    return FieldProblem(path=field_path(details["loc"]), value=value, message=message)
+    path = field_path(details["loc"])
+    message = _CURES_OF_FIELDS.get(path) or _CURES.get(details["type"], details["msg"])
+    return FieldProblem(path=path, value=value, message=message)

@@ -214,6 +214,11 @@ class VCPORunSpec(Section):
                 location = ("rollouts", index, "maxConcurrentSequences")
                 message = f"must be at least `batch.trajectoriesPerPrompt` ({size})"
                 yield conflict(*location, value=places, message=message)
+            most, longest = self.sampling.max_new_tokens, group.max_model_len
+            if longest is not None and longest <= most:
+                location = ("rollouts", index, "maxModelLen")
+                message = f"must be more than `sampling.maxNewTokens` ({most}): prompts need room"
+                yield conflict(*location, value=longest, message=message)
 
     def _rank_conflicts(self) -> Iterator[InitErrorDetails]:
         size, ranks = self.learner.fsdp_size, self.learner.ranks

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails
 
 from vcpo.spec.cluster import (
     DrainSeconds,
@@ -148,6 +152,52 @@ class RolloutNoise(Section):
     """Number of equal parts of the run."""
 
 
+_OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model": "set `model.name` instead",
+        "tokenizer": "set `model.name` instead",
+        "revision": "set `model.revision` instead",
+        "dtype": "set `precision` instead",
+        "quantization": "set `quantization` instead",
+        "seed": "set the run's `seed` instead",
+        "max_num_seqs": "set `maxConcurrentSequences` instead",
+        "max_model_len": "set `maxModelLen` instead",
+        "tensor_parallel_size": "set `tensorParallelSize` instead",
+        "kv_cache_memory_bytes": "set `kvCacheGibibytes` instead",
+        **dict.fromkeys(
+            ("enable_lora", "max_loras", "max_lora_rank", "lora_dtype", "lora_target_modules"),
+            "`model.lora` decides it; remove it",
+        ),
+        **dict.fromkeys(
+            ("pipeline_parallel_size", "data_parallel_size", "nnodes"),
+            "a worker is one engine on one machine; use `tensorParallelSize` and `maxReplicas`",
+        ),
+        **dict.fromkeys(
+            ("load_format", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
+            "the learner's versions reach vLLM by it; remove it",
+        ),
+        **dict.fromkeys(
+            ("logprobs_mode", "speculative_config"),
+            "tokens must come with the log-probabilities that they were drawn with; remove it",
+        ),
+        **dict.fromkeys(
+            ("skip_tokenizer_init", "disable_log_stats", "distributed_executor_backend"),
+            "the worker sets it; remove it",
+        ),
+    }
+)
+"""vLLM's arguments that other fields or the worker set, and the cure for one that is given."""
+
+
+ENGINE_VLLM_FIELDS: Final = (
+    "kv_cache_gibibytes",
+    "tensor_parallel_size",
+    "max_model_len",
+    "engine_arguments",
+)
+"""Fields of a rollout group that no other engine uses."""
+
+
 class RolloutGroup(Section):
     """Rollout workers of one kind."""
 
@@ -156,8 +206,18 @@ class RolloutGroup(Section):
     engine: EngineName = EngineName.HF
     """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU."""
     kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
-    """Memory that engine `vllm` takes for keys and values, in GiB. If unset, most of a GPU, or 1
-    GiB on a CPU."""
+    """Memory that engine `vllm` takes for keys and values, in GiB, on each of a worker's GPUs. If
+    unset, most of a GPU, or 1 GiB on a CPU."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs of one worker, over which engine `vllm` splits the model. Above 1 the worker's pod asks
+    for as many in a cluster. Raise it if the model does not fit on one GPU."""
+    max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
+    """Longest prompt and response together, in tokens, for which engine `vllm` makes room; more
+    than `sampling.maxNewTokens`. If unset, the model's context, or what the memory for keys and
+    values holds."""
+    engine_arguments: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
+    """More arguments of engine `vllm`, by the names of vLLM's `AsyncEngineArgs`, such as
+    `max_num_batched_tokens`. Those that other fields set are refused."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -194,12 +254,21 @@ class RolloutGroup(Section):
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
-        cache = self.kv_cache_gibibytes
-        if cache is not None and self.engine is not EngineName.VLLM:
-            message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
-            conflicts.append(conflict("kvCacheGibibytes", value=cache, message=message))
-        refuse(conflicts)
+        refuse([*conflicts, *self._engine_conflicts()])
         return self
+
+    def _engine_conflicts(self) -> Iterator[InitErrorDetails]:
+        if self.engine is not EngineName.VLLM:
+            for name in ENGINE_VLLM_FIELDS:
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    message = (
+                        f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
+                    )
+                    yield conflict(to_camel(name), value=value, message=message)
+        for name, value in self.engine_arguments.items():
+            if (cure := _OWNED_ARGUMENTS.get(name)) is not None:
+                yield conflict("engineArguments", name, value=value, message=cure)
 
 
 class Lease(Section):

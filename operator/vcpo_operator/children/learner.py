@@ -73,12 +73,6 @@ def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running:
 
 def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
     settings = parent.run.spec.learner
-    # Ranks of one machine exchange tensors through it, and a container has only 64 MiB.
-    shared_memory: list[Manifest] = (
-        [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
-        if settings.ranks_per_replica > 1
-        else []
-    )
     claim = {"persistentVolumeClaim": {"claimName": learner_name(parent.name)}}
     return Workload(
         role=Role.LEARNER,
@@ -96,9 +90,9 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
         mounts=[
             {"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid},
-            *({"name": each["name"], "mountPath": "/dev/shm"} for each in shared_memory),  # noqa: S108
         ],
-        volumes=[{"name": "run", **claim}, *shared_memory],
+        volumes=[{"name": "run", **claim}],
+        shares_memory=settings.ranks_per_replica > 1,
         template=settings.template,
     )
 

@@ -65,6 +65,8 @@ def rollout_deployment(
 
 
 def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -> Workload:
+    # One GPU, or none, is the template's choice; several are what the engine is started for.
+    gpus = group.tensor_parallel_size if group.tensor_parallel_size > 1 else None
     return Workload(
         role=Role.ROLLOUT,
         group=group.name,
@@ -75,11 +77,12 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         metrics_port=ROLLOUT_METRICS_PORT,
         drain_s=group.drain_seconds,
         threads=group.threads,
-        gpus=None,
+        gpus=gpus,
         variables=[],
         environment_secret=None,
         mounts=[],
         volumes=[],
+        shares_memory=gpus is not None,
         template=_template_with_spread(parent, group),
     )
 

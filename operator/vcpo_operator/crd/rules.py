@@ -80,6 +80,11 @@ SPEC: Final = (
         " `batch.trajectoriesPerPrompt`",
     ),
     Rule(
+        rule="self.rollouts.all(group,"
+        " !has(group.maxModelLen) || group.maxModelLen > self.sampling.maxNewTokens)",
+        message="`maxModelLen` of each rollout group must be more than `sampling.maxNewTokens`",
+    ),
+    Rule(
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
     ),
@@ -168,9 +173,16 @@ ENVIRONMENT: Final = (
 )
 
 ROLLOUT_GROUP: Final = (
-    Rule(
-        rule="!has(self.kvCacheGibibytes) || (has(self.engine) && self.engine == 'vllm')",
-        message="`kvCacheGibibytes` may be given only where `engine` is 'vllm'",
+    *(
+        Rule(
+            rule=f"{unused} || (has(self.engine) && self.engine == 'vllm')",
+            message=f"`{field}` may be given only where `engine` is 'vllm'",
+        )
+        for field, unused in (
+            ("kvCacheGibibytes", "!has(self.kvCacheGibibytes)"),
+            ("tensorParallelSize", "!has(self.tensorParallelSize) || self.tensorParallelSize == 1"),
+            ("maxModelLen", "!has(self.maxModelLen)"),
+        )
     ),
     Rule(
         rule=_where_given(

@@ -129,6 +129,9 @@ def _start_vllm(
         kv_cache_gibibytes=group.kv_cache_gibibytes,
         online_quantization=plan.quantization.online_method,
         lora=spec.model.lora if plan.served_adapters else None,
+        tensor_parallel_size=group.tensor_parallel_size,
+        max_model_len=group.max_model_len,
+        arguments=group.engine_arguments,
         gpu_memory_ratio=gpu_memory_ratio(),
     )
     return VllmEngine.start(settings, end_token_ids=end_token_ids)

@@ -49,7 +49,11 @@ def make_model(folder: Path, config: dict[str, Any] | None = None) -> Path:
 
 
 def run_of(
-    model: str = "models/tiny", *, environment: str = "{name: countdown}", learner: str = ""
+    model: str = "models/tiny",
+    *,
+    environment: str = "{name: countdown}",
+    learner: str = "",
+    rollouts: str = "[{name: main}]",
 ) -> VCPORun:
     return parse_run(f"""
         metadata: {{name: r}}
@@ -59,6 +63,7 @@ def run_of(
           steps: 3
           sampling: {{maxNewTokens: 64}}
           learner: {{{learner}}}
+          rollouts: {rollouts}
     """)
 
 
@@ -317,6 +322,19 @@ class TestRanks:
         assert str(problem) == (
             f"spec.learner.{field}: the learner's 4 ranks need a GPU each and the rollout workers"
             " one more, and this machine has 4; set it to at most 3 (got 4)"
+        )
+
+    def test_too_few_gpus_for_one_worker_name_its_group(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(
+            "vcpo.local.processes.gpu_check.find_gpus", lambda: [Gpu(identifier="0")] * 4
+        )
+        run = run_of(rollouts="[{name: a}, {name: b, engine: vllm, tensorParallelSize: 4}]")
+        with pytest.raises(SpecError) as refused:
+            check_gpus(run, tmp_path / "run.yaml")
+        (problem,) = refused.value.problems
+        assert str(problem) == (
+            "spec.rollouts[1].tensorParallelSize: a worker needs 4 GPUs and the learner 1 of its"
+            " own, and this machine has 4; set it to at most 3 (got 4)"
         )
 
     def test_without_gpus_ranks_compute_on_the_cpu(self, tmp_path, monkeypatch):

@@ -191,14 +191,71 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
     assert run.spec.environment.parameters == {"whatever": 1}
 
 
-def test_a_cache_of_vllms_is_refused_for_another_engine():
-    assert problem_lines("rollouts: [{name: a, kvCacheGibibytes: 2.0}]") == [
+@pytest.mark.parametrize(
+    ("field", "value", "got"),
+    [
+        ("kvCacheGibibytes", "2.0", "2.0"),
+        ("tensorParallelSize", "2", "2"),
+        ("maxModelLen", "4096", "4096"),
+        ("engineArguments", "{block_size: 32}", "{'block_size': 32}"),
+    ],
+)
+def test_what_only_vllm_uses_is_refused_for_another_engine(field, value, got):
+    given = f"{field}: {value}"
+    assert problem_lines(f"rollouts: [{{name: a, {given}}}]") == [
         (
-            "spec.rollouts[0].kvCacheGibibytes: engine 'hf' does not use it; remove it or use"
-            " engine 'vllm' (got 2.0)"
+            f"spec.rollouts[0].{field}: engine 'hf' does not use it; remove it or use"
+            f" engine 'vllm' (got {got})"
         )
     ]
-    assert run_with("rollouts: [{name: a, engine: vllm, kvCacheGibibytes: 2.0}]").spec.rollouts
+    assert run_with(f"rollouts: [{{name: a, engine: vllm, {given}}}]").spec.rollouts
+
+
+@pytest.mark.parametrize(
+    ("argument", "cure"),
+    [
+        ("dtype: half", "set `precision` instead (got 'half')"),
+        ("tensor_parallel_size: 2", "set `tensorParallelSize` instead (got 2)"),
+        ("enable_lora: true", "`model.lora` decides it; remove it (got True)"),
+        (
+            "pipeline_parallel_size: 2",
+            (
+                "a worker is one engine on one machine; use `tensorParallelSize` and"
+                " `maxReplicas` (got 2)"
+            ),
+        ),
+    ],
+)
+def test_an_argument_of_vllm_that_something_else_sets_is_refused_by_name(argument, cure):
+    name = argument.partition(":")[0]
+    group = f"{{name: a, engine: vllm, engineArguments: {{{argument}}}}}"
+    assert problem_lines(f"rollouts: [{group}]") == [
+        f"spec.rollouts[0].engineArguments.{name}: {cure}"
+    ]
+
+
+@pytest.mark.parametrize("field", ["topP: 0.9", "topK: 50"])
+def test_sampling_from_a_part_of_the_vocabulary_is_refused_with_the_reason(field):
+    name, _, value = field.partition(": ")
+    (line,) = problem_lines(f"sampling: {{{field}}}")
+    assert line.startswith(f"spec.sampling.{name}: is not supported: it draws tokens from a part")
+    assert line.endswith(f"remove it, or lower `temperature` (got {value})")
+
+
+def test_a_context_that_leaves_no_room_for_a_prompt_is_refused():
+    def lines(length):
+        return (
+            "sampling: {maxNewTokens: 512}\n"
+            f"rollouts: [{{name: a, engine: vllm, maxModelLen: {length}}}]"
+        )
+
+    assert problem_lines(lines(512)) == [
+        (
+            "spec.rollouts[0].maxModelLen: must be more than `sampling.maxNewTokens` (512):"
+            " prompts need room (got 512)"
+        )
+    ]
+    assert run_with(lines(513)).spec.rollouts[0].max_model_len == 513
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ class Fleet:
             gpus,
             max_workers=sum(group.max_replicas for group in run.spec.rollouts),
             num_ranks=run.spec.learner.ranks_per_replica,
+            gpus_per_worker=max(group.tensor_parallel_size for group in run.spec.rollouts),
         )
         self._gpu_of: dict[str, str] = {}
         """GPU of every worker that was ever started, if there are GPUs."""

@@ -1,16 +1,21 @@
-"""Check that this machine has a GPU for each rank of a run's learner."""
+"""Check that this machine has the GPUs that a run's learner and each of its workers need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, plan_gpus
+from vcpo.local.processes.gpus import (
+    TooFewGpusError,
+    TooFewWorkerGpusError,
+    find_gpus,
+    plan_gpus,
+)
 from vcpo.spec import FieldProblem, SpecError, VCPORun
 
 
 def check_gpus(run: VCPORun, run_file: Path) -> None:
-    """Check that each rank of the learner has a GPU of its own, if this machine has GPUs.
+    """Check that learner and workers have the GPUs that they need, if this machine has any.
 
     Raises:
         SpecError: naming the field, both numbers and the cure.
@@ -20,13 +25,25 @@ def check_gpus(run: VCPORun, run_file: Path) -> None:
 
 
 def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """Yield a problem if this machine has GPUs, but too few for the learner's ranks."""
-    learner = run.spec.learner
-    if learner.ranks_per_replica == 1:
+    """Yield a problem if this machine has GPUs, but too few for the ranks or for a worker."""
+    learner, groups = run.spec.learner, run.spec.rollouts
+    largest = max(range(len(groups)), key=lambda index: groups[index].tensor_parallel_size)
+    gpus_per_worker = groups[largest].tensor_parallel_size
+    if learner.ranks_per_replica == gpus_per_worker == 1:
         return
-    max_workers = sum(group.max_replicas for group in run.spec.rollouts)
     try:
-        plan_gpus(find_gpus(), max_workers=max_workers, num_ranks=learner.ranks_per_replica)
+        plan_gpus(
+            find_gpus(),
+            max_workers=sum(group.max_replicas for group in groups),
+            num_ranks=learner.ranks_per_replica,
+            gpus_per_worker=gpus_per_worker,
+        )
+    except TooFewWorkerGpusError as error:
+        yield FieldProblem(
+            path=f"spec.rollouts[{largest}].tensorParallelSize",
+            value=str(gpus_per_worker),
+            message=str(error),
+        )
     except TooFewGpusError as error:
         field = "processes" if learner.processes is not None else "gpusPerReplica"
         yield FieldProblem(

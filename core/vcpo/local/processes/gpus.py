@@ -8,6 +8,7 @@ none          no setting                    no setting
 ```
 A learner of several ranks has a GPU for each, and the workers have the others; ranks and workers
 share no GPU. Rank i computes on the i-th GPU that the learner's processes see, as under torchrun.
+If an engine splits its model, each worker gets as many GPUs as the largest engine needs.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ class TooFewGpusError(ValueError):
     """The machine has GPUs, but not one for each rank of the learner and one for the workers."""
 
 
+class TooFewWorkerGpusError(TooFewGpusError):
+    """The machine has GPUs, but beside the learner's not as many as one worker needs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
     """The share of GPUs that a process may use."""
 
     gpu: str
-    """The GPU; of a learner with several ranks all of theirs, with commas between."""
+    """The GPU; several of one process, or of a learner's ranks, with commas between."""
     memory_ratio: float | None
     """Largest share of the memory, in (0, 1]; None is no limit."""
 
@@ -102,19 +107,28 @@ class GpuPlan:
         return text
 
 
-def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int, num_ranks: int = 1) -> GpuPlan:
+def plan_gpus(
+    gpus: Sequence[Gpu], *, max_workers: int, num_ranks: int = 1, gpus_per_worker: int = 1
+) -> GpuPlan:
     """Assign GPUs so that the processes of one GPU fit into its memory together.
 
     num_ranks: processes of the learner.
+    gpus_per_worker: GPUs over which a worker splits the model; the largest number of all groups.
 
     Raises:
-        TooFewGpusError: if there are GPUs, but too few for the ranks; the text says what to change.
+        TooFewGpusError: if there are GPUs, but too few for the ranks or for one worker; the text
+            says what to change.
     """
     if not gpus:
         return GpuPlan(learner=None, workers=(), max_workers=max_workers)
     _check_ranks(num_ranks, num_gpus=len(gpus))
     identifiers = [gpu.identifier for gpu in gpus]
     own, others = identifiers[:num_ranks], identifiers[num_ranks:]
+    if gpus_per_worker > max(1, len(others)):
+        raise TooFewWorkerGpusError(
+            f"a worker needs {gpus_per_worker} GPUs and the learner {num_ranks} of its own, and"
+            f" this machine has {len(gpus)}; set it to at most {max(1, len(others))}"
+        )
     if not others:
         ratio = (_USABLE_RATIO - _LEARNER_RATIO) / max_workers
         return GpuPlan(
@@ -122,14 +136,21 @@ def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int, num_ranks: int = 1) -> G
             workers=(GpuShare(gpu=own[0], memory_ratio=ratio),),
             max_workers=max_workers,
         )
-    most_on_one = -(-max_workers // len(others))
+    shares = _bundles(others, gpus_per_worker)
+    most_on_one = -(-max_workers // len(shares))
     return GpuPlan(
         learner=GpuShare(gpu=",".join(own), memory_ratio=None),
         workers=tuple(
-            GpuShare(gpu=other, memory_ratio=_USABLE_RATIO / most_on_one) for other in others
+            GpuShare(gpu=share, memory_ratio=_USABLE_RATIO / most_on_one) for share in shares
         ),
         max_workers=max_workers,
     )
+
+
+def _bundles(identifiers: Sequence[str], size: int) -> list[str]:
+    """Return GPUs for as many workers as possible, `size` for each, with commas between."""
+    starts = range(0, len(identifiers) - size + 1, size)
+    return [",".join(identifiers[start : start + size]) for start in starts]
 
 
 def _check_ranks(num_ranks: int, *, num_gpus: int) -> None:

@@ -71,6 +71,8 @@ class Workload:
     """Secret whose keys become environment variables; None for none."""
     mounts: Sequence[Manifest]
     volumes: Sequence[Manifest]
+    shares_memory: bool
+    """Whether processes of the container exchange tensors through /dev/shm."""
     template: Mapping[str, Any]
     """The user's part of the pod template."""
 
@@ -124,6 +126,7 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
             {"name": "scratch", "emptyDir": {}},
             *_certificates(parent, workload.role),
             *workload.volumes,
+            *_shared_memory(workload),
         ],
     }
     if pods.priority_class_name is not None:
@@ -136,6 +139,13 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
             "prometheus.io/path": "/metrics",
         }
     return {"metadata": {"labels": {}, "annotations": annotations}, "spec": spec}
+
+
+def _shared_memory(workload: Workload) -> list[Manifest]:
+    """Return the volume for /dev/shm, of which a container has only 64 MiB otherwise."""
+    if not workload.shares_memory:
+        return []
+    return [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
@@ -174,6 +184,10 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
                 for each in _certificates(parent, workload.role)
             ),
             *workload.mounts,
+            *(
+                {"name": each["name"], "mountPath": "/dev/shm"}  # noqa: S108 - tmpfs of its own
+                for each in _shared_memory(workload)
+            ),
         ],
     }
 

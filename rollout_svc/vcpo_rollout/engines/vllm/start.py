@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Final
 
 import torch
 from transformers import PreTrainedModel
 from vllm import AsyncEngineArgs
+from vllm import __version__ as vllm_version
 from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -19,6 +21,7 @@ from vcpo.spec.workloads import Lora, Precision
 from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
+from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 from vcpo_rollout.engines.vllm.statistics import StepLogger
 
 _GIBIBYTE: Final = 1 << 30
@@ -37,11 +40,8 @@ _CPU_ENVIRONMENT: Final = {
     # Eager decoding compiles only one small log-probability function, which takes many seconds.
     "TORCHDYNAMO_DISABLE": "1",
 }
-_CPU_ARGUMENTS: Final[Mapping[str, Any]] = {
-    "enforce_eager": True,
-    # By its path: vLLM replaces the name `uni` with an executor that needs another process.
-    "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-}
+_ONE_PROCESS_ON_CPU: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""By its path: vLLM replaces the name `uni` with an executor that needs another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,12 @@ class VllmSettings:
     lora: Lora | None = None
     """The adapters that vLLM serves beside the model's own parameters; None if versions replace
     the parameters themselves."""
+    tensor_parallel_size: int = 1
+    """Processes, on a GPU each, over which vLLM splits the model."""
+    max_model_len: int | None = None
+    """Longest prompt and response together, in tokens; None for what model and memory allow."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The user's other arguments of vLLM's `AsyncEngineArgs`, by name."""
 
 
 def vllm_device() -> Device:
@@ -97,12 +103,32 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
         ValueError: when vLLM cannot run this model on this machine; its log says why.
     """
     on_cpu = current_platform.is_cpu()
-    arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
+    _check_names(settings.arguments)
+    variables = _ENVIRONMENT | {ROLLOUT_WORKER_VARIABLE: str(os.getpid())}
     try:
-        with _environment(_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu else {})):
+        arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
+        with _environment(variables | (_CPU_ENVIRONMENT if on_cpu else {})):
             return AsyncLLM.from_engine_args(arguments, stat_loggers=[StepLogger])
-    except RuntimeError as error:
-        raise ValueError(f"spec.rollouts[].engine: vLLM did not start: {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        given = f" with engineArguments {dict(settings.arguments)}" if settings.arguments else ""
+        raise ValueError(f"spec.rollouts[].engine: vLLM did not start{given}: {error}") from error
+
+
+def _check_names(arguments: Mapping[str, Any]) -> None:
+    """Check that vLLM knows the arguments.
+
+    Raises:
+        ValueError: naming the first unknown one, with a known one like it.
+    """
+    known = [each.name for each in fields(AsyncEngineArgs)]
+    for name, value in arguments.items():
+        if name not in known:
+            like = get_close_matches(name, known, n=1)
+            cure = f"write {like[0]!r}" if like else "remove it"
+            raise ValueError(
+                f"spec.rollouts[].engineArguments.{name}: vLLM {vllm_version} has no such "
+                f"argument; {cure} (got {value!r})"
+            )
 
 
 def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
@@ -117,7 +143,9 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "quantization": settings.online_quantization,
         "seed": settings.seed,
         "max_num_seqs": settings.max_concurrent_sequences,
-        "max_model_len": -1,  # as long as the memory for keys and values allows
+        # -1 is as long as the memory for keys and values allows.
+        "max_model_len": settings.max_model_len or -1,
+        "tensor_parallel_size": settings.tensor_parallel_size,
         "load_format": "dummy",  # the learner sends every parameter
         "skip_tokenizer_init": True,
         # Of the distribution that tokens are drawn from, after temperature.
@@ -137,7 +165,11 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio
     if kv_cache_gibibytes is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gibibytes * _GIBIBYTE)
-    return arguments | dict(_CPU_ARGUMENTS if on_cpu else {})
+    if on_cpu:
+        arguments["enforce_eager"] = True
+        if settings.tensor_parallel_size == 1:
+            arguments["distributed_executor_backend"] = _ONE_PROCESS_ON_CPU
+    return arguments | dict(settings.arguments)
 
 
 @contextmanager

@@ -8,8 +8,10 @@ Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -25,6 +27,8 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+
+from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 
 _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 BACKEND = "vcpo"
@@ -111,24 +115,31 @@ def repack_heads(model: Module) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
-def _watch_parent() -> None:
-    """Kill this process when its parent process ends, however that ends.
+def _watch_parents() -> None:
+    """Kill this process when its parent or the rollout worker ends, however that ends.
 
-    vLLM's engine process would otherwise survive a killed worker and keep its memory. The kernel's
-    own signal (PR_SET_PDEATHSIG) follows the thread that started the process, which may end long
-    before the worker does.
+    vLLM's engine process would otherwise survive a killed rollout worker and keep its memory. With
+    several GPUs it stands between the worker and the processes that import this module, which then
+    kill it too. The kernel's own signal (PR_SET_PDEATHSIG) follows the thread that started the
+    process, which may end long before the worker does.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+    rollout_worker = int(os.environ.get(ROLLOUT_WORKER_VARIABLE, os.getppid()))
 
-    def kill_after_parent() -> None:
-        parent.join()
+    def kill_after_parents() -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            ends = [parent.sentinel, os.pidfd_open(rollout_worker)]
+            multiprocessing.connection.wait(ends)
         # Exit handlers and other threads must not delay the end: no process wants the tokens.
+        if os.getppid() == parent.pid != rollout_worker:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(parent.pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=kill_after_parent, name="vcpo-parent-watch", daemon=True).start()
+    threading.Thread(target=kill_after_parents, name="vcpo-parent-watch", daemon=True).start()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
-_watch_parent()
+_watch_parents()

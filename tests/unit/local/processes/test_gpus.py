@@ -107,6 +107,20 @@ def test_too_few_gpus_for_the_ranks_are_refused_with_both_numbers(num_gpus, num_
     assert str(refused.value) == expected
 
 
+@given(num_gpus=counts, num_ranks=counts, size=st.integers(min_value=2, max_value=8))
+def test_each_worker_of_several_gpus_has_its_own(num_gpus, num_ranks, size):
+    try:
+        plan = plan_gpus(gpus(num_gpus), max_workers=2, num_ranks=num_ranks, gpus_per_worker=size)
+    except TooFewGpusError:
+        assert num_ranks + size > num_gpus
+        return
+    sets = [share.gpu.split(",") for share in plan.workers]
+    used = [gpu for one in [plan.learner.gpu.split(","), *sets] for gpu in one]
+    assert len(used) == len(set(used))
+    assert {len(one) for one in sets} == {size}
+    assert len(sets) == (num_gpus - num_ranks) // size
+
+
 def test_without_a_gpu_any_number_of_ranks_computes_on_the_cpu():
     assert plan_gpus([], max_workers=1, num_ranks=8).learner is None
 

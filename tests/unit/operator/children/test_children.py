@@ -198,6 +198,17 @@ def test_ranks_of_one_pod_have_memory_to_exchange_tensors(spec, is_shared):
     assert [each["name"] for each in shared] == ([mounts["/dev/shm"]] if is_shared else [])
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_worker_whose_engine_splits_the_model_has_the_gpus_and_the_memory_to_exchange(gpus):
+    groups = [{"name": "main", "engine": "vllm", "tensorParallelSize": gpus}]
+    pod = pod_spec(build(rollouts=groups)["Deployment demo-rollout-main"])
+    (container,) = pod["containers"]
+    mounts = [each["mountPath"] for each in container["volumeMounts"]]
+    asked = container["resources"]["limits"].get("nvidia.com/gpu")
+    assert asked == (2 if gpus == 2 else None)
+    assert ("/dev/shm" in mounts) is (gpus == 2)
+
+
 def test_gpus_of_a_replica_are_the_limit_of_its_container_and_its_memory_has_none():
     assert learner_container(**TWO_PODS_OF_FOUR)["resources"] == {
         "requests": {"cpu": "500m", "memory": "2Gi"},

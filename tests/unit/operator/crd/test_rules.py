@@ -93,6 +93,12 @@ def test_a_run_of_defaults_breaks_no_rule():
         ),
         ({"optimizer": {"name": "muon"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
+        ({"rollouts": [{"name": "a", "tensorParallelSize": 2}]}, "`tensorParallelSize`"),
+        ({"rollouts": [{"name": "a", "maxModelLen": 4096}]}, "`maxModelLen`"),
+        (
+            {"rollouts": [{"name": "a", "engine": "vllm", "maxModelLen": 1024}]},
+            "`sampling.maxNewTokens`",
+        ),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
         ({"tracking": {"sinks": [{"name": "mlflow", "mode": "offline"}]}}, "`mode`"),
@@ -127,6 +133,18 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
         {"optimizer": {"schedule": "linear", "warmupSteps": 399}, "steps": 400},
         {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 1}},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
+        {"rollouts": [{"name": "a", "tensorParallelSize": 1}]},
+        {
+            "rollouts": [
+                {
+                    "name": "a",
+                    "engine": "vllm",
+                    "tensorParallelSize": 2,
+                    "maxModelLen": 1025,
+                    "engineArguments": {"block_size": 32},
+                }
+            ]
+        },
         {"learner": {"processes": 8, "gpusPerReplica": 8, "replicas": 2, "fsdpSize": 16}},
         {"learner": {"processes": 4, "fsdpSize": 2}},
         {"environment": {"name": "tasks.chess:Chess"}},

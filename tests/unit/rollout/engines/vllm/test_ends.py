@@ -22,6 +22,7 @@ PATIENCE_S = 120.0
 
 STARTER = """
 import multiprocessing, sys
+from pathlib import Path
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.start import VllmSettings
@@ -30,13 +31,19 @@ if __name__ == "__main__":
     settings = VllmSettings(
         model_name=sys.argv[1], revision=None, precision=Precision.FLOAT32,
         max_concurrent_sequences=1, seed=0, kv_cache_gibibytes=1 / 16,
+        tensor_parallel_size=int(sys.argv[2]),
     )
     engine = VllmEngine.start(settings, end_token_ids=frozenset())
     (process,) = multiprocessing.active_children()
-    print("started", process.pid, flush=True)
+    below = [
+        child
+        for children in Path(f"/proc/{process.pid}/task").glob("*/children")
+        for child in children.read_text().split()
+    ]
+    print("started", process.pid, *below, flush=True)
     sys.stdin.read()
 """
-"""A worker in miniature: starts an engine, says its process, and waits."""
+"""A worker in miniature: starts an engine, says its process and those below, and waits."""
 
 
 class DyingLlm:
@@ -146,12 +153,13 @@ async def test_a_swap_that_is_stuck_ends_the_engine_and_its_process(
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path):
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path, gpus):
     build(seed=0).config.save_pretrained(tmp_path)
     script = tmp_path / "starter.py"
     script.write_text(STARTER)
     worker = subprocess.Popen(
-        [sys.executable, script, tmp_path],
+        [sys.executable, script, tmp_path, str(gpus)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -159,10 +167,12 @@ def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path):
     )
     with worker:
         line = next(line for line in worker.stdout if line.startswith("started"))
-        engine_process = os.pidfd_open(int(line.split()[1]))
+        running = [os.pidfd_open(int(pid)) for pid in line.split()[1:]]
+        assert len(running) >= (1 if gpus == 1 else 1 + gpus)
         worker.kill()
-        ended, _, _ = select.select([engine_process], [], [], PATIENCE_S)
-        if not ended:
-            signal.pidfd_send_signal(engine_process, signal.SIGKILL)
-        os.close(engine_process)
-    assert ended
+        outlive = [each for each in running if not select.select([each], [], [], PATIENCE_S)[0]]
+        for process in outlive:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        for process in running:
+            os.close(process)
+    assert not outlive

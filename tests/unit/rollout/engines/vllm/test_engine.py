@@ -16,6 +16,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     check_swap_by_changes,
     double_parameters,
     first_logprobs,
+    save_settings,
     start,
     with_changes,
 )
@@ -26,6 +27,7 @@ from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
+    start_llm,
 )
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -285,6 +287,22 @@ class TestEngine:
     async def test_a_request_beyond_the_context_is_refused(self, engine, make_request):
         with pytest.raises(EngineError, match="exceeds the model's context of 32768 tokens"):
             await engine.generate(make_request(PROMPT, max_new_tokens=32_766))
+
+
+def test_the_users_arguments_reach_vllm_and_unknown_ones_are_refused_by_name(tmp_path):
+    arguments = {"block_size": 32, "enforce_eager": False}
+    settings = save_settings(
+        tmp_path, arguments=arguments, tensor_parallel_size=2, max_model_len=4096
+    )
+    expected = {**arguments, "tensor_parallel_size": 2, "max_model_len": 4096}
+    given = engine_arguments(settings, on_cpu=True)
+    assert expected.items() <= given.items()
+    assert "distributed_executor_backend" not in given
+    with pytest.raises(
+        ValueError,
+        match=r"engineArguments\.blok_size: vLLM .* has no such argument; write 'block_size'",
+    ):
+        start_llm(replace(settings, arguments={"blok_size": 32}))
 
 
 def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
