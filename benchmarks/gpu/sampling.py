@@ -7,6 +7,7 @@ import importlib.util
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.algo import ess_ratio
-from vcpo.spec.workloads import Precision
+from vcpo.spec.workloads import Lora, Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import policy_payload
 from vcpo_learner.update.gradient import GradientAccumulation
@@ -37,11 +38,11 @@ _NO_VLLM = {"skipped": "needs vLLM"}
 
 
 def swap_pauses(setting: Setting) -> Figures:
-    """Pause vLLM for all weights, for those that a step and that adapters change, and for none."""
+    """Pause vLLM for all weights, for those that a step changes, for none, and for adapters."""
     if not _has_vllm():
         yield _NO_VLLM
         return
-    from benchmarks.rollout.vllm_pause import measure
+    from benchmarks.rollout.vllm_pause import measure, random_adapters
 
     size = setting.choose(QWEN_1_5B, TINY)
     # On the CPU, as vLLM wants half of the card.
@@ -50,15 +51,16 @@ def swap_pauses(setting: Setting) -> Figures:
     cases = {
         "full": None,
         "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
-        "lora": [name for name, _ in model.named_parameters() if _is_projection(name)],
         "none": [],
     }
     with tempfile.TemporaryDirectory() as directory:
-        make_config(size).save_pretrained(directory)
-        found = asyncio.run(
-            measure(
-                _settings(setting, directory, sequences=8), payload, cases, setting.choose(5, 1)
-            )
+        model.save_pretrained(directory)
+        settings, rounds = _settings(setting, directory, sequences=8), setting.choose(5, 1)
+        found = asyncio.run(measure(settings, payload, cases, rounds))
+        serving = replace(settings, lora=Lora(rank=16))
+        adapters = random_adapters(model, 16)
+        found |= asyncio.run(
+            measure(serving, adapters, {"lora": None}, rounds, full_payload=payload)
         )
     for case, line in found.items():
         yield {case: {"pause_ms": round(1e3 * line["pause_s"], 2), **_without_pause(line)}}
@@ -172,10 +174,6 @@ def _sampler_precision(setting: Setting) -> Precision:
 
 def _has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
-
-
-def _is_projection(name: str) -> bool:
-    return name.endswith("_proj.weight")
 
 
 def _without_pause(line: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The model has more than 100 M random parameters in bfloat16; no sequences are being generated. Swaps
 take turns: of all tensors, of the layers that one optimizer step at the learning rate of RL
-changed, of one layer, of none.
+changed, of one layer, of none. A second vLLM serves LoRA adapters of all linear layers.
 
 - pause_s: median of wall-clock seconds from before the pause to after the resumption;
 - sent_fraction: bytes that vLLM loads over those of the full set.
@@ -18,16 +18,18 @@ import json
 import tempfile
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
+from torch.nn import Linear, Module
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.harness.successive_versions import make_model, updates
-from vcpo.spec.workloads import Precision
+from vcpo.spec.workloads import Lora, Precision
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send
@@ -64,21 +66,28 @@ def changed_names(before: bytes, after: bytes) -> list[str]:
     return [name for name in now if not torch.equal(was[name], now[name])]
 
 
-def sent_fraction(payload: bytes, changed: Collection[str] | None) -> float:
-    """Return the share of bytes that a swap sends."""
+def sent_bytes(payload: bytes, changed: Collection[str] | None) -> int:
+    """Return the bytes of the tensors that a swap sends."""
     tensors = safetensors.torch.load(payload)
     sent = tensors_to_send(tensors, None if changed is None else frozenset(changed))
-    return sum(each.nbytes for each in sent.values()) / sum(
-        each.nbytes for each in tensors.values()
-    )
+    return sum(each.nbytes for each in sent.values())
 
 
 async def measure(
-    settings: VllmSettings, payload: bytes, cases: dict[str, Any], rounds: int
-) -> Any:
-    """Swap all cases `rounds` times and return the seconds of each."""
+    settings: VllmSettings,
+    payload: bytes,
+    cases: dict[str, Any],
+    rounds: int,
+    *,
+    full_payload: bytes | None = None,
+) -> dict[str, dict[str, float]]:
+    """Swap all cases `rounds` times and return the figures of each.
+
+    full_payload: the full set; None for `payload` itself.
+    """
     llm = TimedPauses(await asyncio.to_thread(start_llm, settings))
-    engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+    skeleton = load_skeleton(settings)
+    engine = VllmEngine(llm, skeleton=skeleton, end_token_ids=frozenset(), lora=settings.lora)
     pauses: dict[str, list[float]] = {name: [] for name in cases}
     version = 0
     try:
@@ -91,13 +100,24 @@ async def measure(
                 print(f"{case}: paused {llm.pauses_s[-1]:.3f} s", flush=True)
     finally:
         await engine.close()
+    full_bytes = sent_bytes(full_payload or payload, None)
     return {
         case: {
             "pause_s": round(median(pauses[case]), 4),
-            "sent_fraction": round(sent_fraction(payload, names), 4),
+            "sent_fraction": round(sent_bytes(payload, names) / full_bytes, 4),
         }
         for case, names in cases.items()
     }
+
+
+def random_adapters(model: Module, rank: int) -> bytes:
+    """Return adapters of all linear layers but the head, as a learner publishes them."""
+    tensors = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and "lm_head" not in name:
+            tensors[f"{name}.lora_A.default.weight"] = torch.randn(rank, layer.in_features)
+            tensors[f"{name}.lora_B.default.weight"] = torch.zeros(layer.out_features, rank)
+    return safetensors.torch.save(tensors)
 
 
 def _weights(payload: bytes, names: Collection[str] | None, *, base: int) -> PolicyWeights:
@@ -116,6 +136,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps; the last one counts")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model(arguments.hidden, arguments.layers)
@@ -126,8 +147,10 @@ def main() -> None:
         "layer": [_LAYER],
         "none": [],
     }
+    lora = Lora(rank=arguments.rank)
+    adapters = random_adapters(model, lora.rank)
     with tempfile.TemporaryDirectory() as directory:
-        model.config.save_pretrained(directory)
+        model.save_pretrained(directory)
         settings = VllmSettings(
             model_name=directory,
             revision=None,
@@ -137,6 +160,15 @@ def main() -> None:
             kv_cache_gibibytes=1 / 16,
         )
         report = asyncio.run(measure(settings, update.after, cases, arguments.rounds))
+        report |= asyncio.run(
+            measure(
+                replace(settings, lora=lora),
+                adapters,
+                {"adapters": None},
+                arguments.rounds,
+                full_payload=update.after,
+            )
+        )
     print(json.dumps({"parameters": model.num_parameters(), **report}))
 
 
