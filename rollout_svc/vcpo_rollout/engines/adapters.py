@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from vcpo.spec.workloads import Lora, Precision, Quantization, RolloutGroup
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.quantization import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SUFFIX_A: Final = ".lora_A.default.weight"
 _SUFFIX_B: Final = ".lora_B.default.weight"
