@@ -43,6 +43,7 @@ from vcpo.wire.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
+from vcpo_learner.forward.router_replay import router_layout
 from vcpo_learner.ledger.accounting import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
@@ -199,6 +200,7 @@ class _Learner:
             spec,
             vocabulary_size=vocabulary_size(policy.model),
             model_context_tokens=context_tokens(policy.model.config.to_dict()),
+            routers=router_layout(policy.model),
         )
 
     def start_tracking(self, run: VCPORun, run_dir: Path, step: int) -> None:

@@ -102,6 +102,9 @@ def _read_trajectory(message: work_pb2.Trajectory) -> None:
     assert trajectory_from_message(trajectory_to_message(read), path="t") == read
     assert sum(read.sampled_mask) == read.num_sampled_tokens
     assert sum(num_tokens for _, num_tokens in read.lags(0)) == read.num_sampled_tokens >= 1
+    if read.expert_routes is not None:
+        num_tokens = len(read.prompt_token_ids) + len(read.response_token_ids)
+        assert 1 <= read.expert_routes.num_tokens <= num_tokens
 
 
 def _read_partial(message: work_pb2.PartialResponse) -> None:
@@ -142,6 +145,7 @@ _TRAJECTORY = work_pb2.Trajectory(
     reward=0.25,
     finish_reason=work_pb2.FINISH_REASON_STOP,
     inserted_spans=[work_pb2.TokenSpan(start=1, num_tokens=1)],
+    expert_routes=work_pb2.ExpertRoutes(experts=bytes(8), num_layers=2, num_choices=2),
 )
 _PARTIAL = work_pb2.PartialResponse(
     token_ids=struct.pack("<2I", 1, 2),

@@ -72,6 +72,10 @@ class Algorithm(Section):
     """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
     measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner refuses
     `exact` at its start for a model in which it cannot be measured."""
+    router_replay: bool = False
+    """Whether workers send which experts computed each token, and the learner computes with the
+    same: in a mixture of experts other experts change log-probabilities by more than rounding.
+    Costs a byte per token, layer and expert of a token."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
     methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo2`.

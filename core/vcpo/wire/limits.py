@@ -10,6 +10,8 @@ MAX_TOKENS = 1 << 20
 """Largest number of tokens of a prompt or a response."""
 MAX_PARTIAL_TOKENS = 1 << 20
 """Largest number of tokens of the partial responses in one message; 8 bytes each."""
+MAX_ROUTE_BYTES = 16 << 20
+"""Largest size of the experts of one trajectory's tokens; a worker sends none if they take more."""
 MAX_ID_CHARACTERS = 256
 """Largest number of characters of a worker, lease or trajectory id."""
 MAX_WAIT_S = 30.0

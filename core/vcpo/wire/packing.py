@@ -12,7 +12,8 @@ import operator
 import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 from vcpo.wire.errors import InvalidMessageError
 
@@ -92,6 +93,45 @@ class PackedLogprobs(PackedNumbers[float]):
     @property
     def _view(self) -> memoryview[float]:
         return memoryview(self.data).cast("f")
+
+
+class RouterLayout(NamedTuple):
+    """What the routes of a model's tokens look like."""
+
+    num_layers: int
+    """Decoder layers, with and without experts."""
+    num_choices: int
+    """Experts of a token in one layer."""
+    num_experts: int
+    """In one layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRoutes:
+    """The experts that computed the first tokens of a prompt and its response."""
+
+    experts: bytes
+    """[num_tokens, num_layers, num_choices] uint8, or uint16 little-endian if `is_wide`; 0 in
+    layers without experts."""
+    num_layers: int
+    """Decoder layers, with and without experts."""
+    num_choices: int
+    """Experts of a token in one layer."""
+    is_wide: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose experts are known."""
+        return len(self.experts) // (self.num_layers * self.num_choices * (1 + self.is_wide))
+
+    def first_beyond(self, num_experts: int) -> int | None:
+        """Return a number that is no expert's; None if there is none."""
+        numbers = memoryview(self.experts).cast("H") if self.is_wide else self.experts
+        if not self.is_wide and not self.experts.translate(
+            None, bytes(range(min(num_experts, 256)))
+        ):
+            return None
+        return next((each for each in numbers if each >= num_experts), None)
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:

@@ -11,8 +11,9 @@ import xxhash
 
 from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.limits import MAX_TOKENS
+from vcpo.wire.limits import MAX_ROUTE_BYTES, MAX_TOKENS
 from vcpo.wire.packing import (
+    ExpertRoutes,
     PackedTokenIds,
     pack_logprobs,
     pack_token_ids,
@@ -121,6 +122,8 @@ class Trajectory:
     inserted_spans: tuple[TokenSpan, ...] = ()
     """Response tokens that the environment wrote, in order and disjoint. All other response tokens
     were sampled; only those are trained on and counted."""
+    expert_routes: ExpertRoutes | None = None
+    """The experts that computed the first tokens of prompt and response; None if unknown."""
 
     @property
     def lease_id(self) -> str:
@@ -189,6 +192,11 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
     message.reward = trajectory.reward
     message.finish_reason = _TO_WIRE[trajectory.finish_reason]
     message.inserted_spans.extend(_inserted_messages(trajectory.inserted_spans))
+    if (routes := trajectory.expert_routes) is not None:
+        message.expert_routes.experts = routes.experts
+        message.expert_routes.num_layers = routes.num_layers
+        message.expert_routes.num_choices = routes.num_choices
+        message.expert_routes.is_wide = routes.is_wide
 
 
 def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:
@@ -218,6 +226,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         reward=message.reward,
         finish_reason=reason,
         inserted_spans=inserted,
+        expert_routes=_expert_routes(f"{path}.expert_routes", message, len(prompt) + len(response)),
     )
 
 
@@ -264,6 +273,36 @@ def partial_from_message(
         prompt_xxh3=message.prompt_xxh3,
         number=message.number if message.HasField("number") else place,
     )
+
+
+def routes_from_message(message: work_pb2.ExpertRoutes) -> ExpertRoutes:
+    """Return the record of routes that were checked."""
+    return ExpertRoutes(
+        experts=message.experts,
+        num_layers=message.num_layers,
+        num_choices=message.num_choices,
+        is_wide=message.is_wide,
+    )
+
+
+def _expert_routes(
+    field: str, trajectory: work_pb2.Trajectory, num_tokens: int
+) -> ExpertRoutes | None:
+    if not trajectory.HasField("expert_routes"):
+        return None
+    message = trajectory.expert_routes
+    for name in ("num_layers", "num_choices"):
+        if getattr(message, name) < 1:
+            raise InvalidMessageError(f"{field}.{name}", 0, "at least 1")
+    size, token_bytes = (
+        len(message.experts),
+        message.num_layers * message.num_choices * (1 + message.is_wide),
+    )
+    most = min(num_tokens * token_bytes, MAX_ROUTE_BYTES)
+    if size % token_bytes or not token_bytes <= size <= most:
+        bound = f"a multiple of {token_bytes} bytes (a token's), at most {most}"
+        raise InvalidMessageError(f"{field}.experts", f"{size} bytes", bound)
+    return routes_from_message(message)
 
 
 def _sampled_mask(num_tokens: int, inserted: Iterable[TokenSpan]) -> list[bool]:

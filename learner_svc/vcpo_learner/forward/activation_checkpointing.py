@@ -7,6 +7,7 @@ name, and hooks around a layer, such as FSDP's, run once.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vcpo.spec.learner import ActivationCheckpointing
+from vcpo_learner.forward.router_replay import active_replay
 from vcpo_learner.per_sample_gradients.taps import recomputation_contexts
 
 _LARGE = 1_000_000_000
@@ -47,6 +49,30 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
+class _Contexts:
+    """Contexts that are entered together, any number of times."""
+
+    def __init__(self, *contexts: AbstractContextManager[object]) -> None:
+        self._contexts = contexts
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        for each in self._contexts:
+            self._stack.enter_context(each)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+
+def _contexts(
+    layer: nn.Module,
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Contexts of a layer's first run and of those after it, in which its routers choose again."""
+    first, again = recomputation_contexts(layer)
+    replay = active_replay()
+    return first, again if replay is None else _Contexts(again, replay.within(layer))
+
+
 class _CheckpointedForward:
     """A layer's forward that autograd runs again; without gradients, the forward itself."""
 
@@ -62,6 +88,6 @@ class _CheckpointedForward:
             *arguments,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=partial(recomputation_contexts, self._layer),
+            context_fn=partial(_contexts, self._layer),
             **keywords,
         )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.forward.token_batch import UNKNOWN, TokenBatch
 
 
 def model_inputs(batch: TokenBatch) -> dict[str, Any]:
@@ -22,6 +22,17 @@ def model_inputs(batch: TokenBatch) -> dict[str, Any]:
         **batch.rows.arguments,
         "use_cache": False,
     }
+
+
+def model_routes(batch: TokenBatch) -> Tensor | None:
+    """Return the experts of each token of the model's input, [tokens of all rows, layers, choices].
+
+    None if the routers choose for themselves.
+    """
+    if batch.expert_routes is None:
+        return None
+    routes = batch.expert_routes
+    return (routes if batch.rows is None else batch.rows.pack(routes, fill=UNKNOWN)).flatten(0, 1)
 
 
 def predicting_places(batch: TokenBatch) -> Tensor:

@@ -53,9 +53,10 @@ class PackedRows:
         return arguments
 
     def pack(self, padded: Tensor, fill: int) -> Tensor:
-        """Return [batch, width] numbers as rows [rows, tokens], with `fill` as padding."""
+        """Return [batch, width, ...] numbers as [rows, tokens, ...], with `fill` as padding."""
         rows, columns = self.segments.clamp_min(0), self.position_ids
-        return padded[rows, columns].masked_fill(self.segments == PADDING, fill)
+        padding = (self.segments == PADDING).view(*self.segments.shape, *[1] * (padded.ndim - 2))
+        return padded[rows, columns].masked_fill(padding, fill)
 
     def unpack(self, values: Tensor) -> Tensor:
         """Return [rows, tokens, ...] as [batch, width, ...], with zeros as padding."""

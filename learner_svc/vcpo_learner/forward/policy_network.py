@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vcpo_learner.forward.model_inputs import model_inputs, predicting_places
+from vcpo_learner.forward.model_inputs import model_inputs, model_routes, predicting_places
 from vcpo_learner.forward.norm_proxies import logit_energies
+from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.output_head.model_head import ModelHead, model_head
 from vcpo_learner.output_head.recorded_head import RecordedHead
@@ -101,6 +102,10 @@ class PolicyNetwork(nn.Module):
 
     def forward(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:
         """Run the model; `score` and `last_states` say what comes back."""
+        with replayed_routes(self.model, model_routes(batch)):
+            return self._output(batch, wanted)
+
+    def _output(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:
         if not wanted.scores:
             found = self.model(**model_inputs(batch), output_hidden_states=True)
             return NetworkOutput(states=found.hidden_states[-1])

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vcpo.wire.packing import pack_token_ids
+from vcpo.wire.packing import ExpertRoutes, pack_token_ids
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.packed_rows import PackedRows, pack_one_row, pack_rows
+
+UNKNOWN: Final = -1
+"""In the place of an expert: the router chooses for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,6 +29,9 @@ class TokenBatch:
     """[batch, width] bool; True on trained tokens, those that the behavior policy sampled."""
     rows: PackedRows | None = None
     """The layout in which a model is given it; None for one trajectory per row."""
+    expert_routes: Tensor | None = None
+    """[batch, width, layers, choices] int32, experts of a mixture; UNKNOWN for tokens whose routers
+    choose for themselves. None for all tokens."""
 
     def select_trained(self, values: Tensor) -> Tensor:
         """Return the values of trained tokens, one trajectory after another; [batch, width]."""
@@ -46,6 +53,8 @@ class BatchTokens:
     """[B] of [tokens] int32, prompt and response; views of one tensor."""
     is_trained: Sequence[Tensor]
     """[B] of [tokens] bool, views of one tensor; True if the behavior policy sampled the token."""
+    expert_routes: Sequence[Tensor | None] = ()
+    """[B] of [first tokens, layers, choices] uint8 or uint16, on the CPU; empty: none is known."""
 
     def micro_batch(
         self,
@@ -72,7 +81,28 @@ class BatchTokens:
             attention_mask=is_token.long(),
             response_mask=pad_sequence([self.is_trained[at] for at in positions], batch_first=True),
             rows=_layout(lengths, device, one_row=one_row) if packs else None,
+            expert_routes=self._padded_routes(positions, input_ids),
         )
+
+    def _padded_routes(self, positions: Sequence[int], input_ids: Tensor) -> Tensor | None:
+        """The routes of some trajectories, laid out as their tokens [batch, width]."""
+        own = [self.expert_routes[at] for at in positions] if self.expert_routes else []
+        known = next((each for each in own if each is not None), None)
+        if known is None:
+            return None
+        padded = torch.full((*input_ids.shape, *known.shape[1:]), UNKNOWN, dtype=torch.int32)
+        for row, routes in zip(padded, own, strict=True):
+            if routes is not None:
+                row[: len(routes)] = routes
+        return padded.to(input_ids.device)
+
+
+def _routes(routes: ExpertRoutes | None) -> Tensor | None:
+    if routes is None:
+        return None
+    dtype = torch.uint16 if routes.is_wide else torch.uint8
+    shape = routes.num_tokens, routes.num_layers, routes.num_choices
+    return torch.frombuffer(bytearray(routes.experts), dtype=dtype).view(shape)
 
 
 def _layout(lengths: Sequence[int], device: torch.device, *, one_row: bool) -> PackedRows | None:
@@ -109,6 +139,7 @@ def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> Ba
         num_tokens=num_tokens,
         token_ids=torch.split(token_ids.to(device), num_tokens),
         is_trained=torch.split(is_trained.to(device), num_tokens),
+        expert_routes=[_routes(each.expert_routes) for each in trajectories],
     )
 
 

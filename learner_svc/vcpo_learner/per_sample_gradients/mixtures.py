@@ -56,6 +56,21 @@ def is_experts(module: nn.Module) -> bool:
     return bool(own) and is_known and hasattr(module, "_apply_gate")
 
 
+class OtherForward:
+    """A forward in the place of a module's own, until it is removed."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module = module
+        self._before = module.__dict__.get("forward")
+        module.forward = forward
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        del self._module.forward
+        if self._before is not None:
+            self._module.forward = self._before
+
+
 class _TappedRouter:
     """A router's forward, with a tap behind the product with its weight."""
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
-from vcpo_learner.per_sample_gradients.mixtures import tapped_forward
+from vcpo_learner.per_sample_gradients.mixtures import OtherForward, tapped_forward
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
@@ -149,7 +149,7 @@ class Recording:
     def _tap_module(self, name: str, module: nn.Module) -> Removable:
         forward = tapped_forward(name, module, self)
         if forward is not None:
-            return _OtherForward(module, forward)
+            return OtherForward(module, forward)
         return module.register_forward_hook(self._tap_output(name), with_kwargs=True)
 
     def _tap_output(self, name: str) -> Callable[..., Any]:
@@ -172,21 +172,6 @@ class Recording:
             return self.tap(output, site, *tensors)
 
         return tap
-
-
-class _OtherForward:
-    """A forward in the place of a module's own, until it is removed."""
-
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        self._module = module
-        self._before = module.__dict__.get("forward")
-        module.forward = forward
-
-    def remove(self) -> None:
-        """Give the module its forward back."""
-        del self._module.forward
-        if self._before is not None:
-            self._module.forward = self._before
 
 
 class Tap(torch.autograd.Function):

@@ -15,6 +15,7 @@ from vcpo.wire.trajectory import (
     TokenSpan,
     Trajectory,
     VersionSpan,
+    routes_from_message,
     trajectory_to_message,
 )
 from vcpo.wire.v1 import work_pb2
@@ -88,5 +89,10 @@ def _trajectory(message: work_pb2.Trajectory) -> Trajectory:
         inserted_spans=tuple(
             TokenSpan(start=span.start, num_tokens=span.num_tokens)
             for span in message.inserted_spans
+        ),
+        expert_routes=(
+            routes_from_message(message.expert_routes)
+            if message.HasField("expert_routes")
+            else None
         ),
     )

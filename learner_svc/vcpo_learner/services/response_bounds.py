@@ -13,6 +13,7 @@ from typing import Self
 
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 
 
@@ -27,6 +28,8 @@ class ResponseBounds:
     context_tokens: int | None
     """Tokens of prompt and response together; None if the model has no limit."""
     max_absolute_reward: float
+    routers: RouterLayout | None = None
+    """Of the model, if the run replays routes."""
 
     @classmethod
     def from_spec(
@@ -35,6 +38,7 @@ class ResponseBounds:
         *,
         vocabulary_size: int | None = None,
         model_context_tokens: int | None = None,
+        routers: RouterLayout | None = None,
     ) -> Self:
         """Return the bounds of a run; None for a limit that the model does not have.
 
@@ -49,6 +53,7 @@ class ResponseBounds:
             max_new_tokens=spec.sampling.max_new_tokens,
             context_tokens=model_context_tokens,
             max_absolute_reward=spec.environment.max_absolute_reward,
+            routers=routers if spec.algorithm.router_replay else None,
         )
 
     def check_trajectory(self, trajectory: Trajectory, *, path: str) -> None:
@@ -72,6 +77,8 @@ class ResponseBounds:
         if abs(trajectory.reward) > most:
             bound = f"{-most:g} to {most:g} (spec.environment.maxAbsoluteReward)"
             raise InvalidMessageError(f"{path}.reward", trajectory.reward, bound)
+        if trajectory.expert_routes is not None:
+            self._check_routes(f"{path}.expert_routes", trajectory.expert_routes)
 
     def check_partial_response(self, partial: PartialResponse, *, path: str) -> None:
         """Check a partial response; an incomplete one must have room for one more token.
@@ -89,6 +96,17 @@ class ResponseBounds:
         if self.context_tokens is not None and length >= self.context_tokens:
             bound = f"at most {self.context_tokens - 1} tokens (the model's context)"
             raise InvalidMessageError(field, f"{length} tokens", bound)
+
+    def _check_routes(self, field: str, routes: ExpertRoutes) -> None:
+        own = self.routers
+        if own is None:
+            raise InvalidMessageError(field, "routes", "none (spec.algorithm.routerReplay)")
+        for name in ("num_layers", "num_choices"):
+            received, expected = getattr(routes, name), getattr(own, name)
+            if received != expected:
+                raise InvalidMessageError(f"{field}.{name}", received, f"{expected}, the model's")
+        if (wrong := routes.first_beyond(own.num_experts)) is not None:
+            raise InvalidMessageError(f"{field}.experts", wrong, f"0 to {own.num_experts - 1}")
 
     def _check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
         size = self.vocabulary_size

@@ -61,6 +61,7 @@ from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.forward.replayable import require_replayable
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.optimizer.step_rate import StepRate
@@ -119,6 +120,8 @@ class PolicyUpdate:
         self._rate = StepRate(spec)
         set_checkpoints(self._model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks)
+        if spec.algorithm.router_replay:
+            require_replayable(self._network)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
             require_measurable_norms(

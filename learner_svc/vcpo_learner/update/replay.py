@@ -163,6 +163,7 @@ def _trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "response_token_ids": tuple(trajectory.response_token_ids),
         "rollout_logprobs": tuple(trajectory.rollout_logprobs),
         "finish_reason": trajectory.finish_reason.value,
+        "expert_routes": None,  # of an older policy than any that draws it
     }
 
 

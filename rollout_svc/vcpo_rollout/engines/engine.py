@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -64,6 +65,8 @@ class Generation:
     version_spans: tuple[VersionSpan, ...]
     """Which policy version sampled which tokens, in order."""
     finish_reason: FinishReason
+    expert_routes: ExpertRoutes | None = None
+    """The experts that computed the first tokens of prompt and response; None if nobody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

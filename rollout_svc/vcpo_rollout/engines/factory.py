@@ -107,6 +107,7 @@ def _start_hf(
         seed=seed,
         device=device,
         precision=group.precision,
+        returns_routes=spec.algorithm.router_replay,
     )
 
 
@@ -133,6 +134,7 @@ def _start_vllm(
         max_model_len=group.max_model_len,
         arguments=group.engine_arguments,
         gpu_memory_ratio=gpu_memory_ratio(),
+        returns_routes=spec.algorithm.router_replay,
     )
     return VllmEngine.start(settings, end_token_ids=end_token_ids)
 

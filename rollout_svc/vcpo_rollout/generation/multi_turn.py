@@ -107,6 +107,8 @@ async def converse(
         reward=await threads.call(partial(_judge, conversation)),
         finish_reason=finish_reason,
         inserted_spans=tuple(history.inserted_spans),
+        # The last turn read all turns before it.
+        expert_routes=generation.expert_routes,
     )
 
 

@@ -147,6 +147,7 @@ class ResponseGenerator:
                 version_spans=generation.version_spans,
                 reward=reward,
                 finish_reason=generation.finish_reason,
+                expert_routes=generation.expert_routes,
             )
             for (number, generation), reward in zip(generations.items(), rewards, strict=True)
         ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_TOKENS
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import (
     FinishReason,
     PartialResponse,
@@ -39,6 +40,13 @@ def float32s(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
 
+ROUTES = [
+    ExpertRoutes(experts=bytes(range(12)), num_layers=3, num_choices=2),
+    ExpertRoutes(experts=bytes(range(4)), num_layers=1, num_choices=2, is_wide=True),
+]
+"""Of two tokens and of one."""
+
+
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     spans = draw(st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 5)), min_size=1))
@@ -58,6 +66,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         finish_reason=draw(st.sampled_from(FinishReason)),
         inserted_spans=tuple(inserted),
+        expert_routes=draw(st.none() | st.sampled_from(ROUTES)),
     )
 
 
@@ -249,6 +258,47 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
 )
 def test_a_malformed_field_is_named_with_the_cure(change, said):
     assert refusal_of(change) == f"trajectories[3].{said}"
+
+
+def with_routes(experts, num_layers=2, num_choices=1, *, is_wide=False):
+    routes = work_pb2.ExpertRoutes(
+        experts=experts, num_layers=num_layers, num_choices=num_choices, is_wide=is_wide
+    )
+    return lambda one: one.expert_routes.CopyFrom(routes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (with_routes(b"12", num_layers=0), "num_layers: must be at least 1, got 0"),
+        (with_routes(b"12", num_choices=0), "num_choices: must be at least 1, got 0"),
+        (with_routes(b""), "experts: must be a multiple of 2 bytes (a token's), at most 10"),
+        (with_routes(b"123"), "experts: must be a multiple of 2 bytes (a token's), at most 10"),
+        (with_routes(bytes(12)), "experts: must be a multiple of 2 bytes (a token's), at most 10"),
+        (with_routes(b"12", is_wide=True), "experts: must be a multiple of 4 bytes (a token's)"),
+    ],
+    ids=["no layers", "no choices", "no token", "half a token", "six of five tokens", "half"],
+)
+def test_routes_must_fit_prompt_and_response(change, said):
+    assert refusal_of(change).startswith(f"trajectories[3].expert_routes.{said}")
+
+
+def test_routes_of_fewer_tokens_than_there_are_and_of_all_are_read():
+    for num_tokens in (1, 5):
+        changed = message()
+        with_routes(bytes(2 * num_tokens))(changed)
+        read = trajectory_from_message(changed, path="t").expert_routes
+        assert read is not None
+        assert read.num_tokens == num_tokens
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_number_that_is_no_experts_is_found(is_wide):
+    numbers = struct.pack("<4H" if is_wide else "<4B", 0, 7, 3, 200)
+    routes = ExpertRoutes(experts=numbers, num_layers=2, num_choices=1, is_wide=is_wide)
+    assert routes.first_beyond(201) is None
+    assert routes.first_beyond(200) == 200
+    assert routes.first_beyond(5) == 7
 
 
 def test_an_endless_id_is_refused_and_shortened():

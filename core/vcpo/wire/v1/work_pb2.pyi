@@ -473,6 +473,7 @@ class Trajectory(_message.Message):
     REWARD_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
+    EXPERT_ROUTES_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number in its group>"."""
     prompt_token_ids: _builtins.bytes
@@ -497,6 +498,12 @@ class Trajectory(_message.Message):
         and is not trained on them. In order and disjoint; absent if every token was sampled.
         """
 
+    @_builtins.property
+    def expert_routes(self) -> Global___ExpertRoutes:
+        """The experts that computed the first tokens of prompt and response; absent if the run replays no
+        routes.
+        """
+
     def __init__(
         self,
         *,
@@ -508,14 +515,50 @@ class Trajectory(_message.Message):
         reward: _builtins.float = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
+        expert_routes: Global___ExpertRoutes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expert_routes", b"expert_routes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
+
+@_typing.final
+class ExpertRoutes(_message.Message):
+    """What the routers of a mixture of experts chose."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    IS_WIDE_FIELD_NUMBER: _builtins.int
+    experts: _builtins.bytes
+    """The number of the expert of each choice, for each decoder layer, for each token. One byte, or
+    two (little-endian) if is_wide. Layers without experts have 0.
+    """
+    num_layers: _builtins.int
+    """Decoder layers, with and without experts."""
+    num_choices: _builtins.int
+    """Experts of a token in one layer."""
+    is_wide: _builtins.bool
+    def __init__(
+        self,
+        *,
+        experts: _builtins.bytes = ...,
+        num_layers: _builtins.int = ...,
+        num_choices: _builtins.int = ...,
+        is_wide: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "is_wide", b"is_wide", "num_choices", b"num_choices", "num_layers", b"num_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertRoutes: _TypeAlias = ExpertRoutes  # noqa: Y015
 
 @_typing.final
 class TokenSpan(_message.Message):

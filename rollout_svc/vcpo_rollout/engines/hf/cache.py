@@ -13,7 +13,8 @@ shrinks when the longest row is removed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer
+from vcpo_rollout.engines.hf.routes import RouteRecorder
+
+_Row = TypeVar("_Row")
 
 
 class DecodingCache:
@@ -30,9 +34,15 @@ class DecodingCache:
     window. Such a layer could use less memory, but all rows join and leave in the same way.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, pad_token_id: int, recorder: RouteRecorder | None = None
+    ) -> None:
+        """recorder: of the model's routes; None if nobody wants them."""
         self._model = model
         self._pad_token_id = pad_token_id
+        self._recorder = recorder
+        self._newest_routes: list[Tensor] = []
+        """Of the rows that the last call computed."""
         self.clear()
 
     def clear(self) -> None:
@@ -58,7 +68,9 @@ class DecodingCache:
 
         sequences: token ids of each, at least one.
         """
-        joining = DecodingCache(self._model, pad_token_id=self._pad_token_id)
+        joining = DecodingCache(
+            self._model, pad_token_id=self._pad_token_id, recorder=self._recorder
+        )
         distinct = {
             sequence: row for row, sequence in enumerate(dict.fromkeys(map(tuple, sequences)))
         }
@@ -79,7 +91,17 @@ class DecodingCache:
             for padding in cache._padding
         ]
         self._layers, self._num_columns = joining._layers, num_columns
+        self._newest_routes = joining._newest_routes
         return logits
+
+    def newest_routes_of(self, rows: Sequence[_Row]) -> Iterator[tuple[_Row, Tensor]]:
+        """Yield the rows that the last call computed, each with the experts of its new tokens.
+
+        rows: what stands for each of them; the experts are [tokens, layers, choices]. Yields none
+            if nobody records routes.
+        """
+        if self._recorder is not None:
+            yield from zip(rows, self._newest_routes, strict=True)
 
     def remove(self, rows: Collection[int]) -> list[int]:
         """Remove rows; the last rows fill the gaps. Return the old row at each new index."""
@@ -101,6 +123,8 @@ class DecodingCache:
         for layer in self._preallocated_layers():
             layer.repeat(rows)
         self._padding = [self._padding[row] for row in rows]
+        if self._recorder is not None:
+            self._newest_routes = [self._newest_routes[row] for row in rows]
 
     def _prefill(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         self._num_columns = max(map(len, sequences))
@@ -126,6 +150,12 @@ class DecodingCache:
             use_cache=True,
             logits_to_keep=1,
         )
+        if self._recorder is not None:
+            starts = [max(0, padding - self._num_columns + num_new) for padding in self._padding]
+            computed = self._recorder.take(len(token_ids))
+            self._newest_routes = [
+                routes[start:] for routes, start in zip(computed, starts, strict=True)
+            ]
         logits: Tensor = output.logits
         return logits[:, -1]
 

@@ -28,6 +28,7 @@ from vcpo_rollout.engines.engine import (
     NonFiniteLogitsError,
 )
 from vcpo_rollout.engines.hf.cache import DecodingCache
+from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 from vcpo_rollout.engines.seeds import token_seed
 
@@ -46,6 +47,8 @@ class PartialSequence:
     """The log-probability of each sampled token, after temperature."""
     policy_versions: list[int] = field(default_factory=list)
     """The version that sampled each token."""
+    routes: list[Tensor] = field(default_factory=list)
+    """The experts of the tokens that were read, in order; [tokens, layers, choices] each."""
 
     def __post_init__(self) -> None:
         if (partial_response := self.request.partial_response) is not None:
@@ -82,7 +85,15 @@ class PartialSequence:
             logprobs=tuple(self.logprobs),
             version_spans=self.version_spans,
             finish_reason=finish_reason,
+            expert_routes=packed_routes(self.routes),
         )
+
+    def read_again(self, routes: Tensor) -> None:
+        """Take the experts of the tokens so far, which the policy after a swap has read.
+
+        Tokens before the last one keep those by which the token after each was sampled.
+        """
+        self.routes[-1] = torch.cat([self.routes[-1][:-1], routes[-1:]])
 
     def to_partial_response(self) -> PartialResponse | None:
         """Return the sequence so far; None before its first token."""
@@ -113,10 +124,12 @@ class DecodeBatch:
         end_token_ids: frozenset[int],
         pad_token_id: int,
         seed: int,
+        routes: RouteRecorder | None = None,
     ) -> None:
+        """routes: of the model; None if nobody wants them."""
         self._model = model.train(mode=False)
         self._end_token_ids = end_token_ids
-        self._cache = DecodingCache(model, pad_token_id=pad_token_id)
+        self._cache = DecodingCache(model, pad_token_id=pad_token_id, recorder=routes)
         self._generator = torch.Generator(model.device).manual_seed(seed)
         self._sequences: list[PartialSequence] = []
         self._logits: Tensor | None = None
@@ -141,6 +154,8 @@ class DecodeBatch:
             logits = self._cache.join([sequence.context for sequence in sequences])
             self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
             self._sequences += sequences
+            for sequence, routes in self._cache.newest_routes_of(sequences):
+                sequence.routes.append(routes)
 
     @torch.inference_mode()
     def step(self) -> Mapping[PartialSequence, Outcome]:
@@ -163,6 +178,8 @@ class DecodeBatch:
             self._logits = self._cache.extend(
                 [sequence.token_ids[-1] for sequence in self._sequences]
             )
+            for sequence, routes in self._cache.newest_routes_of(self._sequences):
+                sequence.routes.append(routes)
         return ended
 
     @torch.inference_mode()
@@ -181,6 +198,8 @@ class DecodeBatch:
         self._cache.clear()
         if self._sequences:
             self._logits = self._cache.join([sequence.context for sequence in self._sequences])
+            for sequence, routes in self._cache.newest_routes_of(self._sequences):
+                sequence.read_again(routes)
 
     def _record(
         self, sequence: PartialSequence, token_id: int, logprob: float, policy_version: int

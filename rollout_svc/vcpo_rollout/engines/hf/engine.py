@@ -32,6 +32,7 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
+from vcpo_rollout.engines.hf.routes import RouteRecorder
 from vcpo_rollout.engines.limits import RequestLimits, check_decodable
 from vcpo_rollout.engines.loading import place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
@@ -76,9 +77,11 @@ class HfEngine:
     model: an attention decoder. The engine moves it to `device`, casts its parameters to
         `precision`, and owns it from then on.
     pad_token_id: any token of the vocabulary; padding is masked.
+    returns_routes: whether responses carry the experts that computed their tokens.
 
     Raises:
-        ValueError: when the model is not an attention decoder, or there is no slot.
+        ValueError: when the model is not an attention decoder, there is no slot, or it has no
+            routers.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class HfEngine:
         seed: int,
         device: torch.device | str = "cpu",
         precision: Precision = Precision.FLOAT32,
+        returns_routes: bool = False,
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError(f"max_concurrent_sequences: {max_concurrent_sequences} is below 1")
@@ -101,7 +105,11 @@ class HfEngine:
         self._end_token_ids = end_token_ids
         self._num_slots = max_concurrent_sequences
         self._batch = DecodeBatch(
-            model, end_token_ids=end_token_ids, pad_token_id=pad_token_id, seed=seed
+            model,
+            end_token_ids=end_token_ids,
+            pad_token_id=pad_token_id,
+            seed=seed,
+            routes=RouteRecorder(model) if returns_routes else None,
         )
         # Used only by the thread:
         self._waiting: deque[_Generate] = deque()

@@ -14,6 +14,8 @@ from vllm.distributed.weight_transfer.base import layerwise_groups
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
+from vcpo.wire.limits import MAX_ROUTE_BYTES
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -79,6 +81,21 @@ def to_generation(
         logprobs=whole.logprobs,
         version_spans=whole.version_spans,
         finish_reason=reason,
+        expert_routes=_to_expert_routes(output),
+    )
+
+
+def _to_expert_routes(output: CompletionOutput) -> ExpertRoutes | None:
+    """Return what vLLM's routers chose, [tokens, decoder layers, choices]."""
+    routes = output.routed_experts
+    if routes is None or not 0 < routes.nbytes <= MAX_ROUTE_BYTES:
+        return None
+    _, num_layers, num_choices = routes.shape
+    return ExpertRoutes(
+        experts=routes.tobytes(),
+        num_layers=num_layers,
+        num_choices=num_choices,
+        is_wide=routes.itemsize > 1,
     )
 
 

@@ -15,6 +15,7 @@ from vllm import AsyncEngineArgs
 from vllm import __version__ as vllm_version
 from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from vcpo.spec.workloads import Lora, Precision
@@ -42,6 +43,8 @@ _CPU_ENVIRONMENT: Final = {
 }
 _ONE_PROCESS_ON_CPU: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """By its path: vLLM replaces the name `uni` with an executor that needs another process."""
+_ROUTES_ENVIRONMENT: Final = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Only this runner returns the experts of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,8 @@ class VllmSettings:
     """Longest prompt and response together, in tokens; None for what model and memory allow."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The user's other arguments of vLLM's `AsyncEngineArgs`, by name."""
+    returns_routes: bool = False
+    """Whether responses carry the experts that computed their tokens."""
 
 
 def vllm_device() -> Device:
@@ -100,11 +105,19 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
     Returns once it can generate.
 
     Raises:
-        ValueError: when vLLM cannot run this model on this machine; its log says why.
+        ValueError: when vLLM cannot run this model on this machine; its log says why. When it has
+            no Triton, and so returns no routes, the error names the field.
     """
+    if settings.returns_routes and not HAS_TRITON:
+        raise ValueError(
+            "spec.algorithm.routerReplay: true, but vLLM says which experts it used only with"
+            " Triton, which a CPU does not have; use spec.rollouts[].engine: hf, or false"
+        )
     on_cpu = current_platform.is_cpu()
     _check_names(settings.arguments)
     variables = _ENVIRONMENT | {ROLLOUT_WORKER_VARIABLE: str(os.getpid())}
+    if settings.returns_routes:
+        variables |= _ROUTES_ENVIRONMENT
     try:
         arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
         with _environment(variables | (_CPU_ENVIRONMENT if on_cpu else {})):
@@ -165,6 +178,8 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio
     if kv_cache_gibibytes is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gibibytes * _GIBIBYTE)
+    if settings.returns_routes:
+        arguments["enable_return_routed_experts"] = True
     if on_cpu:
         arguments["enforce_eager"] = True
         if settings.tensor_parallel_size == 1:

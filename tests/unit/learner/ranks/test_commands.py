@@ -7,7 +7,7 @@ import torch
 
 from tests.fixtures.learner.models import trajectory
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
-from vcpo.wire.packing import PackedLogprobs
+from vcpo.wire.packing import ExpertRoutes, PackedLogprobs
 from vcpo.wire.trajectory import TokenSpan
 from vcpo_learner.ranks.batch_message import as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
@@ -17,7 +17,11 @@ from vcpo_learner.ranks.ranks import Ranks
 def test_groups_survive_the_way_through_bytes():
     span = TokenSpan(start=1, num_tokens=1)
     inserted = replace(trajectory(3, logprobs=(-1.0, -0.5)), inserted_spans=(span,))
-    groups = as_sent([[trajectory(0, reward=1 / 3), trajectory(1, policy_version=7)], [inserted]])
+    routes = ExpertRoutes(experts=bytes(range(8)), num_layers=2, num_choices=1, is_wide=True)
+    routed = replace(trajectory(4), expert_routes=routes)
+    groups = as_sent(
+        [[trajectory(0, reward=1 / 3), trajectory(1, policy_version=7)], [inserted, routed]]
+    )
     assert groups_from_bytes(groups_to_bytes(groups)) == groups
     assert groups_from_bytes(groups_to_bytes([[]])) == [[]]
 

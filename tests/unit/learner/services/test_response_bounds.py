@@ -11,6 +11,7 @@ from tests.fixtures.learner.models import gpt2, llama
 from vcpo.local.models import context_tokens
 from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import FinishReason, TokenSpan
 from vcpo_learner.model.loading import vocabulary_size
 from vcpo_learner.services.response_bounds import ResponseBounds
@@ -18,6 +19,8 @@ from vcpo_learner.services.response_bounds import ResponseBounds
 BOUNDS = ResponseBounds(
     vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0
 )
+ROUTERS = RouterLayout(num_layers=2, num_choices=1, num_experts=4)
+ROUTES = ExpertRoutes(experts=bytes((0, 3)), num_layers=2, num_choices=1)
 
 
 def bounds_of(run, model):
@@ -51,6 +54,34 @@ def of_length(num_tokens, **changes):
 )
 def test_what_is_at_the_bounds_is_accepted(trajectory):
     BOUNDS.check_trajectory(trajectory, path="t")
+
+
+@pytest.mark.parametrize(
+    ("routes", "problem"),
+    [
+        (replace(ROUTES, experts=bytes((0, 4))), "expert_routes.experts: must be 0 to 3, got 4"),
+        (
+            replace(ROUTES, num_layers=1),
+            "expert_routes.num_layers: must be 2, the model's, got 1",
+        ),
+        (
+            replace(ROUTES, num_choices=2, num_layers=2, experts=bytes(4)),
+            "expert_routes.num_choices: must be 1, the model's, got 2",
+        ),
+    ],
+    ids=["expert", "layers", "choices"],
+)
+def test_routes_must_be_those_of_the_model(routes, problem):
+    bounds = replace(BOUNDS, routers=ROUTERS)
+    bounds.check_trajectory(make_one(expert_routes=ROUTES), path="t")
+    with pytest.raises(InvalidMessageError) as error:
+        bounds.check_trajectory(make_one(expert_routes=routes), path="t")
+    assert str(error.value) == f"t.{problem}"
+
+
+def test_routes_that_nobody_replays_are_refused():
+    with pytest.raises(InvalidMessageError, match=r"none \(spec.algorithm.routerReplay"):
+        BOUNDS.check_trajectory(make_one(expert_routes=ROUTES), path="t")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
+from vllm import AsyncEngineArgs
+from vllm.triton_utils import HAS_TRITON
 
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
@@ -305,15 +307,31 @@ def test_the_users_arguments_reach_vllm_and_unknown_ones_are_refused_by_name(tmp
         start_llm(replace(settings, arguments={"blok_size": 32}))
 
 
+SETTINGS = VllmSettings(
+    model_name="model",
+    revision="main",
+    precision=Precision.BFLOAT16,
+    max_concurrent_sequences=256,
+    seed=7,
+    kv_cache_gibibytes=None,
+)
+
+
+def test_a_run_that_replays_routes_asks_vllm_for_them():
+    asking = engine_arguments(replace(SETTINGS, returns_routes=True), on_cpu=False)
+    plain = engine_arguments(SETTINGS, on_cpu=False)
+    assert asking == plain | {"enable_return_routed_experts": True}
+    AsyncEngineArgs(**asking)
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="vLLM returns routes here")
+def test_without_triton_routes_are_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"routerReplay: true, but .*rollouts\[\]\.engine: hf"):
+        start_llm(replace(SETTINGS, returns_routes=True))
+
+
 def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
-    settings = VllmSettings(
-        model_name="model",
-        revision="main",
-        precision=Precision.BFLOAT16,
-        max_concurrent_sequences=256,
-        seed=7,
-        kv_cache_gibibytes=None,
-    )
+    settings = SETTINGS
     on_gpu = engine_arguments(settings, on_cpu=False)
     assert "gpu_memory_utilization" not in on_gpu
     sharing = engine_arguments(replace(settings, gpu_memory_ratio=0.3), on_cpu=False)

@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, WeightVersionSpan
 
+from vcpo.wire.limits import MAX_ROUTE_BYTES
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import GenerationRequest
 from vcpo_rollout.engines.seeds import token_seed
-from vcpo_rollout.engines.vllm.exchange import sampling_params, tensors_to_send
+from vcpo_rollout.engines.vllm.exchange import sampling_params, tensors_to_send, to_generation
 
 EMBEDDING = "model.embed_tokens.weight"
 FIRST = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"}
@@ -49,3 +54,32 @@ def test_a_request_has_the_seed_of_its_first_new_token():
     resumed = replace(request, partial_response=partial)
     assert sampling_params(resumed, frozenset()).seed == token_seed(11, 5)
     assert sampling_params(replace(request, seed=None), frozenset()).seed is None
+
+
+def finished(routes):
+    """Two tokens of version 3, as vLLM returns them."""
+    return CompletionOutput(
+        index=0,
+        text="",
+        token_ids=[5, 6],
+        cumulative_logprob=None,
+        logprobs=[{5: Logprob(-0.5)}, {6: Logprob(-1.0)}],
+        finish_reason="length",
+        routed_experts=routes,
+        weight_versions=[WeightVersionSpan(start=0, end=2, version="3")],
+    )
+
+
+@pytest.mark.parametrize(("dtype", "is_wide"), [(np.uint8, False), (np.uint16, True)])
+def test_routes_are_taken_as_vllm_returns_them(dtype, is_wide):
+    # Three tokens, two layers, one choice; vLLM returns routes of the prompt too.
+    numbers = np.array([[[1], [2]], [[3], [0]], [[2], [1]]], dtype=dtype)
+    assert to_generation(finished(numbers), None).expert_routes == ExpertRoutes(
+        experts=numbers.tobytes(), num_layers=2, num_choices=1, is_wide=is_wide
+    )
+
+
+def test_without_routes_or_with_too_many_a_response_has_none():
+    too_many = np.zeros((MAX_ROUTE_BYTES + 1, 1, 1), dtype=np.uint8)
+    for routes in (None, too_many):
+        assert to_generation(finished(routes), None).expert_routes is None
