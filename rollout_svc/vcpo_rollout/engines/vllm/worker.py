@@ -16,17 +16,20 @@ import os
 import signal
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from safetensors.torch import load_file
 from torch.nn import Module
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 
@@ -66,6 +69,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def start_weight_update(self) -> None:
         """Restore the parameters in their loading format, without values."""
+        self._expert_kernels = take_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFile) -> None:
@@ -77,6 +81,9 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
     def finish_weight_update(self) -> None:
         """Convert the parameters into the format of the kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
+        for layer, kernel in self._expert_kernels.items():
+            # A layer that was not in the file keeps its kernel with its values.
+            layer.quant_method.moe_kernel = layer.quant_method.moe_kernel or kernel
         if self.model_config.hf_text_config.tie_word_embeddings:
             repack_heads(self.model)
 
@@ -101,6 +108,21 @@ class ReloadWarningFilter(logging.Filter):
         """Return whether to log a record."""
         named = record.args[:1] if isinstance(record.args, tuple) else ()
         return self._silent.isdisjoint(map(str, named))
+
+
+def take_expert_kernels(model: Module) -> dict[Any, Any]:
+    """Take the kernels off a model's layers with experts, and return them by layer; only on a CPU.
+
+    There a kernel multiplies by packed weights. vLLM packs them as it makes a layer's kernel, and a
+    reload makes none for a layer that has one: the kernel would take loaded weights for packed.
+    """
+    if not current_platform.is_cpu():
+        return {}
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, RoutedExperts)]
+    kernels = {layer: layer.quant_method.moe_kernel for layer in layers}
+    for layer in kernels:
+        layer.quant_method.moe_kernel = None
+    return kernels
 
 
 def repack_heads(model: Module) -> None:

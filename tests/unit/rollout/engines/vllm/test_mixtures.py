@@ -1,0 +1,65 @@
+"""A mixture of experts on a real vLLM computes with the weights of each swap."""
+
+import asyncio
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tests.unit.rollout.engines.vllm.tiny_vllm import (
+    build,
+    double_parameters,
+    save_settings,
+    with_changes,
+)
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+
+PROMPT = (5, 6, 7)
+CHANGED = ["model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.gate.weight"]
+
+
+def build_mixture(*, seed):
+    torch.manual_seed(seed)
+    shape = build(seed=0).config.to_dict()
+    sizes = {key: shape[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    config = Qwen3MoeConfig(
+        **sizes,
+        architectures=["Qwen3MoeForCausalLM"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=1 << 15,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return Qwen3MoeForCausalLM(config).eval()
+
+
+@pytest.mark.asyncio
+async def test_each_version_of_a_mixture_samples_and_one_of_which_a_layer_changed(
+    tmp_path, make_request, publish, reference_logprobs
+):
+    settings = save_settings(tmp_path)
+    first, second = build_mixture(seed=1), build_mixture(seed=2)
+    first.config.save_pretrained(tmp_path)
+    third = double_parameters(second, CHANGED)
+    versions = {
+        1: (first, publish(first, 1)),
+        2: (second, publish(second, 2)),
+        3: (third, with_changes(publish(third, 3), base=2, names=CHANGED)),
+    }
+    engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset({3}))
+    try:
+        for model, weights in versions.values():
+            await engine.swap_weights(weights)
+            response = await engine.generate(make_request(PROMPT, max_new_tokens=8))
+            expected = reference_logprobs(model, PROMPT, response.token_ids)
+            assert response.logprobs == pytest.approx(expected, abs=1e-4)
+    finally:
+        await engine.close()
