@@ -47,6 +47,7 @@ import grpc
 import torch
 from safetensors.torch import save
 
+from benchmarks.harness.changes import prepare
 from benchmarks.learner.ingest import make_responses
 from vcpo.metrics import LearnerMetrics
 from vcpo.spec import VCPORun, VCPORunSpec
@@ -161,7 +162,7 @@ class _Learner:
             version = self.dispatcher.policy_version
             weights[version % 100 :: 100] += 1.0
             payload = save({"weight": weights})
-            self._policies.publish(self._policies.prepare(version, payload))
+            self._policies.publish(prepare(self._policies, version, payload))
             self.dispatcher.notify()
             batch = await self.dispatcher.next_batch()
             assert batch is not None

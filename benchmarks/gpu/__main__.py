@@ -17,7 +17,7 @@ what it lacks. Then, in this order:
     6 longest_trajectory       that fits: 1.5 B, and 7 B with LoRA
     7 break_even               constants that choose between the two forms of a norm
     8 sharded_step             FSDP2 on one rank, both modes, against the unsharded step
-    9 publishing               3 GB: copy to the host, delta on the host and on the device
+    9 publishing               3 GB: all to the host, and what changed, found on the device
     10 swap_pauses             vLLM's pauses for all weights, a delta, adapters
     11 sampler_against_learner the same weights and tokens: nats per token, ESS by length
     12 whole_run               twenty steps of `vcpo run`, learner and vLLM on one card

@@ -19,10 +19,12 @@ import grpc
 import safetensors.torch
 import torch
 
+from benchmarks.harness.changes import prepare
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo.wire.weights import Payload
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.weights.peer_assignment import PeerAssignment
@@ -62,7 +64,7 @@ class Receiver:
     fetcher: WeightFetcher
     held: HeldPolicy | None = None
 
-    async def take(self) -> bytes:
+    async def take(self) -> Payload:
         """Fetch the newest version and announce it."""
         manifest = await self.learner.newest_policy(self.held, wait_s=0)
         weights = await self.fetcher.fetch(manifest)
@@ -83,7 +85,7 @@ async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
         ]
         sent: list[int] = []
         for version, payload in enumerate(payloads):
-            store.publish(store.prepare(version, payload))
+            store.publish(prepare(store, version, payload))
             before = service.num_bytes
             taken = await asyncio.gather(*(receiver.take() for receiver in receivers))
             assert all(one == payload for one in taken), "a receiver holds other bytes"

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model.loading import policy_payload
+from vcpo_learner.model.published_parameters import PublishedParameters
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 VOCABULARY = 32_000
@@ -23,8 +23,8 @@ class Update:
     """A version before and after one step, as bfloat16 payloads."""
 
     step: int
-    before: bytes
-    after: bytes
+    before: bytearray
+    after: bytearray
     predicted_fraction: float
     """Share of bfloat16 values that should differ."""
 
@@ -66,12 +66,12 @@ def updates(
             optimizer.step(learning_rate)
             continue
         masters = [parameter.detach().clone() for parameter in model.parameters()]
-        before = policy_payload(model, Precision.BFLOAT16)
+        before = PublishedParameters(model).whole(Precision.BFLOAT16)
         optimizer.step(learning_rate)
         yield Update(
             step=step,
             before=before,
-            after=policy_payload(model, Precision.BFLOAT16),
+            after=PublishedParameters(model).whole(Precision.BFLOAT16),
             predicted_fraction=predicted_fraction(masters, list(model.parameters())),
         )
 

@@ -24,7 +24,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -35,12 +34,13 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.model.loading import policy_payload
+from vcpo_learner.model.published_parameters import PublishedParameters
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.weights.archive import open_archive
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
+from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _INCARNATION = "benchmark"
 _GROUP = "main"
@@ -102,7 +102,8 @@ class LearnerServices:
 
     def __init__(self, folder: Path, *, hidden: int, layers: int) -> None:
         model = make_model(folder / "model", hidden, layers)
-        self.payload = policy_payload(model, _run(folder).spec.rollouts[0].precision)
+        precision = _run(folder).spec.rollouts[0].precision
+        self.payload = PublishedParameters(model).whole(precision)
         self.run = _run(folder)
         self.run_file = folder / "run.yaml"
         self.run_file.write_text(self.run.model_dump_json(by_alias=True, exclude_unset=True))
@@ -124,8 +125,8 @@ class LearnerServices:
             incarnation=_INCARNATION,
             clock=time.monotonic,
         )
-        self.archive_writer = open_archive(spec.weights, self.run.metadata.name, _INCARNATION)
         store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
+        self.archive_writer = open_archive(spec.weights, self.run.metadata.name, store)
         self.version = store.prepare(0, self.payload)
         store.publish(self.version)
         self.work = WatchingWorkService(dispatcher, spec)
@@ -208,9 +209,7 @@ def _run(folder: Path) -> VCPORun:
 async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
     """Start three workers, one for each source."""
     services = LearnerServices(folder, hidden=hidden, layers=layers)
-    num_parameters = sum(
-        tensor.numel() for tensor in safetensors.torch.load(services.payload).values()
-    )
+    num_parameters = sum(tensor.numel() for tensor in tensors_of(services.payload).values())
     report: dict[str, Any] = {"parameters": num_parameters, "full_bytes": len(services.payload)}
     async with AsyncExitStack() as stack:
         port = await services.serve(stack)

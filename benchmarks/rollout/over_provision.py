@@ -139,7 +139,7 @@ class InstantLearner:
 
     def publish(self, version: int) -> None:
         """Publish a version."""
-        self.store.publish(self.store.prepare(version, _WEIGHTS))
+        self.store.publish(self.store.prepare(version, bytearray(_WEIGHTS)))
         self.dispatcher.resume_at(version)
         self.dispatcher.notify()
 

@@ -31,17 +31,17 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness.changes import delta_between
 from benchmarks.harness.egress import egress
 from benchmarks.harness.successive_versions import Update, make_model, updates
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
-from vcpo_learner.weights.deltas import encode_delta
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.hf.decoding import DecodeBatch
 from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
+from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.weights.deltas import apply_deltas
 
 
@@ -57,10 +57,10 @@ class Receiver:
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         self.model = model
-        self.payload = b""
+        self.payload = bytearray()
         self.batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
 
-    def hold(self, version: int, payload: bytes) -> dict[str, float]:
+    def hold(self, version: int, payload: bytearray) -> dict[str, float]:
         """Load a full set read before the pause, then one read in it; return the pauses."""
         tensors = read_weights(self.model, payload)
         full_s, _ = measure_seconds(lambda: self.batch.swap(version, tensors))
@@ -77,27 +77,29 @@ class Receiver:
         manifest = manifest_of(update.after, policy_version=update.step, incarnation="now")
 
         def apply() -> Any:
-            payload, positions = apply_deltas(self.payload, [delta])
-            verify(payload, manifest)
-            changes = WeightChanges(base_policy_version=held, positions=positions)
-            weights = PolicyWeights(policy_version=update.step, payload=payload, changes=changes)
-            return payload, stage_weights(self.model, weights, in_use=held)
+            positions = apply_deltas(self.payload, [delta])
+            verify(self.payload, manifest)
+            weights = PolicyWeights(
+                policy_version=update.step,
+                payload=self.payload,
+                changes=WeightChanges(base_policy_version=held, positions=positions),
+            )
+            return stage_weights(self.model, weights, in_use=held)
 
-        apply_s, (payload, staged) = measure_seconds(apply)
+        apply_s, staged = measure_seconds(apply)
         pause_s, _ = measure_seconds(lambda: self.batch.swap(update.step, staged))
-        assert payload == update.after, "the delta did not give the learner's bytes"
-        self.payload = payload
+        assert self.payload == update.after, "the delta did not give the learner's bytes"
         self.check()
         return {"apply_s": apply_s, "pause_s": pause_s}
 
     def check(self) -> None:
         """Compare the parameters in use with the held bytes, bit for bit."""
-        for name, tensor in safetensors.torch.load(self.payload).items():
+        for name, tensor in tensors_of(self.payload).items():
             in_use = self.model.get_parameter(name)
             assert torch.equal(in_use.view(torch.int16), tensor.view(torch.int16)), name
 
 
-def num_changed(before: bytes, after: bytes) -> int:
+def num_changed(before: bytearray, after: bytearray) -> int:
     """Return the number of bfloat16 values whose bits differ in two payloads of one layout."""
     start = min(section.begin for section in tensor_sections(after).values())
     was, now = (np.frombuffer(payload, dtype="<u2", offset=start) for payload in (before, after))
@@ -107,8 +109,7 @@ def num_changed(before: bytes, after: bytes) -> int:
 def measure_delta(receiver: Receiver, update: Update) -> dict[str, float]:
     """Measure the delta of one step."""
     whole = receiver.hold(update.step - 1, update.before)
-    encode_s, delta = measure_seconds(lambda: encode_delta(update.before, update.after))
-    assert delta is not None, f"the delta of step {update.step} does not pay"
+    encode_s, delta = measure_seconds(lambda: delta_between(update.before, update.after))
     num_values = sum(section.num_elements for section in tensor_sections(update.after).values())
     return {
         "changed_fraction": num_changed(update.before, update.after) / num_values,

@@ -175,7 +175,7 @@ class _Learner:
         self.traces = TrajectoryTraces()
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.tracker = Tracker()
-        self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
+        self.archive_writer = open_archive(spec.weights, run.metadata.name, self.policies)
         self.training = TrainingLoop(
             TrainingParts(
                 run=run,

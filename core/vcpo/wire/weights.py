@@ -19,6 +19,9 @@ import xxhash
 
 from vcpo.wire.v1 import policy_pb2
 
+Payload = bytes | bytearray | memoryview
+"""The bytes of a safetensors file."""
+
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH = struct.Struct("<Q")
 
@@ -45,7 +48,7 @@ class TensorSection:
 
 
 def manifest_of(
-    payload: bytes, *, policy_version: int, incarnation: str
+    payload: Payload, *, policy_version: int, incarnation: str
 ) -> policy_pb2.PolicyManifest:
     """Return the manifest of a payload: every tensor with dtype, shape and checksum.
 
@@ -68,7 +71,7 @@ def manifest_checksum(manifest: policy_pb2.PolicyManifest) -> int:
     return digest.intdigest()
 
 
-def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
+def verify(payload: Payload, manifest: policy_pb2.PolicyManifest) -> None:
     """Check a payload against its manifest, tensor by tensor.
 
     Raises:
@@ -85,7 +88,7 @@ def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
             raise CorruptWeightsError(f"tensor {name!r}: differs from the manifest")
 
 
-def tensor_sections(payload: bytes) -> dict[str, TensorSection]:
+def tensor_sections(payload: Payload) -> dict[str, TensorSection]:
     """Return the section of each tensor of a payload, by name.
 
     Raises:
@@ -98,7 +101,7 @@ def tensor_sections(payload: bytes) -> dict[str, TensorSection]:
     }
 
 
-def _entries(payload: bytes) -> Iterator[policy_pb2.TensorEntry]:
+def _entries(payload: Payload) -> Iterator[policy_pb2.TensorEntry]:
     data = memoryview(payload)
     for section in tensor_sections(payload).values():
         section.entry.xxh3 = xxhash.xxh3_64_intdigest(data[section.begin : section.end])
@@ -120,7 +123,7 @@ def _section(name: str, described: Any, data_start: int, size_bytes: int) -> Ten
     return TensorSection(entry=entry, begin=data_start + begin, end=data_start + end)
 
 
-def _header(payload: bytes) -> tuple[dict[str, Any], int]:
+def _header(payload: Payload) -> tuple[dict[str, Any], int]:
     if len(payload) < _LENGTH.size:
         raise CorruptWeightsError("payload: too short for a safetensors file")
     (length,) = _LENGTH.unpack_from(payload)
@@ -128,7 +131,7 @@ def _header(payload: bytes) -> tuple[dict[str, Any], int]:
     if length > _MAX_HEADER_BYTES or end > len(payload):
         raise CorruptWeightsError(f"payload: header of {length} bytes does not fit")
     try:
-        header = json.loads(payload[_LENGTH.size : end])
+        header = json.loads(bytes(payload[_LENGTH.size : end]))
     except (ValueError, RecursionError) as error:
         raise CorruptWeightsError(f"payload: header is not JSON ({error})") from error
     if not isinstance(header, dict):

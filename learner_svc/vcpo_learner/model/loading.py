@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
-import struct
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import cast
 
 import torch
@@ -24,9 +20,6 @@ from transformers import (
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
-
-_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
 class ModelLoadError(StartError):
@@ -99,55 +92,6 @@ def published_precision(spec: VCPORunSpec) -> Precision:
     return Precision.FLOAT32 if wide or spec.model.lora is not None else Precision.BFLOAT16
 
 
-def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
-    """Return the trainable parameters as a safetensors file; a shared tensor is written once.
-
-    Each parameter is rounded into its place in the file, so there is no second copy of all. With
-    several ranks, all of them must call it or `gather_policy`.
-    """
-    dtype = _DTYPES[precision]
-    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    header, begins = _payload_header(parameters, dtype)
-    # `getvalue` returns the bytes that the buffer writes to, and does not copy them.
-    file = io.BytesIO(bytes(begins[-1]))
-    with file.getbuffer() as buffer:
-        buffer[: len(header)] = header
-        for parameter, begin in zip(parameters.values(), begins, strict=False):
-            if parameter.numel():
-                room = torch.frombuffer(buffer, dtype=dtype, count=parameter.numel(), offset=begin)
-                room.view(parameter.shape).copy_(_rounded_whole(parameter, dtype))
-    return file.getvalue()
-
-
-def _payload_header(
-    parameters: Mapping[str, Tensor], dtype: torch.dtype
-) -> tuple[bytes, list[int]]:
-    """Return the header of a safetensors file, and where each tensor and the file's end begin.
-
-    Source: https://github.com/huggingface/safetensors#format.
-    """
-    ends = list(accumulate(each.numel() * dtype.itemsize for each in parameters.values()))
-    described = {
-        name: {
-            "dtype": _SAFETENSORS_NAMES[dtype],
-            "shape": list(each.shape),
-            "data_offsets": [end - each.numel() * dtype.itemsize, end],
-        }
-        for (name, each), end in zip(parameters.items(), ends, strict=True)
-    }
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    header = struct.pack("<Q", len(text)) + text
-    return header, [len(header) + begin for begin in (0, *ends)]
-
-
-def gather_policy(model: PreTrainedModel, precision: Precision) -> None:
-    """Take part in another rank's `policy_payload`, and keep nothing."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            _rounded_whole(parameter, _DTYPES[precision])
-
-
 def policy_tensors(
     model: PreTrainedModel, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
@@ -160,13 +104,17 @@ def policy_tensors(
     and with LoRA only the adapters are trainable.
     """
     return {
-        name: _rounded_whole(parameter, dtype).to("cpu", dtype, copy=True).contiguous()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        name: rounded_whole(parameter, dtype).to("cpu", dtype, copy=True).contiguous()
+        for name, parameter in trainable_parameters(model).items()
     }
 
 
-def _rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def trainable_parameters(model: Module) -> dict[str, Tensor]:
+    """Return the parameters that are trained, by name; a shared one under its first name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a parameter; if it is cut over ranks, rounded and then gathered from all of them."""
     own = parameter.detach()
     return cast("DTensor", own.to(dtype)).full_tensor() if isinstance(own, DTensor) else own

@@ -15,7 +15,8 @@ from vcpo_learner.services.callers import Callers
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.published_set import PublishedSet
+from vcpo_learner.weights.store import PolicyStore, PublishedDelta, PublishedPolicy
 
 _MAX_PORT = 65_535
 
@@ -63,21 +64,25 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     async def Fetch(  # noqa: N802 - named by the contract
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        """Stream a full set or a delta from an offset."""
+        """Stream a full set or a delta from an offset.
+
+        A full set may be patched meanwhile; each chunk says up to which version.
+        """
         self._admit(request.worker_id, context)
         incarnation, version = request.incarnation, request.policy_version
+        source: PublishedDelta | PublishedSet
         if request.HasField("base_policy_version"):
             form = WeightForm.DELTA
-            data = self._store.get_delta(incarnation, version, request.base_policy_version).data
+            source = self._store.get_delta(incarnation, version, request.base_policy_version)
         else:
             form = WeightForm.FULL
-            data = self._store.get(incarnation, version).payload
-        if request.offset >= len(data):
-            raise InvalidMessageError("offset", request.offset, f"less than {len(data)}")
-        for offset in range(request.offset, len(data), CHUNK_BYTES):
-            chunk = data[offset : offset + CHUNK_BYTES]
-            yield policy_pb2.PolicyChunk(policy_version=version, offset=offset, data=chunk)
-            self.served_bytes[form] += len(chunk)
+            source = self._store.get(incarnation, version).full_set
+        if request.offset >= source.size_bytes:
+            raise InvalidMessageError("offset", request.offset, f"less than {source.size_bytes}")
+        for offset in range(request.offset, source.size_bytes, CHUNK_BYTES):
+            data, newest_version = source.read(offset, CHUNK_BYTES)
+            yield policy_pb2.PolicyChunk(policy_version=newest_version, offset=offset, data=data)
+            self.served_bytes[form] += len(data)
 
     def _admit(self, worker_id: str, context: Any) -> None:
         if self._callers is None:
@@ -93,7 +98,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         A caller that needs the full set is sent to the archive, if it holds the version and the
         caller asks for the first time.
         """
-        newest = policy.manifest.policy_version
+        newest = policy.policy_version
         held = self._held_version(request)
         if held == newest:
             return policy.manifest

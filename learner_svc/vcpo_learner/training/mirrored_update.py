@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.checkpoints.folder import state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.model.loading import gather_policy, policy_payload
+from vcpo_learner.model.published_parameters import PublishedParameters, gather_policy
 from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.update.pending_step import PendingStep
@@ -35,12 +36,13 @@ class MirroredUpdate:
         self._update = update
         self._model = model
         self._commands = commands
+        self._published = PublishedParameters(model)
         self._pending: PendingStep | None = None
         """Of the ranks other than 0, between `begin` and `finish`."""
         commands.on("begin", self._begin)
         commands.on("finish", self._finish)
         commands.on("rehearse", self._rehearse)
-        commands.on("policy_payload", self._policy_payload)
+        commands.on("take_weights", self._gather_weights)
         commands.on("save_tensors", self._save_tensors)
         commands.on("load_tensors", self._load_tensors)
         commands.on("load_state_dict", self._load_state_dict)
@@ -93,11 +95,11 @@ class MirroredUpdate:
         """Discard the responses to these leases from replay; as `PolicyUpdate.forget`."""
         return self._update.forget(lease_ids)
 
-    def policy_payload(self, precision: Precision) -> bytes:
-        """Return the trainable parameters, gathered from all ranks, as they are published."""
+    def take_weights(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
+        """Return what a new version publishes; as `PublishedParameters.take`."""
         return self._commands.call(
-            "policy_payload",
-            lambda: policy_payload(self._model, precision),
+            "take_weights",
+            lambda: self._published.take(precision),
             fields={"precision": precision},
         )
 
@@ -146,7 +148,7 @@ class MirroredUpdate:
         sent = as_sent(groups)
         return sent, groups_to_bytes(sent)
 
-    def _policy_payload(self, fields: Mapping[str, Any], _: bytes) -> None:
+    def _gather_weights(self, fields: Mapping[str, Any], _: bytes) -> None:
         gather_policy(self._model, Precision(fields["precision"]))
 
     def _save_tensors(self, fields: Mapping[str, Any], _: bytes) -> None:

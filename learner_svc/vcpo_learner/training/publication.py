@@ -1,14 +1,15 @@
 """Publishes versions of the policy beside the steps, one after another.
 
 ```
-step n ends   copy n      | step n+1 ............................ | copy n+1   | step n+2
+step n ends   compare n   | step n+1 ............................ | compare n+1 | step n+2
               tensor      | tensor thread                         | waits for n
-              thread      | checksums, delta of n -> announced, archived
+              thread      | delta, patch, checksums of n -> announced, archived
 ```
 
-A step waits only while its version is copied. A thread of its own computes what workers need beside
-the bytes, and only then the version is announced: who hears of it can fetch it. A delta starts from
-the version before, so versions are published in order, and a copy waits for the one before it.
+A step waits only while its parameters are compared with the version before, or copied if too many
+differ. A thread of its own makes the delta, patches the published set with it and computes the
+checksums, and only then the version is announced: who hears of it can fetch it. A delta starts from
+the version before, so versions are published in order, and a comparison waits for the patch before.
 
 Before a version is announced, the redo log has its step on the disk. So a token's version is one
 that a restarted learner comes to again.
@@ -24,6 +25,7 @@ from vcpo.metrics.label_values import Stage
 from vcpo.spec.workloads import Precision
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.weights import manifest_checksum
+from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.training.parts import TrainingParts
 
@@ -49,7 +51,7 @@ class Publication:
         """Versions that differ from those that an earlier process announced."""
 
     async def begin(self) -> None:
-        """Copy the parameters as the current version, and announce it beside what comes next.
+        """Take the parameters as the current version, and announce it beside what comes next.
 
         Raises: the error of the publication before, if it failed.
         """
@@ -57,10 +59,10 @@ class Publication:
         loop = asyncio.get_running_loop()
         with self._parts.stage(Stage.PUBLISH):
             await self.join()
-            payload = await loop.run_in_executor(
-                self._tensor_thread, lambda: update.policy_payload(self._precision)
+            weights = await loop.run_in_executor(
+                self._tensor_thread, lambda: update.take_weights(self._precision)
             )
-        self._announcing = asyncio.create_task(self._announce(version, payload))
+        self._announcing = asyncio.create_task(self._announce(version, weights))
 
     async def join(self) -> None:
         """Wait until the newest version is announced.
@@ -91,11 +93,13 @@ class Publication:
         """End the thread; there is nothing left to publish."""
         self._thread.shutdown()
 
-    async def _announce(self, version: int, payload: bytes) -> None:
+    async def _announce(
+        self, version: int, weights: bytearray | Mapping[str, ChangedElements]
+    ) -> None:
         parts = self._parts
         with parts.traces.publication(version):
             prepared = await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: parts.policies.prepare(version, payload)
+                self._thread, lambda: parts.policies.prepare(version, weights)
             )
             checksum = manifest_checksum(prepared.manifest)
             self._compare(version, checksum)

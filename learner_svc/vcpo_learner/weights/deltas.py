@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, element_width, filler
-from vcpo.wire.weights import TensorSection, tensor_sections
-
-Bits = NDArray[np.unsignedinteger[Any]]
-"""Elements of a tensor as unsigned integers of the same width."""
+from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, filler
+from vcpo_learner.changed_elements import Bits, ChangedElements
 
 
-def encode_delta(base: bytes, payload: bytes) -> bytes | None:
-    """Return the delta that turns `base` into `payload`, both safetensors files.
-
-    Returns None if the layouts differ, or if the delta would not be smaller than `payload`.
-
-    Raises:
-        CorruptWeightsError: if one of them is not a safetensors file.
-    """
-    before, after = tensor_sections(base), tensor_sections(payload)
-    if before != after:
-        return None
+def encode_delta(changes: Mapping[str, ChangedElements]) -> bytes:
+    """Return the delta that writes these elements, by tensor; a tensor without any is left out."""
     parts: dict[str, Bits] = {}
-    room_bytes = len(payload)
-    for name, section in after.items():
-        was, now = _bits(base, section), _bits(payload, section)
-        differs = was != now
-        num_changed = int(np.count_nonzero(differs))
-        room_bytes -= num_changed * (now.itemsize + min(GAP_WIDTHS))
-        if room_bytes <= 0:
-            return None
-        if num_changed:
-            positions = np.flatnonzero(differs)
-            parts[name + GAPS] = encode_gaps(positions)
-            parts[name + VALUES] = now[positions]
+    for name, change in changes.items():
+        if change.positions.size:
+            parts[name + GAPS] = encode_gaps(change.positions)
+            parts[name + VALUES] = change.bits
     delta: bytes = safetensors.numpy.save(parts)
-    return delta if len(delta) < len(payload) else None
+    return delta
 
 
 def encode_gaps(positions: NDArray[np.int64]) -> Bits:
@@ -57,12 +37,3 @@ def _with_fillers(skipped: NDArray[np.int64], width: int) -> Bits:
     gaps = np.full(int(ends[-1]) + 1, filler(width), dtype=f"<u{width}")
     gaps[ends] = rest
     return gaps
-
-
-def _bits(payload: bytes, section: TensorSection) -> Bits:
-    """Return a tensor's elements as unsigned integers, without a copy."""
-    num_bytes = section.end - section.begin
-    width = element_width(num_bytes, section.num_elements)
-    return np.frombuffer(
-        payload, dtype=f"<u{width}", count=num_bytes // width, offset=section.begin
-    )

@@ -1,24 +1,35 @@
-"""The policy store: the newest versions of the weights, immutable and ready to be fetched.
+"""The policy store: the newest versions of the weights, ready to be fetched.
 
-The store keeps the last few versions as full sets, and each version as a delta from the version
-before it. A worker with an older version fetches the chain of deltas from there if the chain is
-smaller than the full set, else the full set. So no worker applies a long chain.
+```
+full set of n, patched in place ---> n + 1 ---> n + 2          one set in memory
+deltas             n -> n + 1, n + 1 -> n + 2                  a fifth of a set at most
+```
+
+A version that differs little from the one before it is a delta, with which the full set in memory
+is patched too. A worker fetches the deltas from the version that it holds, or the full set if
+there are none. Whoever reads the full set while it is patched needs the deltas since then
+(`published_set`). A version that differs much has a full set of its own, and starts a new chain.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import manifest_of
 from vcpo_learner.change_notifier import ChangeNotifier
+from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
 from vcpo_learner.weights.deltas import encode_delta
+from vcpo_learner.weights.published_set import PublishedSet
 
-_KEPT_VERSIONS = 3
+_KEPT_SETS = 3
+"""Full sets in memory, if no delta leads from one to the next."""
+_DELTAS_SHARE = 0.2
+"""Bytes of all kept deltas over those of a full set; at RL's learning rates about 13 versions."""
 _KEPT_DELTAS = 64
 """Bounds the list of deltas when versions hardly differ; no useful chain is as long."""
 
@@ -29,6 +40,16 @@ class PublishedDelta:
 
     entry: policy_pb2.DeltaEntry
     data: bytes
+    """A safetensors file, as `vcpo.wire.deltas` describes it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.data)
+
+    def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return up to `max_bytes` from an offset, and the version that they lead to."""
+        return self.data[offset : offset + max_bytes], self.entry.policy_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +57,21 @@ class PublishedPolicy:
     """One version: its description and its bytes."""
 
     manifest: policy_pb2.PolicyManifest
-    payload: bytes
-    """A safetensors file."""
+    full_set: PublishedSet
+    """Later versions may share it."""
     delta: PublishedDelta | None = None
     """From the version before; None if there is no such version or the delta is not smaller."""
 
+    @property
+    def policy_version(self) -> int:
+        """Number of the version."""
+        return self.manifest.policy_version
+
 
 class PolicyStore:
-    """Holds the last few versions in memory. Owner: the learner's event loop.
+    """Holds the newest versions in memory. Owner: the learner's event loop.
 
-    A version that the store drops cannot be fetched any more; a fetch under way keeps its bytes.
+    A version that the store drops cannot be fetched any more; a fetch under way goes on.
     """
 
     def __init__(self, *, incarnation: str, clock: Clock) -> None:
@@ -56,22 +82,36 @@ class PolicyStore:
         self._deltas: list[PublishedDelta] = []
         self._changed = ChangeNotifier()
 
-    def prepare(self, policy_version: int, payload: bytes) -> PublishedPolicy:
+    def prepare(
+        self, policy_version: int, weights: bytearray | Mapping[str, ChangedElements]
+    ) -> PublishedPolicy:
         """Compute a version's manifest and delta; may run in another thread.
 
         The caller must publish the version before it prepares the next one.
+
+        weights: a safetensors file, which the store owns from then on, or what differs in the
+            newest version's. That one is patched at once.
         """
-        manifest = manifest_of(payload, policy_version=policy_version, incarnation=self.incarnation)
-        delta = self._delta_to(policy_version, payload)
-        return PublishedPolicy(manifest=manifest, payload=payload, delta=delta)
+        delta = None
+        if isinstance(weights, bytearray):
+            full_set = PublishedSet(policy_version, weights)
+        else:
+            base = self.newest
+            assert base is not None, "changes need a version that they change"
+            full_set = base.full_set
+            delta = _delta(base.policy_version, policy_version, encode_delta(weights))
+            full_set.patch(policy_version, weights)
+        manifest = manifest_of(
+            full_set.buffer, policy_version=policy_version, incarnation=self.incarnation
+        )
+        return PublishedPolicy(manifest=manifest, full_set=full_set, delta=delta)
 
     def publish(self, policy: PublishedPolicy) -> None:
         """Make a prepared version the newest one and wake all waiting calls."""
-        self._versions[policy.manifest.policy_version] = policy
-        while len(self._versions) > _KEPT_VERSIONS:
-            self._versions.popitem(last=False)
         known = [*self._deltas, policy.delta] if policy.delta else []
-        self._deltas = useful_deltas(known[-_KEPT_DELTAS:], len(policy.payload))
+        self._deltas = useful_deltas(known[-_KEPT_DELTAS:], policy.full_set.size_bytes)
+        self._versions[policy.policy_version] = policy
+        self._drop_versions()
         self._changed.notify()
 
     async def wait_for_newest(
@@ -84,11 +124,9 @@ class PolicyStore:
         """
         deadline_s = self._clock() + wait_s
         while True:
-            newest = self._newest()
+            newest = self.newest
             held = held_incarnation == self.incarnation and held_version is not None
-            is_fresh = newest is not None and not (
-                held and newest.manifest.policy_version == held_version
-            )
+            is_fresh = newest is not None and not (held and newest.policy_version == held_version)
             remaining_s = deadline_s - self._clock()
             if is_fresh or remaining_s <= 0:
                 break
@@ -134,28 +172,39 @@ class PolicyStore:
             " stored; fetch the full set"
         )
 
-    def _newest(self) -> PublishedPolicy | None:
+    @property
+    def newest(self) -> PublishedPolicy | None:
+        """The newest version; None before the first."""
         return next(reversed(self._versions.values()), None)
 
-    def _delta_to(self, policy_version: int, payload: bytes) -> PublishedDelta | None:
-        """Return the delta from the newest version to `payload`; None if it is not smaller."""
-        base = self._newest()
-        data = encode_delta(base.payload, payload) if base else None
-        if base is None or data is None:
-            return None
-        entry = policy_pb2.DeltaEntry(
-            base_policy_version=base.manifest.policy_version,
-            policy_version=policy_version,
-            total_bytes=len(data),
-        )
-        return PublishedDelta(entry=entry, data=data)
+    def _drop_versions(self) -> None:
+        """Keep what a reader of the full set can use: whole sets, and those with deltas onward."""
+        bases = {delta.entry.base_policy_version for delta in self._deltas}
+        whole = [
+            version
+            for version, policy in self._versions.items()
+            if policy.full_set.newest_version == version
+        ]
+        kept = bases.union(whole[-_KEPT_SETS:])
+        for version in [version for version in self._versions if version not in kept]:
+            del self._versions[version]
+
+
+def _delta(base_policy_version: int, policy_version: int, data: bytes) -> PublishedDelta:
+    entry = policy_pb2.DeltaEntry(
+        base_policy_version=base_policy_version,
+        policy_version=policy_version,
+        total_bytes=len(data),
+    )
+    return PublishedDelta(entry=entry, data=data)
 
 
 def useful_deltas(deltas: Sequence[PublishedDelta], full_bytes: int) -> list[PublishedDelta]:
-    """Return the newest deltas, as many as are together smaller than the full set."""
-    sent_bytes = 0
+    """Return the newest deltas, as many as have room; the newest alone if it is less than a set."""
+    kept_bytes = 0
     for number, delta in enumerate(reversed(deltas)):
-        sent_bytes += len(delta.data)
-        if sent_bytes >= full_bytes:
+        kept_bytes += delta.size_bytes
+        room_bytes = full_bytes * (_DELTAS_SHARE if number else 1)
+        if kept_bytes >= room_bytes:
             return list(deltas[len(deltas) - number :])
     return list(deltas)

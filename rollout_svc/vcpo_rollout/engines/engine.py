@@ -83,8 +83,9 @@ class PolicyWeights:
     """One published version, complete and verified."""
 
     policy_version: int
-    payload: bytes
-    """A safetensors file with every parameter under its `transformers` name."""
+    payload: bytes | bytearray
+    """A safetensors file with every parameter under its `transformers` name. After the swap the
+    next version may be written into it: who needs it longer copies it."""
     changes: WeightChanges | None = None
     """If known: an engine that uses the base version may write only these elements."""
 

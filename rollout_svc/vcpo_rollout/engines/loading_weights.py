@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Module
 
+from vcpo.wire.weights import CorruptWeightsError, Payload
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
+from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _MAX_PROBLEMS_SHOWN = 5
 
@@ -78,7 +78,7 @@ def changed_parameters(
     )
 
 
-def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
+def read_weights(model: Module, payload: Payload) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, one per parameter of the model.
 
     The file may hold a tied parameter under any or all of its names, with equal values. The keys of
@@ -102,15 +102,15 @@ def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
     }
 
 
-def read_tensors(payload: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name.
+def read_tensors(payload: Payload) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name, as `tensors_of`.
 
     Raises:
         EngineError: when the payload is not a safetensors file.
     """
     try:
-        return safetensors.torch.load(payload)
-    except SafetensorError as error:
+        return tensors_of(payload)
+    except CorruptWeightsError as error:
         raise EngineError(
             f"payload: {len(payload)} bytes are not a safetensors file: {error}"
         ) from error

@@ -31,7 +31,10 @@ class PeerService(policy_pb2_grpc.PolicyServiceServicer):
     async def Fetch(  # noqa: N802 - named by the contract
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        """Stream a full set or a delta from an offset, while it arrives."""
+        """Stream a full set or a delta from an offset, while it arrives.
+
+        A full set may be patched meanwhile; each chunk says up to which version.
+        """
         check_id("worker_id", request.worker_id)
         is_delta = request.HasField("base_policy_version")
         key = TransferKey(
@@ -43,8 +46,7 @@ class PeerService(policy_pb2_grpc.PolicyServiceServicer):
         offset = request.offset
         if offset >= transfer.total_bytes:
             raise InvalidMessageError("offset", offset, f"less than {transfer.total_bytes}")
-        while data := await transfer.read(offset, CHUNK_BYTES):
-            yield policy_pb2.PolicyChunk(
-                policy_version=request.policy_version, offset=offset, data=data
-            )
+        while offset < transfer.total_bytes:
+            data, newest_version = await transfer.read(offset, CHUNK_BYTES)
+            yield policy_pb2.PolicyChunk(policy_version=newest_version, offset=offset, data=data)
             offset += len(data)

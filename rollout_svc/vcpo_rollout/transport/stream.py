@@ -46,7 +46,7 @@ async def receive_rest(
     try:
         async with asyncio.timeout(window_s) as window:
             async for chunk in call:
-                transfer.extend(chunk.offset, chunk.data)
+                transfer.extend(chunk.offset, chunk.data, chunk.policy_version)
                 if window_s is not None and transfer.num_arrived >= wanted_bytes:
                     window.reschedule(loop.time() + window_s)
                     wanted_bytes = transfer.num_arrived + LEAST_BYTES

@@ -26,7 +26,7 @@ class ArchiveReader:
         self._url = url
         self._run = run
 
-    async def full_set(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int] | None:
+    async def full_set(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytearray, int] | None:
         """Return a version's verified payload and the number of bytes read; None on any failure."""
         try:
             return await asyncio.to_thread(self._read, manifest)
@@ -35,17 +35,17 @@ class ArchiveReader:
             _LOGGER.warning("version %d cannot be read from the archive: %s", version, error)
             return None
 
-    def _read(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int]:
+    def _read(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytearray, int]:
         archived = manifest.archived
         folder = incarnation_folder(self._url, self._run, manifest.incarnation)
         files, root = fsspec.core.url_to_fs(folder)
-        payload: bytes = files.cat_file(f"{root}/{full_set_name(archived.anchor_policy_version)}")
+        anchor = files.cat_file(f"{root}/{full_set_name(archived.anchor_policy_version)}")
+        payload = bytearray(anchor)
         deltas: list[bytes] = [
             files.cat_file(f"{root}/{delta_name(entry.base_policy_version, entry.policy_version)}")
             for entry in archived.deltas
         ]
         num_bytes = len(payload) + sum(map(len, deltas))
-        if deltas:
-            payload, _ = apply_deltas(payload, deltas)
+        apply_deltas(payload, deltas)
         verify(payload, manifest)
         return payload, num_bytes

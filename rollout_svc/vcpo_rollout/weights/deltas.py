@@ -1,6 +1,6 @@
-"""Applies sparse deltas to weights; `vcpo.wire.deltas` describes their format.
+"""Patches weights in place with sparse deltas; `vcpo.wire.deltas` describes their format.
 
-A delta is read and checked as a whole before any byte changes. The caller must still verify the
+A delta is read and checked as a whole before it changes any byte. The caller must still verify the
 result against the version's manifest: a delta also fits a wrong base, and then gives wrong bytes.
 """
 
@@ -32,14 +32,14 @@ class TensorChange:
     """New bit patterns, as wide as an element, [num_changes]."""
 
 
-def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
+def read_delta(delta: bytes | bytearray) -> tuple[TensorChange, ...]:
     """Return the changes in a delta.
 
     Raises:
         CorruptWeightsError: when the bytes are not a delta; the message names the wrong entry.
     """
     try:
-        parts = safetensors.numpy.load(delta)
+        parts = safetensors.numpy.load(bytes(delta))
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptWeightsError(f"delta: not a safetensors file of integers ({error})") from error
     names = sorted({_tensor_name(entry) for entry in parts})
@@ -50,26 +50,28 @@ def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
 
 
 def apply_deltas(
-    base: bytes, deltas: Iterable[bytes]
-) -> tuple[bytes, dict[str, NDArray[np.int64]]]:
-    """Apply deltas to a payload in order; return the new payload and the changed positions.
+    payload: bytearray, deltas: Iterable[bytes | bytearray]
+) -> dict[str, NDArray[np.int64]]:
+    """Write deltas into a payload, in order; return the changed positions.
 
     Returns: the positions by tensor, rising positions in the flat tensor, [num_changes].
 
     Raises:
-        CorruptWeightsError: when a delta is malformed or does not fit; it names the tensor.
+        CorruptWeightsError: when a delta is malformed or does not fit; it names the tensor. Those
+            before it are written.
     """
-    sections = tensor_sections(base)
-    changed = bytearray(base)
+    sections = tensor_sections(payload)
     positions: dict[str, NDArray[np.int64]] = {}
     for delta in deltas:
-        for change in read_delta(delta):
-            _write(change, changed, sections.get(change.name))
+        changes = read_delta(delta)
+        rooms = [_room(change, payload, sections.get(change.name)) for change in changes]
+        for change, elements in zip(changes, rooms, strict=True):
+            elements[change.positions] = change.bits
             before = positions.get(change.name)
             positions[change.name] = (
                 change.positions if before is None else np.union1d(before, change.positions)
             )
-    return bytes(changed), positions
+    return positions
 
 
 def decode_gaps(gaps: Bits) -> NDArray[np.int64]:
@@ -99,7 +101,8 @@ def _is_flat(array: NDArray[Any], widths: Iterable[int]) -> bool:
     return array.ndim == 1 and array.dtype.kind == "u" and array.itemsize in widths
 
 
-def _write(change: TensorChange, payload: bytearray, section: TensorSection | None) -> None:
+def _room(change: TensorChange, payload: bytearray, section: TensorSection | None) -> Bits:
+    """Return the elements of the tensor that a change is written to, in the payload's memory."""
     width = change.bits.itemsize
     num_bytes = section.end - section.begin if section else 0
     if section is None or width != element_width(num_bytes, section.num_elements):
@@ -112,4 +115,4 @@ def _write(change: TensorChange, payload: bytearray, section: TensorSection | No
             f"delta: {change.name!r} has {elements.size} elements, and none at"
             f" {change.positions[-1]}"
         )
-    elements[change.positions] = change.bits
+    return elements

@@ -1,19 +1,22 @@
-"""Fetches the version that a manifest describes: the full set, or deltas to the version held here.
+"""Fetches the version that a manifest describes: the full set, or deltas to the one held here.
 
 ```
-manifest --deltas start at the held version--> fetch them, apply to a copy -+-> verify all tensors
-         --otherwise-------------------------> fetch the full set ----------+
+manifest --deltas start at the held version--> fetch them, patch the full set -+-> verify all
+         --otherwise-------------------------> fetch the full set -------------+   tensors
 ```
 
 The manifest describes the full set. Every tensor of it is verified, whoever sent the bytes and in
 whatever form. Peers can read the bytes while they arrive. This module does not touch the engine.
+
+There is one full set in memory. A sender may patch its own while it sends it, and then says so.
+What arrived is a mixture up to that version, and is verified when the deltas to it are applied.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vcpo.wire.deltas import check_chain
 from vcpo.wire.v1 import policy_pb2
@@ -27,16 +30,23 @@ from vcpo_rollout.weights.archive import ArchiveReader
 from vcpo_rollout.weights.deltas import apply_deltas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HeldSet:
+@dataclass(slots=True, kw_only=True)
+class _FullSet:
+    """The full set that the next deltas patch."""
+
     policy: HeldPolicy
-    payload: bytes
+    """Version that the deltas start from."""
+    whole: Transfer
+    is_verified: bool = False
+    """False if it is a mixture of this version and later ones."""
+    senders: set[str] = field(default_factory=set)
+    """Addresses of the peers that sent bytes which are not verified yet."""
 
 
 class WeightFetcher:
     """Fetches and verifies versions, and serves them to peers. Owner: the worker's event loop.
 
-    It keeps the newest full set, to which the next deltas apply.
+    The payload that it returns is the full set in memory, which the next `fetch` patches.
 
     peers: Asked before the learner; None asks no peer.
     archive: Read first for full sets, if the manifest says that they are archived.
@@ -56,50 +66,92 @@ class WeightFetcher:
         self._cache = cache or TransferCache()
         self._peers = peers
         self._archive = archive
-        self._held: _HeldSet | None = None
+        self._full_set: _FullSet | None = None
+
+    @property
+    def base(self) -> HeldPolicy | None:
+        """The version that the next deltas have to start from; None if there is no full set."""
+        return None if self._full_set is None else self._full_set.policy
 
     async def fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        """Return a version's weights; None if the learner retired it in the meantime.
+        """Return a version's weights; None if there is a newer version to ask for.
+
+        That is so if the learner retired it in the meantime, or a sender patched it.
 
         Raises:
             CorruptWeightsError: when the received bytes are not that version; names the tensor.
         """
-        base = self._base_of(manifest) if manifest.deltas else None
-        whole = Transfer(_key(manifest), manifest.total_bytes)
-        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
-        self._cache.announce(whole, deltas)
-        weights = None
         try:
-            await self._read_archive(manifest, whole)
-            senders = await self._receive(deltas or [whole], manifest)
-            if senders is not None:
-                try:
-                    weights = await asyncio.to_thread(_build, manifest, base, whole, deltas)
-                except CorruptWeightsError:
-                    for address in senders:
-                        assert self._peers is not None
-                        self._peers.avoid(address, "corrupt")
-                    raise
-                policy = HeldPolicy.from_manifest(manifest)
-                self._held = _HeldSet(policy=policy, payload=weights.payload)
+            return await self._fetch(manifest)
+        except CorruptWeightsError:
+            self._full_set = None  # the next fetch brings a whole set
+            raise
+
+    async def _fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
+        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
+        full_set = self._base_of(manifest) if deltas else _new_full_set(manifest)
+        arriving = deltas or [full_set.whole]
+        self._cache.announce(arriving)
+        senders = None
+        try:
+            if not deltas:
+                await self._read_archive(manifest, full_set.whole)
+            senders = await self._receive(arriving, manifest)
         finally:
-            if weights is None:
+            if senders is None:
                 self._cache.discard()
-        if weights is not None:
-            whole.fill(weights.payload)
-            self._cache.commit()
+        if senders is None:
+            return None
+        full_set.senders |= senders
+        return await self._take(manifest, full_set, deltas)
+
+    async def _take(
+        self,
+        manifest: policy_pb2.PolicyManifest,
+        full_set: _FullSet,
+        deltas: Sequence[Transfer],
+    ) -> PolicyWeights | None:
+        """Bring the full set to the manifest's version; None if later deltas have to follow.
+
+        Raises:
+            CorruptWeightsError: when it is not that version. It is not used any more.
+        """
+        whole, version = full_set.whole, manifest.policy_version
+        whole.newest_version = max(whole.newest_version, version)
+        self._full_set, is_good = None, False  # a set that is half patched is no base
+        try:
+            weights = await asyncio.to_thread(_patched, manifest, full_set, deltas)
+            is_good = True
+        except CorruptWeightsError:
+            for address in full_set.senders:
+                assert self._peers is not None
+                self._peers.avoid(address, "corrupt")
+            raise
+        finally:
+            if not is_good:
+                self._cache.discard(whole)
+        whole.policy_version = version
+        self._cache.commit(whole)
+        is_verified = weights is not None
+        self._full_set = _FullSet(
+            policy=HeldPolicy.from_manifest(manifest),
+            whole=whole,
+            is_verified=is_verified,
+            senders=set() if is_verified else full_set.senders,
+        )
         return weights
 
-    def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _HeldSet:
-        """Return the held set to which the manifest's deltas apply."""
-        if self._held is None or self._held.policy.incarnation != manifest.incarnation:
+    def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _FullSet:
+        """Return the full set to which the manifest's deltas apply."""
+        full_set = self._full_set
+        if full_set is None or full_set.policy.incarnation != manifest.incarnation:
             raise CorruptWeightsError("delta: starts from a version that is not held here")
         check_chain(
             manifest.deltas,
-            base_policy_version=self._held.policy.policy_version,
+            base_policy_version=full_set.policy.policy_version,
             policy_version=manifest.policy_version,
         )
-        return self._held
+        return full_set
 
     async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Transfer) -> None:
         if self._archive is None or not manifest.HasField("archived"):
@@ -145,20 +197,32 @@ def _key(
     )
 
 
-def _build(
-    manifest: policy_pb2.PolicyManifest,
-    base: _HeldSet | None,
-    whole: Transfer,
-    deltas: Sequence[Transfer],
-) -> PolicyWeights:
-    """Build the version's weights from complete transfers, and verify them.
+def _new_full_set(manifest: policy_pb2.PolicyManifest) -> _FullSet:
+    whole = Transfer(_key(manifest), manifest.total_bytes)
+    return _FullSet(policy=HeldPolicy.from_manifest(manifest), whole=whole)
+
+
+def _patched(
+    manifest: policy_pb2.PolicyManifest, full_set: _FullSet, deltas: Sequence[Transfer]
+) -> PolicyWeights | None:
+    """Write complete deltas into a full set and verify it; None if it cannot be verified yet.
 
     Raises:
-        CorruptWeightsError: when they are not that version.
+        CorruptWeightsError: when the result is not the manifest's version.
     """
-    payload, changes = whole.content() if base is None else b"", None
-    if base is not None:
-        payload, positions = apply_deltas(base.payload, [delta.content() for delta in deltas])
-        changes = WeightChanges(base_policy_version=base.policy.policy_version, positions=positions)
+    payload, version = full_set.whole.buffer, manifest.policy_version
+    positions = apply_deltas(payload, [delta.buffer for delta in deltas])
+    if deltas and full_set.whole.newest_version > version + 1:
+        # The learner patches its set with the next version before it announces that one.
+        raise CorruptWeightsError(
+            f"payload: a sender says that it holds version {full_set.whole.newest_version}, but the"
+            f" newest one is {version}"
+        )
+    if full_set.whole.newest_version > version:
+        return None
     verify(payload, manifest)
-    return PolicyWeights(policy_version=manifest.policy_version, payload=payload, changes=changes)
+    changes = None
+    if deltas and full_set.is_verified:
+        base_version = full_set.policy.policy_version
+        changes = WeightChanges(base_policy_version=base_version, positions=positions)
+    return PolicyWeights(policy_version=version, payload=payload, changes=changes)

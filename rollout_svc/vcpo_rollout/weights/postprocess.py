@@ -14,8 +14,10 @@ from torch import Tensor
 from vcpo.algo import NoiseSchedule
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Quantization, RolloutGroup
+from vcpo.wire.weights import Payload
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.loading import load_parameters
+from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
@@ -29,12 +31,12 @@ class WeightPostprocessing:
 
     transforms: Sequence[WeightTransform]
 
-    def __call__(self, payload: bytes, policy_version: int) -> bytes:
+    def __call__(self, payload: Payload, policy_version: int) -> bytes:
         """Return the engine's payload for a published one; both are safetensors files.
 
         Raises: EngineError when an adapter does not belong to the run's model.
         """
-        tensors = safetensors.torch.load(payload)
+        tensors = tensors_of(payload)
         for transform in self.transforms:
             tensors = transform(tensors, policy_version)
         return safetensors.torch.save(tensors)

@@ -16,7 +16,7 @@ from vcpo import tracing
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
-from vcpo.wire.weights import CorruptWeightsError
+from vcpo.wire.weights import CorruptWeightsError, Payload
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
@@ -40,7 +40,7 @@ class WeightReceiver:
         engine: Engine,
         gauges: RolloutGauges,
         fetcher: WeightFetcher | None = None,
-        postprocess: Callable[[bytes, int], bytes] | None = None,
+        postprocess: Callable[[Payload, int], bytes] | None = None,
         adapters: AdapterUse | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
         clock: Callable[[], float] = time.monotonic,
@@ -56,8 +56,6 @@ class WeightReceiver:
         """What was swapped in so far. Only this object writes it."""
         self._learner = learner
         self._fetcher = fetcher or WeightFetcher(learner, gauges)
-        self._is_held_suspect = False
-        """Whether the last version was corrupt. Its delta base, the held version, may be why."""
         self._engine = engine
         self._gauges = gauges
         self._postprocess = postprocess
@@ -83,11 +81,11 @@ class WeightReceiver:
             EngineError: when the engine refuses a verified version.
         """
         while True:
-            base = None if self._is_held_suspect else self.held
+            base = self._fetcher.base
             manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
-            self._is_held_suspect = False
             self._gauges.hear_of_version(manifest.policy_version)
-            if HeldPolicy.from_manifest(manifest) != self.held:
+            # The base is ahead of the version in use while it waits for deltas.
+            if HeldPolicy.from_manifest(manifest) not in (base, self.held):
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
                 with log_fields(**fields), tracing.attached(manifest.traceparent):
                     await self._receive(manifest)
@@ -100,10 +98,9 @@ class WeightReceiver:
                 weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
             _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
-            self._is_held_suspect = True
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        if weights is None:  # retired in the meantime: there is a newer one
+        if weights is None:  # retired or patched in the meantime: there is a newer one
             return
         if self._postprocess is not None:
             # Without `changes`: an element that was not published anew may differ as well.

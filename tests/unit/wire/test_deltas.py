@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.changes import delta_between
 from vcpo.wire.deltas import element_width, filler
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_learner.weights.deltas import encode_delta, encode_gaps
+from vcpo_learner.weights.deltas import encode_gaps
 from vcpo_rollout.weights.deltas import apply_deltas, decode_gaps, read_delta
 
 NOT_A_NUMBER, OTHER_NOT_A_NUMBER = 0x7FC0, 0x7FC1
@@ -28,17 +29,21 @@ def delta_of(parts):
 
 
 def apply_delta_of(base, payload):
-    delta = encode_delta(base, payload)
-    assert delta is not None
-    after, _ = apply_deltas(base, [delta])
-    return after
+    return applied(base, delta_between(base, payload))
+
+
+def applied(base, *deltas):
+    """A copy of the base into which the deltas were written."""
+    payload = bytearray(base)
+    apply_deltas(payload, deltas)
+    return payload
 
 
 UNCHANGED = (ONE,) * 300
 
 
 def test_a_delta_names_the_changed_elements_and_their_new_bits():
-    delta = encode_delta(bfloat16(*UNCHANGED), bfloat16(ONE, TWO, ZERO, *UNCHANGED[3:]))
+    delta = delta_between(bfloat16(*UNCHANGED), bfloat16(ONE, TWO, ZERO, *UNCHANGED[3:]))
     (change,) = read_delta(delta)
     assert change.name == "weight"
     assert change.positions.tolist() == [1, 2]
@@ -52,7 +57,7 @@ def test_a_tensor_may_be_named_as_an_entry_of_a_delta(name):
 
 
 def test_a_tensor_that_did_not_change_takes_no_room():
-    delta = encode_delta(bfloat16(*UNCHANGED), bfloat16(*UNCHANGED))
+    delta = delta_between(bfloat16(*UNCHANGED), bfloat16(*UNCHANGED))
     assert safetensors.numpy.load(delta) == {}
 
 
@@ -68,32 +73,37 @@ def test_bits_that_compare_equal_or_not_at_all_as_numbers_are_carried_over(was, 
 
 def test_a_nan_that_stays_is_no_change():
     payload = bfloat16(NOT_A_NUMBER, *UNCHANGED)
-    assert read_delta(encode_delta(payload, payload)) == ()
+    assert read_delta(delta_between(payload, payload)) == ()
 
 
 def test_a_matrix_is_flat_to_a_delta():
     base, payload = (
         bfloat16(*UNCHANGED[2:], one, two, shape=(150, 2)) for one, two in ((ONE, ONE), (ONE, TWO))
     )
-    (change,) = read_delta(encode_delta(base, payload))
+    (change,) = read_delta(delta_between(base, payload))
     assert change.positions.tolist() == [299]
 
 
 def test_applying_a_delta_twice_changes_nothing_more():
     base, payload = bfloat16(ONE, *UNCHANGED), bfloat16(TWO, *UNCHANGED)
-    delta = encode_delta(base, payload)
-    assert apply_deltas(base, [delta, delta])[0] == payload
+    delta = delta_between(base, payload)
+    assert applied(base, delta, delta) == payload
 
 
-def test_where_everything_changed_the_whole_set_is_the_smaller_message():
-    assert encode_delta(bfloat16(*[ONE] * 1000), bfloat16(*[TWO] * 1000)) is None
+def test_a_mixture_of_two_versions_becomes_the_later_one_by_the_delta_between_them():
+    base, payload = bfloat16(ONE, *UNCHANGED, ONE), bfloat16(TWO, *UNCHANGED, MINUS_ZERO)
+    delta = delta_between(base, payload)
+    for cut in range(len(base) + 1):
+        assert applied(payload[:cut] + base[cut:], delta) == payload
 
 
-@pytest.mark.parametrize(
-    "other", [bfloat16(*UNCHANGED, name="bias"), bfloat16(*UNCHANGED[1:])], ids=["name", "shape"]
-)
-def test_versions_of_different_layouts_have_no_delta(other):
-    assert encode_delta(bfloat16(*UNCHANGED), other) is None
+def test_a_delta_of_which_one_tensor_does_not_fit_changes_no_byte():
+    base = bytearray(bfloat16(ONE, ONE))
+    fitting = {"weight:gaps": ([0], "u1"), "weight:values": ([TWO], "u2")}
+    unknown = {"xyz:gaps": ([0], "u1"), "xyz:values": ([TWO], "u2")}
+    with pytest.raises(CorruptWeightsError, match="'xyz' does not fit"):
+        apply_deltas(base, [delta_of(fitting | unknown)])
+    assert base == bfloat16(ONE, ONE)
 
 
 WIDTHS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -177,7 +187,7 @@ class TestWhatIsNoDelta:
     )
     def test_what_does_not_fit_the_base_is_refused(self, changes, complaint):
         with pytest.raises(CorruptWeightsError, match=complaint):
-            apply_deltas(bfloat16(ONE, ONE), [delta_of(changes)])
+            apply_deltas(bytearray(bfloat16(ONE, ONE)), [delta_of(changes)])
 
     def test_a_tensor_of_numbers_that_numpy_lacks_is_refused(self):
         with pytest.raises(CorruptWeightsError, match="delta"):

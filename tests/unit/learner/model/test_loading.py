@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 
 import pytest
-import safetensors.torch
 import torch
 
 from tests.fixtures.learner.checkpoints import write_tensor_files
@@ -12,7 +11,6 @@ from vcpo_learner.model.loading import (
     ModelLoadError,
     load_policy,
     pad_token_id,
-    policy_payload,
     policy_tensors,
     published_precision,
     restore_policy,
@@ -28,26 +26,6 @@ def broken_folder(tmp_path):
     llama().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     return tmp_path
-
-
-def test_a_payload_holds_every_parameter():
-    model = llama()
-    tensors = safetensors.torch.load(policy_payload(model, Precision.FLOAT32))
-    assert set(tensors) == {name for name, _ in model.named_parameters()}
-    assert torch.equal(tensors[HEAD], model.lm_head.weight)
-
-
-def test_a_tensor_shared_by_two_modules_is_published_once():
-    tensors = safetensors.torch.load(policy_payload(llama(tied=True), Precision.FLOAT32))
-    assert EMBEDDING in tensors
-    assert HEAD not in tensors
-
-
-def test_bfloat16_workers_get_what_they_would_round_themselves():
-    model = llama()
-    tensors = safetensors.torch.load(policy_payload(model, Precision.BFLOAT16))
-    assert tensors[HEAD].dtype is torch.bfloat16
-    assert torch.equal(tensors[HEAD], model.lm_head.weight.bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.fixtures.learner.ranks import run_ranks
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model.loading import gather_policy, policy_payload
+from vcpo_learner.model.published_parameters import PublishedParameters, gather_policy
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.sharding import place_model
@@ -41,7 +41,7 @@ def train(ranks):
     optimizer = PolicyOptimizer(model, Optimizer(weightDecay=0.1))
     optimizer.step(0.01, 0.5)
     if ranks.is_leader:
-        payload = policy_payload(model, Precision.FLOAT32)
+        payload = PublishedParameters(model).whole(Precision.FLOAT32)
     else:
         payload = gather_policy(model, Precision.FLOAT32)
     with pytest.raises(StartError, match="'muon' works with one rank only; use adamw"):
@@ -63,10 +63,9 @@ def test_two_ranks_clip_step_and_publish_as_one():
     assert norm == other_norm == pytest.approx(float(exact), rel=1e-6)
     clip_gradient(model.parameters(), 0.5)
     PolicyOptimizer(model, Optimizer(weightDecay=0.1)).step(0.01, 0.5)
-    expected = torch.frombuffer(
-        bytearray(policy_payload(model, Precision.FLOAT32)), dtype=torch.uint8
-    )
-    found = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    whole = PublishedParameters(model).whole(Precision.FLOAT32)
+    expected = torch.frombuffer(whole, dtype=torch.uint8)
+    found = torch.frombuffer(payload, dtype=torch.uint8)
     header = len(expected) - 4 * sum(each.numel() for each in model.parameters())
     assert torch.equal(found[:header], expected[:header])
     numbers = [each[header:].view(torch.float32) for each in (found, expected)]

@@ -8,6 +8,7 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
+from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import (
     INCARNATION,
     dispatcher_fixture,
@@ -22,6 +23,7 @@ from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
+from vcpo_learner.weights.published_set import PublishedSet
 
 
 @pytest_asyncio.fixture
@@ -243,7 +245,8 @@ async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, cha
 async def test_a_version_is_streamed_in_chunks_from_any_offset(fixture):
     payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
     policy = fixture.store.get(INCARNATION, 0)
-    fixture.store.publish(type(policy)(manifest=policy.manifest, payload=payload))
+    full_set = PublishedSet(0, bytearray(payload))
+    fixture.store.publish(type(policy)(manifest=policy.manifest, full_set=full_set))
     stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=2)
     chunks = [chunk async for chunk in stub.Fetch(request, timeout=5)]
@@ -269,7 +272,7 @@ async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and
         weight = torch.zeros(1000)
         weight[version] = 1.0
         payload = safetensors.torch.save({"weight": weight})
-        fixture.store.publish(fixture.store.prepare(version, payload))
+        fixture.store.publish(prepare(fixture.store, version, payload))
     stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     ask = policy_pb2.GetManifestRequest(
         worker_id="w", held_policy_version=1, held_incarnation=INCARNATION

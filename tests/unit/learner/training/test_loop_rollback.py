@@ -52,13 +52,13 @@ def make_run_of(tmp_path):
         )
         learner.published = []
         mirrored = learner.training._parts.update
-        policy_payload = mirrored.policy_payload
+        take_weights = mirrored.take_weights
 
         def watched(precision):
             learner.published.append(learner.update.value)
-            return policy_payload(precision)
+            return take_weights(precision)
 
-        mirrored.policy_payload = watched
+        mirrored.take_weights = watched
         return learner
 
     return make

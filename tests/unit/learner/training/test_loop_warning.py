@@ -10,13 +10,13 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
     learner = make_learner()
     learner.update.warnings = {0: WarningLevel.CRITICAL}
     update, limits = learner.training._parts.update, []
-    policy_payload = update.policy_payload
+    take_weights = update.take_weights
 
     def watched(precision):
         limits.append(learner.dispatcher.admission_lag_steps)
-        return policy_payload(precision)
+        return take_weights(precision)
 
-    update.policy_payload = watched
+    update.take_weights = watched
     await learner.run()
     assert limits == [1, 0, 0, 0]
     assert [step.admission_lag_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]

@@ -35,10 +35,10 @@ async def test_the_next_step_begins_while_a_version_is_prepared(make_learner):
     prepare, begin = policies.prepare, learner.update.begin
     stepping, in_time = threading.Event(), []
 
-    def prepare_late(version, payload):
+    def prepare_late(version, weights):
         if version == 1:  # what step 2 trains on was sampled before
             in_time.append(stepping.wait(DEADLINE_S))
-        return prepare(version, payload)
+        return prepare(version, weights)
 
     def watched_begin(groups, *, policy_version):
         if policy_version == 1:
@@ -58,7 +58,7 @@ async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums
     def fetch(policies, prepared):
         version = prepared.manifest.policy_version
         found = policies.get("now", version)
-        verify(found.payload, found.manifest)
+        verify(found.full_set.buffer, found.manifest)
         if found.delta is not None:
             assert found.delta.entry.base_policy_version == version - 1
 
@@ -66,17 +66,17 @@ async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums
     await learner.run()
 
 
-async def test_a_version_is_copied_only_after_the_one_before_was_announced(make_learner):
+async def test_a_version_is_compared_only_after_the_one_before_was_announced(make_learner):
     learner = make_learner()
     seen = published_versions(learner)
     update, before = learner.training._parts.update, []
-    policy_payload = update.policy_payload
+    take_weights = update.take_weights
 
     def watched(precision):
         before.append(list(seen))
-        return policy_payload(precision)
+        return take_weights(precision)
 
-    update.policy_payload = watched
+    update.take_weights = watched
     await learner.run()
     assert before == [[], [0], [0, 1], [0, 1, 2]]
 
@@ -135,10 +135,10 @@ async def test_a_version_that_cannot_be_published_ends_the_run(make_learner, ver
     policies = learner.training._parts.policies
     prepare = policies.prepare
 
-    def broken(policy_version, payload):
+    def broken(policy_version, weights):
         if policy_version == version:
             raise MemoryError("no room for a delta")
-        return prepare(policy_version, payload)
+        return prepare(policy_version, weights)
 
     policies.prepare = broken
     with pytest.raises(MemoryError, match="no room for a delta"):

@@ -4,6 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
 from vcpo.wire.errors import NotFoundError
 from vcpo_learner.weights.store import PolicyStore
@@ -21,7 +22,7 @@ def store(clock):
 
 def publish(store, version):
     payload = safetensors.torch.save({"weight": torch.full((2,), float(version))})
-    store.publish(store.prepare(version, payload))
+    store.publish(prepare(store, version, payload))
 
 
 def newest(store, *, held=None, incarnation="", wait_s=0.0):
@@ -93,7 +94,7 @@ def publish_sparse(store, *versions, size=1000):
         weight = torch.zeros(size)
         weight[version] = 1.0
         payload = safetensors.torch.save({"weight": weight})
-        store.publish(store.prepare(version, payload))
+        store.publish(prepare(store, version, payload))
 
 
 def chain(store, version, *, incarnation=INCARNATION):
@@ -109,20 +110,39 @@ def test_deltas_lead_from_a_version_to_the_newest(store):
     assert chain(store, 3) == []
 
 
-def test_a_version_has_deltas_for_longer_than_it_is_kept_whole(store):
-    publish_sparse(store, *range(8))
-    assert len(chain(store, 0)) == 7
-    with pytest.raises(NotFoundError):
-        store.get(INCARNATION, 0)
+def test_versions_that_differ_little_share_one_full_set_in_memory(store):
+    publish_sparse(store, *range(4))
+    sets = [store.get(INCARNATION, version).full_set for version in range(4)]
+    assert all(each is sets[0] for each in sets)
+    assert sets[0].read(0, 1) == (sets[0].buffer[:1], 3)
+    assert safetensors.torch.load(bytes(sets[0].buffer))["weight"].tolist() == [
+        float(element == 3) for element in range(1000)
+    ]
 
 
-def test_deltas_that_are_together_no_less_than_the_full_set_lead_nowhere(store):
+def test_deltas_take_at_most_a_fifth_of_a_full_set(store):
     publish_sparse(store, *range(60))
-    delta_bytes = len(store.get_delta(INCARNATION, 59, 58).data)
-    full_bytes = len(store.get(INCARNATION, 59).payload)
-    most = (full_bytes - 1) // delta_bytes
+    delta_bytes = store.get_delta(INCARNATION, 59, 58).size_bytes
+    full_bytes = store.get(INCARNATION, 59).full_set.size_bytes
+    most = (full_bytes // 5) // delta_bytes
     assert len(chain(store, 59 - most)) == most
     assert chain(store, 59 - most - 1) == []
+
+
+def test_a_version_without_deltas_onward_cannot_be_fetched_once_it_is_patched(store):
+    publish_sparse(store, *range(60))
+    with pytest.raises(NotFoundError):
+        store.get(INCARNATION, 0)
+    assert store.get(INCARNATION, 58).policy_version == 58
+
+
+def test_a_delta_of_more_than_a_fifth_of_a_full_set_is_kept_until_the_next(store):
+    weight = torch.zeros(1000)
+    for version in range(3):
+        weight[:400] += 1.0
+        store.publish(prepare(store, version, safetensors.torch.save({"weight": weight})))
+    assert chain(store, 1) == [(1, 2)]
+    assert chain(store, 0) == []
 
 
 def test_a_version_that_changes_too_much_has_no_delta_and_starts_a_new_chain(store):

@@ -132,7 +132,7 @@ async def test_the_learner_sends_a_version_twice_however_many_want_it_at_once(nu
         publish(fleet.store, 1)
         fleet.service.num_bytes = 0
         taken = await asyncio.gather(*(worker.take() for worker in workers))
-        assert {weights.payload for weights in taken} == {payload_of(1)}
+        assert all(weights.payload == payload_of(1) for weights in taken)
         assert fleet.service.num_bytes == 2 * len(fleet.store.get_delta(INCARNATION, 1, 0).data)
 
 
@@ -339,3 +339,65 @@ async def test_an_offset_behind_the_end_is_refused():
             )
             with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
                 await stub.Fetch(request, timeout=5).read()
+
+
+class BreakingOff(policy_pb2_grpc.PolicyServiceServicer):
+    """Passes on what another peer sends, up to a byte."""
+
+    def __init__(self, peer, num_bytes):
+        self.peer, self.num_bytes = peer, num_bytes
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        async for chunk in self.peer.Fetch(request, context):
+            chunk.data = chunk.data[: self.num_bytes]
+            yield chunk
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it has to go")
+
+
+@pytest.mark.parametrize("num_elements", [0, 4, 5, 6, 7])
+async def test_a_worker_joins_from_peers_that_hold_two_later_versions(num_elements):
+    """Element 4 changes with version 5 and element 5 with version 6."""
+    async with a_fleet(4) as fleet:
+        first, second = await fleet.join("first"), await fleet.join("second")
+        await first.take()
+        await second.take()
+        joiner = await fleet.join("joiner")
+        manifest = await joiner.manifest()
+        publish(fleet.store, 5)
+        await first.take()
+        await second.take()
+        publish(fleet.store, 6)
+        await second.take()
+        header_bytes = len(payload_of(4)) - 4000
+        breaking = BreakingOff(PeerService(first.cache), header_bytes + 2 * num_elements)
+        async with a_bad_peer(breaking) as address:
+            manifest.peer = address
+            manifest.other_peers[:] = [f"127.0.0.1:{second.port}"]
+            assert await joiner.fetcher.fetch(manifest) is None
+        assert joiner.num_bytes("peer") == len(payload_of(4))
+        joiner.held = joiner.fetcher.base
+        assert joiner.held.policy_version == 4
+        weights = await joiner.take()
+        assert weights.payload == payload_of(6)
+        assert weights.changes is None
+        assert joiner.num_avoided("corrupt") == 0
+
+
+async def test_a_peer_that_claims_a_version_that_does_not_exist_is_found_out_and_avoided():
+    class Claiming(policy_pb2_grpc.PolicyServiceServicer):
+        async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+            yield policy_pb2.PolicyChunk(policy_version=99, data=payload_of(4))
+
+    async with a_fleet(4) as fleet, a_bad_peer(Claiming()) as address:
+        joiner = await fleet.join("joiner")
+        manifest = await joiner.manifest()
+        manifest.peer = address
+        assert await joiner.fetcher.fetch(manifest) is None
+        publish(fleet.store, 5)
+        joiner.held = joiner.fetcher.base
+        with pytest.raises(CorruptWeightsError, match="says that it holds version 99, but the new"):
+            await joiner.take()
+        assert joiner.num_avoided("corrupt") == 1
+        assert joiner.fetcher.base is None
+        joiner.held = None
+        assert (await joiner.take()).payload == payload_of(5)

@@ -195,7 +195,7 @@ async def fetch_over(breaking):
 
 async def test_a_transfer_that_breaks_again_and_again_is_retried_while_bytes_arrive():
     breaking = Breaking(num_bytes=200)
-    assert (await fetch_over(breaking)).content() == payload_of(4)
+    assert (await fetch_over(breaking)).buffer == payload_of(4)
     assert breaking.num_fetches > 20
 
 

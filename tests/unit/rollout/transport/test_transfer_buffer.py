@@ -18,14 +18,14 @@ def key(version=1, base=None, incarnation="now"):
 
 def cache_with(*transfers):
     cache = TransferCache()
-    cache.announce(transfers[0], transfers[1:])
+    cache.announce(transfers)
     return cache
 
 
 async def read_all(transfer, size=3):
     data = b""
-    while some := await transfer.read(len(data), size):
-        data += some
+    while len(data) < transfer.total_bytes:
+        data += (await transfer.read(len(data), size))[0]
     return data
 
 
@@ -63,7 +63,7 @@ def test_any_chunks_in_order_make_the_whole(chunks):
     for chunk in chunks:
         transfer.extend(transfer.num_arrived, chunk)
     assert transfer.is_complete
-    assert transfer.content() == b"".join(chunks)
+    assert transfer.buffer == b"".join(chunks)
 
 
 async def test_a_version_that_is_not_announced_yet_is_waited_for():
@@ -71,7 +71,7 @@ async def test_a_version_that_is_not_announced_yet_is_waited_for():
     finding = asyncio.create_task(cache.find(key(2, 1), 30))
     await settle()
     delta = Transfer(key(2, 1), 6)
-    cache.announce(Transfer(key(2), 60), [delta])
+    cache.announce([delta])
     assert await finding is delta
 
 
@@ -92,9 +92,10 @@ async def test_what_does_not_come_in_time_is_not_here():
 async def test_the_version_before_is_passed_on_until_the_next_has_come():
     old, new = Transfer(key(1), 60), Transfer(key(2), 60)
     cache = cache_with(old)
-    cache.announce(new, [])
+    cache.commit(old)
+    cache.announce([new])
     assert await cache.find(key(1), 0) is old
-    cache.commit()
+    cache.commit(new)
     assert await cache.find(key(2), 0) is new
     with pytest.raises(NotFoundError):
         await cache.find(key(1), 0)
@@ -102,16 +103,50 @@ async def test_the_version_before_is_passed_on_until_the_next_has_come():
 
 async def test_a_chain_of_deltas_stays_with_the_version_it_leads_to():
     first, last = Transfer(key(2, 1), 6), Transfer(key(3, 2), 6)
-    cache = cache_with(Transfer(key(3), 60), first, last)
-    cache.commit()
+    cache = cache_with(first, last)
+    cache.commit(Transfer(key(1), 60))
     assert await cache.find(key(2, 1), 0) is first
 
 
 async def test_a_version_that_came_to_nothing_is_gone_and_the_one_before_is_not():
     old, new = Transfer(key(1), 60), Transfer(key(2), 60)
     cache = cache_with(old)
-    cache.announce(new, [])
+    cache.commit(old)
+    cache.announce([new])
     cache.discard()
     assert await cache.find(key(1), 0) is old
     with pytest.raises(UnavailableError):
         await new.read(0, 1)
+
+
+async def test_a_full_set_is_found_as_each_version_that_it_was_patched_to():
+    whole, delta = Transfer(key(1), 60), Transfer(key(2, 1), 6)
+    cache = cache_with(whole)
+    cache.commit(whole)
+    cache.announce([delta])
+    finding = asyncio.create_task(cache.find(key(2), 30))
+    await settle()
+    assert not finding.done()
+    whole.policy_version = 2
+    cache.commit(whole)
+    assert await finding is whole
+    assert await cache.find(key(1), 0) is whole
+
+
+async def test_a_reader_is_told_of_the_newest_version_in_the_bytes_of_any_sender():
+    transfer = Transfer(key(3), 4)
+    transfer.extend(0, b"ab", 5)
+    transfer.extend(2, b"cd", 4)
+    assert await transfer.read(0, 9) == (b"abcd", 5)
+
+
+async def test_a_spoiled_full_set_is_found_no_more():
+    whole, delta = Transfer(key(1), 60), Transfer(key(2, 1), 6)
+    cache = cache_with(whole)
+    cache.commit(whole)
+    cache.announce([delta])
+    cache.discard(whole)
+    with pytest.raises(NotFoundError):
+        await cache.find(key(1), 0)
+    with pytest.raises(UnavailableError):
+        await whole.read(0, 1)

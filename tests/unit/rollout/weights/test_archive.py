@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.policy_versions import FailingService, payload_of, store_of
 from tests.fixtures.rollout.worker import serve_services
@@ -27,11 +28,11 @@ class ArchiveFixture:
     def __init__(self, folder, *, every=3):
         self.folder = folder
         self.store = store_of()
-        self.archive_writer = open_archive(settings(folder, every=every), "run", INCARNATION)
+        self.archive_writer = open_archive(settings(folder, every=every), "run", self.store)
 
     async def publish(self, *versions, archive=True):
         for version in versions:
-            policy = self.store.prepare(version, payload_of(version))
+            policy = prepare(self.store, version, payload_of(version))
             self.store.publish(policy)
             if archive:
                 await self.archive_writer.offer(policy)
@@ -91,21 +92,53 @@ async def test_there_is_an_anchor_every_so_many_versions_and_the_last_two_stay(f
     assert (await fixture.join())[0].payload == payload_of(6)
 
 
-async def test_a_version_left_out_makes_the_next_one_an_anchor(folder):
+async def test_the_delta_of_a_version_left_out_is_written_with_the_next_one(folder):
     fixture = ArchiveFixture(folder, every=100)
     await fixture.publish(0, 1)
     await fixture.publish(2, archive=False)
     await fixture.publish(3)
-    assert "00000003.full" in fixture.files()
+    assert "00000001-00000002.delta" in fixture.files()
+    assert "00000002-00000003.delta" in fixture.files()
+    assert (await fixture.join())[0].payload == payload_of(3)
 
 
-async def test_of_the_versions_that_come_while_one_is_written_the_newest_is_next(folder):
+async def test_a_version_without_deltas_from_the_one_written_is_an_anchor(folder):
+    fixture = ArchiveFixture(folder, every=100)
+    await fixture.publish(0)
+    await fixture.publish(2000)  # every element differs
+    assert fixture.files() == ["00000000.full", "00002000.full"]
+
+
+async def test_an_anchor_that_was_patched_while_it_was_written_is_read_with_the_later_deltas(
+    folder,
+):
     fixture = ArchiveFixture(folder)
-    policies = [fixture.store.prepare(version, payload_of(version)) for version in range(4)]
+    await fixture.publish(0, archive=False)
+    patched = fixture.store.newest
+    policy = prepare(fixture.store, 1, payload_of(1))
+    await fixture.archive_writer.offer(patched)
+    assert fixture.archive_writer.archived is None
+    fixture.store.publish(policy)
+    await fixture.archive_writer.offer(policy)
+    assert fixture.files() == ["00000000-00000001.delta", "00000000.full"]
+    assert fixture.archive_writer.archived.policy_version == 1
+    weights, num_bytes = await fixture.join()
+    assert weights.payload == payload_of(1)
+    assert num_bytes["learner"] == 0
+
+
+async def test_the_newest_of_the_versions_that_come_while_one_is_written_is_what_can_be_read(
+    folder,
+):
+    fixture = ArchiveFixture(folder)
+    policies = []
+    for version in range(4):
+        policies.append(prepare(fixture.store, version, payload_of(version)))
+        fixture.store.publish(policies[-1])
     writes = [fixture.archive_writer.offer(policy) for policy in policies]
     await asyncio.gather(*writes)
     assert fixture.archive_writer.archived.policy_version == 3
-    assert fixture.files() == ["00000003.full"]
+    assert (await fixture.join())[0].payload == payload_of(3)
 
 
 async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
@@ -169,9 +202,9 @@ async def test_a_storage_that_takes_nothing_stops_nobody(folder):
 
 
 async def test_any_storage_of_fsspec_will_do():
-    archive_writer = open_archive(settings("memory://weights"), "run", INCARNATION)
     store = store_of()
-    policy = store.prepare(0, payload_of(0))
+    archive_writer = open_archive(settings("memory://weights"), "run", store)
+    policy = prepare(store, 0, payload_of(0))
     await archive_writer.offer(policy)
     manifest = policy.manifest
     manifest.archived.CopyFrom(archive_writer.archived)
@@ -180,13 +213,13 @@ async def test_any_storage_of_fsspec_will_do():
 
 
 def test_a_run_without_an_archive_has_none():
-    assert open_archive(Weights(), "run", INCARNATION) is None
+    assert open_archive(Weights(), "run", store_of()) is None
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket", "/dev/null/folder"])
 def test_an_archive_that_cannot_be_used_is_named_with_field_and_cure(url):
     with pytest.raises(ValueError, match=r"spec\.weights\.archiveUrl: cannot write to .*give a"):
-        open_archive(settings(url), "run", INCARNATION)
+        open_archive(settings(url), "run", store_of())
 
 
 def test_a_relative_path_is_no_archive():

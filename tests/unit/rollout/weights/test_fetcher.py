@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.policy_versions import (
     FailingService,
@@ -83,7 +84,9 @@ async def test_elements_that_change_twice_stand_once_among_the_changes():
 async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
     async with fetcher_fixture(0) as fixture:
         manifest = await fixture.manifest()
-        publish(fixture.store, 1, 2, 3)
+        for version in (1, 2, 3):  # three full sets, without deltas between them
+            payload = bytearray(payload_of(version))
+            fixture.store.publish(fixture.store.prepare(version, payload))
         assert await fixture.fetcher.fetch(manifest) is None
 
 
@@ -173,3 +176,70 @@ async def test_a_transfer_that_ends_early_without_an_error_is_refused():
         manifest.total_bytes += 1
         with pytest.raises(CorruptWeightsError, match="stream ended after"):
             await fixture.fetcher.fetch(manifest)
+
+
+@settings(deadline=None, max_examples=15)
+@given(num_bytes=st.integers(0, 4100))
+async def test_a_full_set_that_is_patched_while_it_is_sent_becomes_the_newest_version(num_bytes):
+    async with fetcher_fixture(4) as fixture:
+
+        def patched(data):
+            publish(fixture.store, 5, 6)
+            return data[: num_bytes % len(data)]
+
+        fixture.service.failures = [patched]
+        assert await fixture.fetch() is None
+        assert fixture.fetcher.base.policy_version == 4
+        weights = await fixture.fetch(held=4)
+    assert (weights.policy_version, weights.payload, weights.changes) == (6, payload_of(6), None)
+
+
+async def test_a_mixture_up_to_a_version_that_is_not_announced_waits_for_that_one():
+    async with fetcher_fixture(4) as fixture:
+        coming = []
+
+        def patched(data):
+            publish(fixture.store, 5)
+            coming.append(prepare(fixture.store, 6, payload_of(6)))
+            return data[:100]
+
+        fixture.service.failures = [patched]
+        assert await fixture.fetch() is None
+        assert await fixture.fetch(held=4) is None
+        assert fixture.fetcher.base.policy_version == 5
+        fixture.store.publish(coming[0])
+        weights = await fixture.fetch(held=5)
+    assert (weights.payload, weights.changes) == (payload_of(6), None)
+
+
+async def test_the_full_set_in_memory_is_patched_and_not_replaced():
+    async with fetcher_fixture(0) as fixture:
+        first = await fixture.fetch()
+        publish(fixture.store, 1)
+        second = await fixture.fetch(held=0)
+    assert second.payload is first.payload
+    assert second.payload == payload_of(1)
+
+
+async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
+    async with fetcher_fixture(0) as fixture:
+        await fixture.fetch()
+        publish(fixture.store, 7)
+        fixture.service.failures = [flip_bit(-1, 0)]
+        with pytest.raises(CorruptWeightsError):
+            await fixture.fetch(held=0)
+        assert fixture.fetcher.base is None
+        with pytest.raises(CorruptWeightsError, match="not held here"):
+            await fixture.fetch(held=0)
+        assert (await fixture.fetch()).payload == payload_of(7)
+
+
+async def test_a_version_that_is_retired_leaves_the_base_as_it_is():
+    async with fetcher_fixture(0) as fixture:
+        await fixture.fetch()
+        publish(fixture.store, 1)
+        manifest = await fixture.manifest(held=0)
+        publish(fixture.store, 2000)  # every element differs: the deltas are gone
+        assert await fixture.fetcher.fetch(manifest) is None
+        assert fixture.fetcher.base.policy_version == 0
+        assert (await fixture.fetch()).payload == payload_of(2000)

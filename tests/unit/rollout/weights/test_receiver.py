@@ -203,6 +203,21 @@ async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
     assert engine.swapped == [0, 1]
 
 
+async def test_a_full_set_that_is_patched_while_it_is_sent_waits_for_its_deltas(engine):
+    store = store_of(0)
+    service = FailingService(store)
+
+    def patched(data):
+        publish(store, 1)
+        return data[:100]
+
+    service.failures = [patched]
+    async with follow_server(service, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+    assert held.policy_version == 1
+    assert engine.swapped == [1]
+
+
 async def test_a_broken_transfer_resumes_where_it_stopped(server, engine):
     server.failures = ["broken", "broken"]
     async with follow_server(server, engine) as (receiver, _):

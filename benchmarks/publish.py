@@ -1,0 +1,241 @@
+"""What it costs to publish a version, on one rank and on two, and to take it in at a worker.
+
+    step path   until the next step may begin: parameters are rounded and compared with the version
+                before, from which one value in a hundred differs
+    beside      until workers hear of the version: delta, patch of the published set, checksums
+    host bytes  memory that publishing takes, at its highest, with as many deltas as are kept
+    apply       a worker patches the full set in its memory, and verifies every tensor
+
+The model is a Llama with random parameters, published in bfloat16; one CPU thread a rank.
+
+    python -m benchmarks.publish
+
+The last line printed is JSON. Seconds are CPU seconds per gigabyte (10^9 bytes) of the published
+file, medians over the deltas; host bytes are per byte of what a rank has of the parameters, in the
+published number format. Each figure is the worse one of both numbers of ranks. `bit_exact` is true
+if the worker's bytes are the learner's rounded parameters.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import re
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks.harness.random_llama import random_llama
+from vcpo.spec.learner import Learner as LearnerSection
+from vcpo.spec.workloads import Precision
+from vcpo.wire.weights import verify
+from vcpo_learner.model.published_parameters import PublishedParameters, gather_policy
+from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import Ranks, join_ranks
+from vcpo_learner.ranks.sharding import local_part, place_model, whole
+from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.weights.deltas import apply_deltas
+
+_Result = TypeVar("_Result")
+_CHANGED_SHARE = 0.01
+_TILE = 1 << 16
+_TAKEN = 5
+"""Versions that the worker takes in."""
+_WORSE = (
+    "step_path_cpu_s_per_gb",
+    "beside_cpu_s_per_gb",
+    "host_bytes_per_shard_byte",
+    "apply_cpu_s_per_gb",
+)
+# A child has torch imported already; its memory counts from where it begins.
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+def cpu_seconds(work: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Return the CPU seconds of this process for a call, and its result."""
+    started_s = time.process_time()
+    result = work()
+    return time.process_time() - started_s, result
+
+
+class HostMemory:
+    """The growth of the process's memory to its highest, since it was made (Linux)."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
+        self._held_bytes = _status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """Return the growth."""
+        return _status_bytes("VmHWM") - self._held_bytes
+
+
+def _status_bytes(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, f"/proc/self/status has no {name}"
+    return 1024 * int(found.group(1))
+
+
+class Learner:
+    """A rank that publishes versions; rank 0 gathers what the others have."""
+
+    def __init__(
+        self, ranks: Ranks, *, hidden_size: int, num_layers: int, vocabulary: int = 32_000
+    ) -> None:
+        self._ranks = ranks
+        self._model = random_llama(
+            hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
+        )
+        place_model(self._model, ranks, Precision.BFLOAT16)
+        self._parameters = PublishedParameters(self._model)
+        self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
+        self.store = PolicyStore(incarnation="benchmark", clock=time.monotonic)
+        self.times_s: list[tuple[float, float]] = []
+        """CPU seconds in the step's path and beside it, by version."""
+
+    def publish(self) -> None:
+        """Publish the parameters as the next version."""
+        if self._ranks.is_leader:
+            step_path_s, weights = cpu_seconds(lambda: self._parameters.take(Precision.BFLOAT16))
+            version = len(self.times_s)
+            beside_s, policy = cpu_seconds(lambda: self.store.prepare(version, weights))
+            self.store.publish(policy)
+            self.times_s.append((step_path_s, beside_s))
+        else:
+            gather_policy(self._model, Precision.BFLOAT16)
+
+    @torch.no_grad()
+    def change(self) -> None:
+        """Move a share of the values by more than their rounding."""
+        for parameter in self._model.parameters():
+            for tile in local_part(parameter.detach()).view(-1).split(_TILE):
+                tile.mul_(1.0 + 0.1 * (torch.rand_like(tile) < _CHANGED_SHARE))
+
+    def rounded(self) -> dict[str, torch.Tensor]:
+        """Return all parameters in the published number format; every rank has to call it."""
+        return {
+            name: whole(parameter.detach()).bfloat16()
+            for name, parameter in self._model.named_parameters()
+        }
+
+
+class Worker:
+    """A worker's full set, without the wire."""
+
+    def __init__(self, policy: PublishedPolicy) -> None:
+        self.payload = bytearray(policy.full_set.buffer)
+        self.apply_s: list[float] = []
+
+    def take(self, policy: PublishedPolicy) -> None:
+        """Patch the set with a version's delta and verify it."""
+        assert policy.delta is not None, "the delta is not smaller than the full set"
+        delta = policy.delta.data
+        patch_s, _ = cpu_seconds(lambda: apply_deltas(self.payload, [delta]))
+        verify_s, _ = cpu_seconds(lambda: verify(self.payload, policy.manifest))
+        self.apply_s.append(patch_s + verify_s)
+
+
+def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
+    """Publish versions on this rank, and take some of them in; return the figures of rank 0."""
+    # The first versions of a process load code; that memory is not the weights'.
+    tiny = Learner(ranks, hidden_size=32, num_layers=1, vocabulary=100)
+    for _ in range(2):
+        tiny.publish()
+        tiny.change()
+    learner = Learner(ranks, hidden_size=options.hidden_size, num_layers=options.layers)
+    memory = HostMemory()
+    for _ in range(options.versions):
+        learner.publish()
+        learner.change()
+    host_bytes = memory.peak_bytes()
+    newest = learner.store.newest
+    worker = None if newest is None else Worker(newest)
+    for _ in range(_TAKEN):
+        learner.publish()
+        rounded, newest = learner.rounded(), learner.store.newest
+        learner.change()
+        if worker is not None and newest is not None:
+            worker.take(newest)
+    if worker is None or newest is None:
+        return {}
+    held = tensors_of(worker.payload)
+    gigabytes = len(worker.payload) / 1e9
+    return {
+        "gigabytes": gigabytes,
+        "step_path_cpu_s_per_gb": median(one for one, _ in learner.times_s[1:]) / gigabytes,
+        "beside_cpu_s_per_gb": median(one for _, one in learner.times_s[1:]) / gigabytes,
+        "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
+        "apply_cpu_s_per_gb": median(worker.apply_s) / gigabytes,
+        "delta_share": 0.0 if newest.delta is None else newest.delta.size_bytes / 1e9 / gigabytes,
+        "bit_exact": held.keys() == rounded.keys()
+        and all(
+            torch.equal(held[name].view(torch.int16), each.view(torch.int16))
+            for name, each in rounded.items()
+        ),
+    }
+
+
+def on_ranks(size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of rank 0 of `size` ranks, each a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    receiving, sending = _CONTEXT.Pipe(duplex=False)
+    ranks = [
+        _CONTEXT.Process(target=_run, args=(rank, size, port, options, sending))
+        for rank in range(size)
+    ]
+    gc.freeze()  # else the children's collectors copy the pages of what this process has imported
+    for rank in ranks:
+        rank.start()
+    gc.unfreeze()
+    sending.close()
+    figures: dict[str, Any] = receiving.recv()
+    for rank in ranks:
+        rank.join()
+    return figures
+
+
+def _run(rank: int, size: int, port: int, options: argparse.Namespace, sending: Connection) -> None:
+    torch.set_num_threads(1)
+    environment = RankEnvironment(rank=rank, size=size, port=port, hosts_store=rank == 0)
+    ranks = join_ranks(environment, LearnerSection(), "cpu")
+    figures = measure(ranks, options)
+    if ranks.is_leader:
+        sending.send(figures)
+    ranks.close()
+
+
+def main() -> None:
+    """Print the figures by number of ranks, and JSON at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hidden-size", type=int, default=1024, help="width of the model")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--versions", type=int, default=20, help="published before a worker joins")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    options = parser.parse_args()
+    by_ranks = {}
+    for size in options.ranks:
+        by_ranks[str(size)] = _rounded(on_ranks(size, options))
+        print(json.dumps({"ranks": size, **by_ranks[str(size)]}), flush=True)
+    all_figures = list(by_ranks.values())
+    worst = {name: max(figures[name] for figures in all_figures) for name in _WORSE}
+    is_exact = all(figures["bit_exact"] for figures in all_figures)
+    print(json.dumps({**worst, "bit_exact": is_exact, "by_ranks": by_ranks}))
+
+
+def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: each if isinstance(each, bool) else float(f"{each:.4g}")
+        for name, each in figures.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What a version publishes: all parameters at first, and then the elements whose bits differ."""
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.models import llama
+from vcpo.spec.workloads import Precision
+from vcpo_learner.model.published_parameters import (
+    PublishedParameters,
+    changes_on_cpu,
+    changes_on_device,
+)
+from vcpo_learner.weights.published_set import PublishedSet
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BFLOAT16, FLOAT32 = Precision.BFLOAT16, Precision.FLOAT32
+
+
+def load(payload):
+    return safetensors.torch.load(bytes(payload))
+
+
+def test_a_payload_holds_every_parameter():
+    model = llama()
+    tensors = load(PublishedParameters(model).take(FLOAT32))
+    assert set(tensors) == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(tensors[name], each) for name, each in model.named_parameters())
+
+
+def test_a_tensor_shared_by_two_modules_is_published_once():
+    tensors = load(PublishedParameters(llama(tied=True)).take(FLOAT32))
+    assert EMBEDDING in tensors
+    assert HEAD not in tensors
+
+
+def test_bfloat16_workers_get_what_they_would_round_themselves():
+    model = llama()
+    tensors = load(PublishedParameters(model).take(BFLOAT16))
+    assert tensors[HEAD].dtype is torch.bfloat16
+    assert torch.equal(tensors[HEAD], model.lm_head.weight.bfloat16())
+
+
+@torch.no_grad()
+def test_the_elements_whose_rounded_bits_differ_are_all_that_changes():
+    model = llama()
+    parameters = PublishedParameters(model)
+    parameters.take(BFLOAT16)
+    weight = model.lm_head.weight.view(-1)
+    weight[:3] = torch.tensor([1.0, 0.0, 7.0])
+    parameters.take(BFLOAT16)  # nobody wrote these into the file, so they differ again
+    weight[0] += 1e-6  # less than its rounding
+    weight[1] = -0.0
+    changes = {name: each for name, each in parameters.take(BFLOAT16).items() if each.bits.size}
+    assert list(changes) == [HEAD]
+    assert changes[HEAD].positions.tolist() == [0, 1, 2]
+    assert changes[HEAD].bits.tolist() == [0x3F80, 0x8000, 0x40E0]
+
+
+@pytest.mark.parametrize("precision", [BFLOAT16, FLOAT32])
+@torch.no_grad()
+def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(precision):
+    torch.manual_seed(0)
+    model = llama(tied=True)
+    parameters = PublishedParameters(model)
+    published = PublishedSet(0, parameters.take(precision))
+    for version in (1, 2, 3):
+        for each in model.parameters():
+            each.add_((torch.rand_like(each) < 0.05) * torch.randn_like(each))
+        changes = parameters.take(precision)
+        num_changes = sum(change.positions.size for change in changes.values())
+        assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
+        published.patch(version, changes)
+        assert published.buffer == PublishedParameters(model).whole(precision)
+
+
+@torch.no_grad()
+def test_a_version_in_which_most_elements_differ_is_a_new_file():
+    model = llama()
+    parameters = PublishedParameters(model)
+    before = parameters.take(FLOAT32)
+    kept = bytes(before)
+    for each in model.parameters():
+        each.add_(1.0)
+    after = parameters.take(FLOAT32)
+    assert before == kept
+    assert after == PublishedParameters(model).whole(FLOAT32)
+    model.lm_head.weight[0, 0] = 5.0
+    assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
+
+
+@torch.no_grad()
+def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_one():
+    model = llama()
+    parameters = PublishedParameters(model)
+    parameters.take(BFLOAT16)
+    model.model.embed_tokens.weight[0] = 3.0  # a few of the first, then all of the others
+    for name, each in model.named_parameters():
+        if name != EMBEDDING:
+            each.copy_(torch.randn_like(each) + 9.0)
+    after = parameters.take(BFLOAT16)
+    assert isinstance(after, bytearray)
+    assert after == PublishedParameters(model).whole(BFLOAT16)
+
+
+@torch.no_grad()
+def test_another_number_format_is_a_new_file():
+    model = llama()
+    parameters = PublishedParameters(model)
+    parameters.take(FLOAT32)
+    assert load(parameters.take(BFLOAT16))[HEAD].dtype is torch.bfloat16
+    assert all(not each.positions.size for each in parameters.take(BFLOAT16).values())
+
+
+def test_positions_count_over_the_tiles_of_a_large_tensor(monkeypatch):
+    monkeypatch.setattr("vcpo_learner.model.published_parameters._TILE", 7)
+    model = llama()
+    parameters = PublishedParameters(model)
+    parameters.take(FLOAT32)
+    at = [0, 6, 7, 20, 21]
+    with torch.no_grad():
+        model.lm_head.weight.view(-1)[at] += 1.0
+    found = parameters.take(FLOAT32)[HEAD]
+    assert found.positions.tolist() == at
+    expected = model.lm_head.weight.detach().view(-1)[at].numpy().view(np.uint32)
+    assert found.bits.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", torch.int16), ("float32", torch.int32)])
+def test_the_search_on_a_device_finds_what_the_one_in_tiles_finds(monkeypatch, dtype, bits):
+    monkeypatch.setattr("vcpo_learner.model.published_parameters._TILE", 7)
+    torch.manual_seed(0)
+    before = torch.randn(50)
+    now = torch.where(torch.rand(50) < 0.3, -before, before)
+    was = before.to(getattr(torch, dtype)).view(bits)
+    in_tiles = changes_on_cpu(now, was, getattr(torch, dtype))
+    copy = was.clone()
+    on_device = changes_on_device(now, copy, getattr(torch, dtype))
+    assert in_tiles.positions.tolist() == (now != before).nonzero().flatten().tolist()
+    assert on_device.positions.tolist() == in_tiles.positions.tolist()
+    assert on_device.bits.tolist() == in_tiles.bits.tolist()
+    assert torch.equal(copy, now.to(getattr(torch, dtype)).view(bits))
