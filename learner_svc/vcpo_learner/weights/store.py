@@ -2,7 +2,7 @@
 
 ```
 full set of n, patched in place ---> n + 1 ---> n + 2          one set in memory
-deltas             n -> n + 1, n + 1 -> n + 2                  a fifth of a set at most
+deltas             n -> n + 1, n + 1 -> n + 2                  0.15 of a set at most
 ```
 
 A version that differs little from the one before it is a delta, with which the full set in memory
@@ -28,8 +28,8 @@ from vcpo_learner.weights.published_set import PublishedSet
 
 _KEPT_SETS = 3
 """Full sets in memory, if no delta leads from one to the next."""
-_DELTAS_SHARE = 0.2
-"""Bytes of all kept deltas over those of a full set; at RL's learning rates about 13 versions."""
+_DELTAS_SHARE = 0.15
+"""Bytes of all kept deltas over those of a full set; at RL's learning rates about 10 versions."""
 _KEPT_DELTAS = 64
 """Bounds the list of deltas when versions hardly differ; no useful chain is as long."""
 

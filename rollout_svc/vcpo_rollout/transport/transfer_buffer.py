@@ -160,17 +160,16 @@ class TransferCache:
         """
         try:
             async with asyncio.timeout(wait_s):
-                while (found := self._serving(key)) is None and not self._is_superseded(key):
+                while True:
+                    for transfer in (*self._held, *self._announced):
+                        if transfer.serves(key):
+                            return transfer
+                    if self._is_superseded(key):
+                        break
                     await self._changed.wait()
         except TimeoutError:
-            found = None
-        if found is None:
-            raise NotFoundError("policy: this worker does not hold these weights; ask the learner")
-        return found
-
-    def _serving(self, key: TransferKey) -> Transfer | None:
-        transfers = (*self._held, *self._announced)
-        return next((transfer for transfer in transfers if transfer.serves(key)), None)
+            pass
+        raise NotFoundError("policy: this worker does not hold these weights; ask the learner")
 
     def _is_superseded(self, key: TransferKey) -> bool:
         """Whether the key will not come: a later version is here, or its version by other deltas.

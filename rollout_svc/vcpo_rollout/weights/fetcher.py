@@ -81,29 +81,30 @@ class WeightFetcher:
         Raises:
             CorruptWeightsError: when the received bytes are not that version; names the tensor.
         """
+        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
+        is_here = False
         try:
-            return await self._fetch(manifest)
+            if deltas:
+                full_set = self._base_of(manifest)
+            else:
+                whole = Transfer(_key(manifest), manifest.total_bytes)
+                full_set = _FullSet(policy=HeldPolicy.from_manifest(manifest), whole=whole)
+            arriving = deltas or [full_set.whole]
+            self._cache.announce(arriving)
+            if not deltas:
+                await self._read_archive(manifest, full_set.whole)
+            senders: set[str] = set()
+            is_here = await self._receive(arriving, manifest, senders)
+            if not is_here:
+                return None
+            full_set.senders |= senders
+            return await self._take(manifest, full_set, deltas)
         except CorruptWeightsError:
             self._full_set = None  # the next fetch brings a whole set
             raise
-
-    async def _fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
-        full_set = self._base_of(manifest) if deltas else _new_full_set(manifest)
-        arriving = deltas or [full_set.whole]
-        self._cache.announce(arriving)
-        senders = None
-        try:
-            if not deltas:
-                await self._read_archive(manifest, full_set.whole)
-            senders = await self._receive(arriving, manifest)
         finally:
-            if senders is None:
+            if not is_here:
                 self._cache.discard()
-        if senders is None:
-            return None
-        full_set.senders |= senders
-        return await self._take(manifest, full_set, deltas)
 
     async def _take(
         self,
@@ -163,13 +164,17 @@ class WeightFetcher:
             self._gauges.add_weight_bytes("archive", num_bytes)
 
     async def _receive(
-        self, transfers: Sequence[Transfer], manifest: policy_pb2.PolicyManifest
-    ) -> set[str] | None:
+        self,
+        transfers: Sequence[Transfer],
+        manifest: policy_pb2.PolicyManifest,
+        senders: set[str],
+    ) -> bool:
         """Complete transfers from the peers, and from the learner what the peers do not send.
 
-        Returns: the addresses of the peers that sent bytes; None if the version is retired.
+        senders: gets the addresses of the peers that sent bytes.
+
+        Returns: False if the version is retired.
         """
-        senders = set()
         addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
         total_bytes = sum(transfer.total_bytes for transfer in transfers)
         deadline_s = self._peers.deadline_s(total_bytes) if self._peers else 0.0
@@ -182,9 +187,9 @@ class WeightFetcher:
                     senders.add(address)
             num_before = transfer.num_arrived
             if not transfer.is_complete and not await self._learner.fetch(transfer):
-                return None
+                return False
             self._gauges.add_weight_bytes("learner", transfer.num_arrived - num_before)
-        return senders
+        return True
 
 
 def _key(
@@ -195,11 +200,6 @@ def _key(
         policy_version=delta.policy_version if delta else manifest.policy_version,
         base_policy_version=delta.base_policy_version if delta else None,
     )
-
-
-def _new_full_set(manifest: policy_pb2.PolicyManifest) -> _FullSet:
-    whole = Transfer(_key(manifest), manifest.total_bytes)
-    return _FullSet(policy=HeldPolicy.from_manifest(manifest), whole=whole)
 
 
 def _patched(

@@ -120,11 +120,11 @@ def test_versions_that_differ_little_share_one_full_set_in_memory(store):
     ]
 
 
-def test_deltas_take_at_most_a_fifth_of_a_full_set(store):
+def test_deltas_take_at_most_0_15_of_a_full_set(store):
     publish_sparse(store, *range(60))
     delta_bytes = store.get_delta(INCARNATION, 59, 58).size_bytes
     full_bytes = store.get(INCARNATION, 59).full_set.size_bytes
-    most = (full_bytes // 5) // delta_bytes
+    most = full_bytes * 15 // 100 // delta_bytes
     assert len(chain(store, 59 - most)) == most
     assert chain(store, 59 - most - 1) == []
 
@@ -136,7 +136,7 @@ def test_a_version_without_deltas_onward_cannot_be_fetched_once_it_is_patched(st
     assert store.get(INCARNATION, 58).policy_version == 58
 
 
-def test_a_delta_of_more_than_a_fifth_of_a_full_set_is_kept_until_the_next(store):
+def test_a_delta_of_more_than_0_15_of_a_full_set_is_kept_until_the_next(store):
     weight = torch.zeros(1000)
     for version in range(3):
         weight[:400] += 1.0
