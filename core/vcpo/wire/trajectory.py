@@ -188,10 +188,12 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
     message.prompt_token_ids = pack_token_ids(trajectory.prompt_token_ids)
     message.response_token_ids = pack_token_ids(trajectory.response_token_ids)
     message.rollout_logprobs = pack_logprobs(trajectory.rollout_logprobs)
-    message.version_spans.extend(_span_messages(trajectory.version_spans))
+    for span in trajectory.version_spans:
+        message.version_spans.add(policy_version=span.policy_version, num_tokens=span.num_tokens)
     message.reward = trajectory.reward
     message.finish_reason = _TO_WIRE[trajectory.finish_reason]
-    message.inserted_spans.extend(_inserted_messages(trajectory.inserted_spans))
+    for inserted in trajectory.inserted_spans:
+        message.inserted_spans.add(start=inserted.start, num_tokens=inserted.num_tokens)
     if (routes := trajectory.expert_routes) is not None:
         message.expert_routes.experts = routes.experts
         message.expert_routes.num_layers = routes.num_layers
