@@ -173,12 +173,12 @@ class _Learner:
             self.dispatcher.advance_version()
 
 
-def _serve(connection: Connection, workers: int, core: int, run_dir: Path) -> None:
+def _serve(connection: Connection, spec: VCPORunSpec, core: int, run_dir: Path) -> None:
     """Be the learner's process: send the port, and serve until it is terminated."""
-    _take(core)
+    take_core(core)
 
     async def serve() -> None:
-        learner = _Learner(make_spec(workers), run_dir)
+        learner = _Learner(spec, run_dir)
         connection.send(await learner.server.start("127.0.0.1:0", ()))
         await learner.train()
 
@@ -186,12 +186,12 @@ def _serve(connection: Connection, workers: int, core: int, run_dir: Path) -> No
 
 
 @contextmanager
-def learner_process(workers: int, core: int) -> Iterator[tuple[int, int]]:
-    """Run a learner for so many workers on a core; yield its process id and its port."""
+def learner_process(spec: VCPORunSpec, core: int) -> Iterator[tuple[int, int]]:
+    """Run the learner of a run on a core; yield its process id and its port."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as run_dir:
-        arguments = (theirs, workers, core, Path(run_dir))
+        arguments = (theirs, spec, core, Path(run_dir))
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         try:
@@ -287,9 +287,11 @@ class Soaked:
 async def soak(workers: int, duration_s: float, *, most_workers: int, core: int) -> Soaked:
     """Let so many workers run for a while with a new learner, which has a core."""
     responses = make_responses(_GROUP, _TOKENS)
-    with learner_process(most_workers, core) as (pid, port):
+    with learner_process(make_spec(most_workers), core) as (pid, port):
         async with contextlib.AsyncExitStack() as stack:
-            channels = [await stack.enter_async_context(_channel(port)) for _ in range(workers + 1)]
+            channels = [
+                await stack.enter_async_context(own_channel(port)) for _ in range(workers + 1)
+            ]
             streams = [
                 Stream(
                     LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
@@ -339,7 +341,7 @@ async def _poll(control: control_pb2_grpc.ControlServiceStub, begun_s: float) ->
         await asyncio.sleep(_POLL_S)
 
 
-def _channel(port: int) -> grpc.aio.Channel:
+def own_channel(port: int) -> grpc.aio.Channel:
     """Return a channel with a connection of its own, as a worker's process has."""
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
@@ -350,7 +352,7 @@ def _rss_mb(pid: int) -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def _take(core: int) -> None:
+def take_core(core: int) -> None:
     """Put this process on a core, and let it open as many files as it may."""
     os.sched_setaffinity(0, {core})
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -360,7 +362,7 @@ def _take(core: int) -> None:
 def compare(workers: int, minutes: float) -> dict[str, float]:
     """Soak a learner with ten workers and one with all of them; return the report."""
     cores, duration_s = sorted(os.sched_getaffinity(0)), 60.0 * minutes
-    _take(cores[-1])
+    take_core(cores[-1])
     few = asyncio.run(
         soak(
             _BASELINE_WORKERS,

@@ -15,7 +15,7 @@ GROUP_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """How long decoding and training take."""
+    """How long decoding, training and publishing take."""
 
     lengths: Lengths
     """Lengths of responses, in tokens."""
@@ -24,6 +24,8 @@ class Hardware:
     learner_step_s: float
     worker_groups: int
     """Groups that a worker generates at a time."""
+    publication_s: float = 0.0
+    """Seconds beside the next step until workers hear of a version."""
 
     def faster(self, factor: float) -> Hardware:
         """Return hardware that takes `factor` times less for everything."""
@@ -31,6 +33,7 @@ class Hardware:
             self,
             decoding_step_s=self.decoding_step_s / factor,
             learner_step_s=self.learner_step_s / factor,
+            publication_s=self.publication_s / factor,
         )
 
     def longest_s(self, responses: int) -> float:

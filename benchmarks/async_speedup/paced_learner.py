@@ -1,8 +1,9 @@
-"""`python -m vcpo_learner`, but the gradient of each batch takes at least a given time.
+"""`python -m vcpo_learner`, but each gradient and each publication take at least a given time.
 
-The time stands for the forward and backward passes of a large model; those of the tiny model are
-part of it. It passes in the thread that computes, so the learner goes on to serve its workers. A
-step whose update is skipped, because all of its rewards are equal, takes its time as well.
+The times stand for the forward and backward passes of a large model, and for the checksums and the
+delta of its weights; those of the tiny model are part of them. They pass in the threads that
+compute and publish, so the learner goes on to serve its workers. A step whose update is skipped,
+because all of its rewards are equal, takes its time as well.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Final, ParamSpec, TypeVar
 
 from vcpo_learner.__main__ import main
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.weights.store import PolicyStore
 
 STEP_SECONDS_VARIABLE: Final = "VCPO_BENCHMARK_LEARNER_STEP_SECONDS"
+PUBLICATION_SECONDS_VARIABLE: Final = "VCPO_BENCHMARK_PUBLICATION_SECONDS"
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -42,5 +45,7 @@ def lasting(
 
 if __name__ == "__main__":
     step_s = float(os.environ[STEP_SECONDS_VARIABLE])
+    publication_s = float(os.environ[PUBLICATION_SECONDS_VARIABLE])
     PolicyUpdate.begin = lasting(step_s, PolicyUpdate.begin)  # type: ignore[method-assign]
+    PolicyStore.prepare = lasting(publication_s, PolicyStore.prepare)  # type: ignore[method-assign]
     raise SystemExit(main())

@@ -15,7 +15,10 @@ from rich.console import Console
 
 from benchmarks.async_speedup.accuracies import accuracy_by_step
 from benchmarks.async_speedup.hardware import GROUP_SIZE, GROUPS, Hardware
-from benchmarks.async_speedup.paced_learner import STEP_SECONDS_VARIABLE
+from benchmarks.async_speedup.paced_learner import (
+    PUBLICATION_SECONDS_VARIABLE,
+    STEP_SECONDS_VARIABLE,
+)
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending
@@ -58,10 +61,23 @@ class TrialFailedError(RuntimeError):
 
 
 def run_trial(setting: Setting, hardware: Hardware, folder: Path, *, prompts: int) -> Trial:
-    """Train in a new run directory, and then judge the checkpoints.
+    """Train as `train` does, and then judge the checkpoints.
+
+    prompts: held-out prompts for each accuracy.
+    """
+    run, metrics = train(setting, hardware, folder)
+    task = make_environment(_TASK, _PARAMETERS, setting.seed)
+    return Trial(
+        setting=setting,
+        metrics=metrics,
+        accuracies=accuracy_by_step(run, RunDir(folder), task, prompts),
+    )
+
+
+def train(setting: Setting, hardware: Hardware, folder: Path) -> tuple[VCPORun, Metrics]:
+    """Train in a new run directory; return the run and its journal.
 
     It changes the environment variables of this process, which those of the run inherit.
-    prompts: held-out prompts for each accuracy.
 
     Raises: TrialFailedError with the host's message, or if the folder holds a run.
     """
@@ -73,18 +89,14 @@ def run_trial(setting: Setting, hardware: Hardware, folder: Path, *, prompts: in
     os.environ |= {
         "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),  # for this package
         STEP_SECONDS_VARIABLE: str(hardware.learner_step_s),
+        PUBLICATION_SECONDS_VARIABLE: str(hardware.publication_s),
     }
     options = HostOptions(resume=False, metrics_port=0, learner_module=_LEARNER)
     with PlainView(Console(), interval_s=_LINES_EVERY_S) as view:
         outcome = asyncio.run(Host(run, run_dir, view, options).run())
     if outcome.ending not in (Ending.COMPLETE, Ending.COLLAPSED):
         raise TrialFailedError(f"{folder}: {outcome.ending.name.lower()}. {outcome.message}")
-    task = make_environment(_TASK, _PARAMETERS, setting.seed)
-    return Trial(
-        setting=setting,
-        metrics=read_metrics(folder),
-        accuracies=accuracy_by_step(run, run_dir, task, prompts),
-    )
+    return run, read_metrics(folder)
 
 
 def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> VCPORun:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.async_speedup.hardware import REFERENCE
-from benchmarks.async_speedup.paced_learner import STEP_SECONDS_VARIABLE
+from benchmarks.async_speedup.paced_learner import (
+    PUBLICATION_SECONDS_VARIABLE,
+    STEP_SECONDS_VARIABLE,
+)
 from benchmarks.async_speedup.trial import Setting, run_trial
 
 PAUSE_S = 0.5
@@ -18,7 +21,11 @@ PAUSE_S = 0.5
 def test_a_paced_run_begins_with_all_workers_and_leaves_checkpoints_that_are_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PYTHONPATH", STEP_SECONDS_VARIABLE):  # for the end: the trial sets both
+    for name in (
+        "PYTHONPATH",
+        STEP_SECONDS_VARIABLE,
+        PUBLICATION_SECONDS_VARIABLE,
+    ):  # for the end: the trial sets both
         monkeypatch.setenv(name, os.environ.get(name, ""))
     setting = Setting(lag=2, workers=2, steps=4, seed=1)
     hardware = replace(REFERENCE.faster(1000.0), learner_step_s=PAUSE_S)

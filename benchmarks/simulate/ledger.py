@@ -1,0 +1,97 @@
+"""Which groups are granted, dropped and trained on: the product's rules, on simulated groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vcpo.control.admission import admissible_trajectories
+from vcpo_learner.ledger.groups import Group, GroupBuffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedResponse:
+    """What the rules read of a trajectory."""
+
+    spans: tuple[tuple[int, int], ...]
+    """Pairs of policy version and tokens that it sampled, oldest first, not empty."""
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """Version of the first token."""
+        return self.spans[0][0]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of the response."""
+        return sum(size for _, size in self.spans)
+
+
+class Ledger:
+    """Counts of trajectories, and the groups that wait for a step."""
+
+    def __init__(self, *, prompts_per_step: int, group_size: int, max_lag_steps: int) -> None:
+        self.num_dropped = 0
+        """Trajectories that were too old."""
+        self._batch = prompts_per_step * group_size
+        self._group_size = group_size
+        self._max_lag_steps = max_lag_steps
+        self._buffer = GroupBuffer(prompts_per_step=prompts_per_step)
+        self._in_flight = 0
+        self._consumed = 0
+        self._num_granted = 0
+
+    def is_admissible(self, held_version: int) -> bool:
+        """Return whether a worker that holds a version may be granted a group."""
+        return self._admissible(held_version) >= self._group_size
+
+    def grant(self, *, held_version: int, free_places: int) -> list[int]:
+        """Grant a worker the groups that it has places for; return the numbers of the grants."""
+        most = min(self._admissible(held_version), free_places)
+        first = self._num_granted
+        self._num_granted += most // self._group_size
+        granted = list(range(first, self._num_granted))
+        self._in_flight += len(granted) * self._group_size
+        return granted
+
+    def accept(self, grant_number: int, responses: tuple[GeneratedResponse, ...]) -> bool:
+        """Buffer a group; return whether one is dropped, so that more may be granted."""
+        members: Any = responses  # nothing else of a trajectory is read
+        group = Group(
+            grant_number=grant_number,
+            group_number=grant_number,
+            lease_id=str(grant_number),
+            prompt_index=grant_number,
+            attempt=1,
+            trajectories=members,
+        )
+        self._in_flight -= len(responses)
+        self._buffer.add([group])
+        return self._drop_late()
+
+    def take_batch(self) -> list[Group] | None:
+        """Take the groups of the next step; return None if there are too few."""
+        self._drop_late()
+        batch = self._buffer.take_batch()
+        if batch is not None:
+            self._consumed += self._batch
+            self._drop_late()
+        return batch
+
+    def _admissible(self, held_version: int) -> int:
+        return admissible_trajectories(
+            admission_lag_steps=self._max_lag_steps,
+            held_policy_version=held_version,
+            batch_trajectories=self._batch,
+            accepted=self._buffer.num_trajectories + self._consumed,
+            in_flight=self._in_flight,
+        )
+
+    def _drop_late(self) -> bool:
+        """Drop the groups that no step can take in time, as the learner does at every turn."""
+        next_version = self._consumed // self._batch
+        late = self._buffer.late(policy_version=next_version, max_lag_steps=self._max_lag_steps)
+        if late:
+            self._buffer.remove([group.lease_id for group in late])
+            self.num_dropped += sum(len(group.trajectories) for group in late)
+        return bool(late)
