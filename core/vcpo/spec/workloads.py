@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import InitErrorDetails
 
 from vcpo.spec.cluster import (
     DrainSeconds,
@@ -189,7 +188,7 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
 """vLLM's arguments that other fields or the worker set, and the cure for one that is given."""
 
 
-ENGINE_VLLM_FIELDS: Final = (
+_FIELDS_OF_VLLM: Final = (
     "kv_cache_gibibytes",
     "tensor_parallel_size",
     "max_model_len",
@@ -254,21 +253,16 @@ class RolloutGroup(Section):
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
-        refuse([*conflicts, *self._engine_conflicts()])
-        return self
-
-    def _engine_conflicts(self) -> Iterator[InitErrorDetails]:
-        if self.engine is not EngineName.VLLM:
-            for name in ENGINE_VLLM_FIELDS:
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
-                    message = (
-                        f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
-                    )
-                    yield conflict(to_camel(name), value=value, message=message)
+        message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
+        for name in _FIELDS_OF_VLLM if self.engine is not EngineName.VLLM else ():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                conflicts.append(conflict(to_camel(name), value=value, message=message))
         for name, value in self.engine_arguments.items():
             if (cure := _OWNED_ARGUMENTS.get(name)) is not None:
-                yield conflict("engineArguments", name, value=value, message=cure)
+                conflicts.append(conflict("engineArguments", name, value=value, message=cure))
+        refuse(conflicts)
+        return self
 
 
 class Lease(Section):

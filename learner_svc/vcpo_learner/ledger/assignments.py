@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import xxhash
 
-from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.ledger.leases import OpenLease
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from vcpo.control.quota import Trust
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
-from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission

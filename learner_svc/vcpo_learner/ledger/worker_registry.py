@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from vcpo.control.quota import Trust
+from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.spec import VCPORunSpec
-from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.clock import Clock
 
 WORKER_LOST_AFTER_S = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vcpo import tracing
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
@@ -18,7 +19,6 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
-from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome

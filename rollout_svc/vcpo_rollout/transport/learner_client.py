@@ -10,6 +10,7 @@ from typing import Self
 import grpc
 
 from vcpo import tracing
+from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
@@ -20,7 +21,6 @@ from vcpo.wire.trajectory import (
     trajectory_to_message,
 )
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 from vcpo_rollout.transport.stream import receive_rest
 from vcpo_rollout.transport.transfer_buffer import Transfer

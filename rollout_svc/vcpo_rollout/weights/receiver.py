@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from vcpo import tracing
+from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.wire.weights import CorruptWeightsError, Payload
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import Engine, PolicyWeights

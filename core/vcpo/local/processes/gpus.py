@@ -136,7 +136,8 @@ def plan_gpus(
             workers=(GpuShare(gpu=own[0], memory_ratio=ratio),),
             max_workers=max_workers,
         )
-    shares = _bundles(others, gpus_per_worker)
+    starts = range(0, len(others) - gpus_per_worker + 1, gpus_per_worker)
+    shares = [",".join(others[start : start + gpus_per_worker]) for start in starts]
     most_on_one = -(-max_workers // len(shares))
     return GpuPlan(
         learner=GpuShare(gpu=",".join(own), memory_ratio=None),
@@ -145,12 +146,6 @@ def plan_gpus(
         ),
         max_workers=max_workers,
     )
-
-
-def _bundles(identifiers: Sequence[str], size: int) -> list[str]:
-    """Return GPUs for as many workers as possible, `size` for each, with commas between."""
-    starts = range(0, len(identifiers) - size + 1, size)
-    return [",".join(identifiers[start : start + size]) for start in starts]
 
 
 def _check_ranks(num_ranks: int, *, num_gpus: int) -> None:

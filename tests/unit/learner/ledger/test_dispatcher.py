@@ -15,9 +15,9 @@ from tests.fixtures.learner.dispatcher import (
     settle,
     work_request,
 )
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
-from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_learner.ledger import dispatcher as dispatcher_module
 from vcpo_learner.ledger.dispatcher import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S

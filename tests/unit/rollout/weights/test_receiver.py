@@ -19,10 +19,10 @@ from tests.fixtures.rollout.worker import (
     weights_payload,
 )
 from vcpo.metrics import RolloutMetrics
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo.wire.weight_updates import WeightUpdates
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
