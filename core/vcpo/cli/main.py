@@ -43,6 +43,7 @@ from vcpo.spec import (
     continuation_document,
     json_schema,
     load_run,
+    rollout_warnings,
 )
 
 app = typer.Typer(
@@ -247,6 +248,8 @@ def _warn(loaded: VCPORun) -> None:
         ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
     for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
         ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
+    for warning in rollout_warnings(loaded.spec.model, loaded.spec.rollouts):
+        ERR.print(f"warning: spec.rollouts: {warning}", soft_wrap=True, markup=False)
     for warning in machine_warnings(loaded):
         ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
 

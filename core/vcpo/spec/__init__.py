@@ -1,6 +1,6 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
-from vcpo.spec.advice import algorithm_warnings, batch_warnings
+from vcpo.spec.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.spec.continuation import continuation_changes, continuation_document
 from vcpo.spec.errors import FieldProblem, SpecError
 from vcpo.spec.files import load_document, load_run, parse_document, parse_run, run_to_yaml
@@ -22,5 +22,6 @@ __all__ = [
     "load_run",
     "parse_document",
     "parse_run",
+    "rollout_warnings",
     "run_to_yaml",
 ]

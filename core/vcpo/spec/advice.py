@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vcpo.algo import (
     Baseline,
@@ -14,6 +14,7 @@ from vcpo.algo import (
     Weight,
 )
 from vcpo.spec.algorithm import Algorithm, Batch
+from vcpo.spec.workloads import EngineName, Model, Precision, RolloutGroup
 
 
 def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
@@ -41,6 +42,17 @@ def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
             f"overProvisionRatio {batch.over_provision_ratio:g} wastes what it interrupts: one"
             " step later the partial responses are older than `maxPolicyLagSteps` 0 allows; use 1"
         )
+
+
+def rollout_warnings(model: Model, groups: Sequence[RolloutGroup]) -> Iterator[str]:
+    """Yield sentences about rollout groups, as `algorithm_warnings` does about an algorithm."""
+    for group in groups if model.lora is not None else ():
+        if group.engine is EngineName.VLLM and group.precision is Precision.FLOAT32:
+            yield (
+                f"{group.name}: precision 'float32' makes a worker with a GPU merge the adapters of"
+                " every version into a copy of the model; with 'bfloat16' vLLM serves them beside"
+                " the one that it has"
+            )
 
 
 def _about_rule(config: LossConfig) -> Iterator[str]:

@@ -25,7 +25,7 @@ from vcpo.metrics.label_values import Stage
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
-from vcpo.spec import algorithm_warnings, batch_warnings
+from vcpo.spec import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.ledger.contents import RecordedStep
@@ -96,6 +96,8 @@ class TrainingLoop:
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
             self.event("Warning", f"batch: {warning}")
+        for warning in rollout_warnings(self._spec.model, self._spec.rollouts):
+            self.event("Warning", f"rollouts: {warning}")
         self._publication.known_checksums = self._recovery.checksums
         await self._publication.begin()
         try:

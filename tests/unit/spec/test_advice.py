@@ -1,8 +1,9 @@
 import pytest
 
 from vcpo.algo import LOSS_CONFIGS, Method
-from vcpo.spec.advice import algorithm_warnings, batch_warnings
+from vcpo.spec.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.spec.algorithm import Algorithm, Batch
+from vcpo.spec.workloads import Model, RolloutGroup
 
 
 def warnings(**fields):
@@ -91,3 +92,22 @@ def test_a_micro_batch_above_the_batch_is_said_to_change_nothing():
 def test_a_micro_batch_up_to_the_batch_or_not_given_needs_no_warning(size):
     batch = Batch.model_validate({"promptsPerStep": 4, "trajectoriesPerPrompt": 4, **size})
     assert list(batch_warnings(batch, Algorithm())) == []
+
+
+@pytest.mark.parametrize(
+    ("lora", "engine", "precision", "count"),
+    [
+        ({}, "vllm", "float32", 1),
+        ({}, "vllm", "bfloat16", 0),
+        ({}, "hf", "float32", 0),
+        (None, "vllm", "float32", 0),
+    ],
+)
+def test_a_precision_in_which_vllm_serves_no_adapters_on_a_gpu_is_warned_about(
+    lora, engine, precision, count
+):
+    model = Model.model_validate({"name": "m", "lora": lora})
+    group = RolloutGroup.model_validate({"name": "main", "engine": engine, "precision": precision})
+    found = list(rollout_warnings(model, [group]))
+    assert len(found) == count
+    assert all(line.startswith("main: precision 'float32'") for line in found)
