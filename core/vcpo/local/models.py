@@ -146,21 +146,16 @@ def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[Fie
         algorithm.loss_config.baseline in NORM_BASELINES
         and algorithm.gradient_norms is GradientNormEstimator.EXACT
     )
-    obstacle = _obstacle_to_norms(config.get("text_config") or config)
+    # Of what is known to hide a gradient; the learner looks at every model.
+    family = str((config.get("text_config") or config).get("model_type"))
+    obstacle = _OBSTACLES_TO_NORMS.get(family)
     if wants_exact and obstacle is not None and not (lora and lora.target_modules):
         message = (
-            f"cannot be measured in {obstacle}; use 'logitEnergy', or a method without norms such"
-            " as 'grpo'"
+            f"cannot be measured in {obstacle} of this family ({family}); use 'logitEnergy', or a"
+            " method without norms such as 'grpo'"
         )
         value = repr(str(algorithm.gradient_norms))
         yield FieldProblem(path="spec.algorithm.gradientNorms", value=value, message=message)
-
-
-def _obstacle_to_norms(config: Mapping[str, Any]) -> str | None:
-    """Return what in a model is known to hide a gradient; the learner looks at every model."""
-    family = str(config.get("model_type"))
-    obstacle = _OBSTACLES_TO_NORMS.get(family)
-    return None if obstacle is None else f"{obstacle} of this family ({family})"
 
 
 def _hub_cache() -> Path:

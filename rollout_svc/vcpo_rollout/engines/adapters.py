@@ -55,27 +55,20 @@ def plan_adapters(
     rounding: the quantization that the worker does itself.
     device: vLLM's device; None for an engine that takes full sets of weights only.
     """
-    obstacle = _obstacle(lora, group, rounding, device)
-    if obstacle is not None:
+    largest, obstacle = SERVED_RANKS[-1], ""
+    if device is None:
+        obstacle = f"engine '{group.engine}' takes full sets of weights"
+    elif rounding is not Quantization.NONE:
+        obstacle = f"the worker rounds weights and adapters together to {rounding}"
+    elif group.noise is not None:
+        obstacle = "noise changes the weights of every version"
+    elif lora.rank > largest:
+        obstacle = f"vLLM serves ranks up to {largest}, and this one is {lora.rank}"
+    elif device.platform != "cpu" and group.precision is not Precision.BFLOAT16:
+        obstacle = f"a GPU serves adapters in bfloat16 only, and the precision is {group.precision}"
+    if obstacle:
         return AdapterPlan(use=AdapterUse.MERGED, reason=obstacle)
     return AdapterPlan(use=AdapterUse.SERVED, reason="vLLM applies them beside its base model")
-
-
-def _obstacle(
-    lora: Lora, group: RolloutGroup, rounding: Quantization, device: Device | None
-) -> str | None:
-    """Return why vLLM cannot apply adapters itself; None if it can."""
-    if device is None:
-        return f"engine '{group.engine}' takes full sets of weights"
-    if rounding is not Quantization.NONE:
-        return f"the worker rounds weights and adapters together to {rounding}"
-    if group.noise is not None:
-        return "noise changes the weights of every version"
-    if lora.rank > SERVED_RANKS[-1]:
-        return f"vLLM serves ranks up to {SERVED_RANKS[-1]}, and this one is {lora.rank}"
-    if device.platform != "cpu" and group.precision is not Precision.BFLOAT16:
-        return f"a GPU serves adapters in bfloat16 only, and the precision is {group.precision}"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,7 +28,11 @@ class RouteRecorder:
         routers = [
             (int(found[1]), module)
             for name, module in model.named_modules()
-            if _is_router(module) and (found := _LAYER.search(f"{name}."))
+            # A router has a matrix of its own, and the number of experts of a token.
+            if hasattr(module, "top_k")
+            and isinstance(own := getattr(module, "weight", None), nn.Parameter)
+            and own.ndim == 2
+            and (found := _LAYER.search(f"{name}."))
         ]
         if not routers:
             raise ValueError(
@@ -74,9 +78,3 @@ def packed_routes(tokens: Sequence[Tensor]) -> ExpertRoutes | None:
         num_choices=routes.shape[2],
         is_wide=is_wide,
     )
-
-
-def _is_router(module: nn.Module) -> bool:
-    """Whether a module has a matrix of its own, and the number of experts of a token."""
-    own = dict(module.named_parameters(recurse=False))
-    return "weight" in own and own["weight"].ndim == 2 and hasattr(module, "top_k")

@@ -114,7 +114,7 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
             " Triton, which a CPU does not have; use spec.rollouts[].engine: hf, or false"
         )
     on_cpu = current_platform.is_cpu()
-    _check_names(settings.arguments)
+    check_arguments(settings.arguments)
     variables = _ENVIRONMENT | {ROLLOUT_WORKER_VARIABLE: str(os.getpid())}
     if settings.returns_routes:
         variables |= _ROUTES_ENVIRONMENT
@@ -127,7 +127,7 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
         raise ValueError(f"spec.rollouts[].engine: vLLM did not start{given}: {error}") from error
 
 
-def _check_names(arguments: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Check that vLLM knows the arguments.
 
     Raises:
