@@ -2,6 +2,7 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import ManualClock
 from vcpo.control.quota import Trust
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo_learner.ledger.worker_registry import (
     WORKER_LOST_AFTER_S,
     RegisteredWorker,
@@ -156,7 +157,7 @@ def test_a_lost_or_deregistered_worker_serves_nobody(registry, clock):
 
 def test_counts_of_workers_that_are_gone_stay_in_the_total():
     counts = WorkerCounters(max_workers=2)
-    for worker_id, count in (("a", 2), ("a", 5), ("b", 1), ("c", 3)):
-        counts.set(worker_id, count)
-    assert counts.total == 9
+    for worker_id, in_flight, merged in (("a", 2, 1), ("a", 5, 1), ("b", 1, 0), ("c", 3, 4)):
+        counts.set(worker_id, WeightUpdates(in_flight=in_flight, merged=merged))
+    assert counts.total == WeightUpdates(in_flight=9, merged=5)
     assert len(counts._counts) == 2

@@ -44,6 +44,7 @@ SECTIONS = {"spec.model", "spec.environment", "spec"}
 """Fields described by the type that they have."""
 BOOLEANS = {
     "spec.suspend",
+    "spec.algorithm.routerReplay",
     "spec.checkpoint.keepBest",
     "spec.health.enabled",
     "spec.pods.disruptionBudgets",

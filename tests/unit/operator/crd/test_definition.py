@@ -84,11 +84,12 @@ def test_groups_are_a_map_by_name():
     assert SPEC["rollouts"]["x-kubernetes-list-map-keys"] == ["name"]
 
 
-def test_only_templates_parameters_and_our_own_state_are_open():
+def test_only_templates_parameters_arguments_and_our_own_state_are_open():
     schema = VERSION["schema"]["openAPIV3Schema"]
     assert sorted(open_paths(schema)) == [
         "spec.environment.parameters",
         "spec.learner.template",
+        "spec.rollouts.engineArguments",
         "spec.rollouts.template",
         "status.control",
     ]
