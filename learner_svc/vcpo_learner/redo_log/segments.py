@@ -72,9 +72,9 @@ class Segments:
 
     def remove_before(self, segment: int | None) -> None:
         """Remove the segments before one; None removes all but the one that is written."""
-        first = segment if segment is not None else self._number if self._file is not None else None
         for number in self._numbers():
-            if first is None or number < first:
+            is_written = self._file is not None and number == self._number
+            if not is_written and (segment is None or number < segment):
                 self._path(number).unlink(missing_ok=True)
 
     def sync(self) -> None:
