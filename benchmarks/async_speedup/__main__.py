@@ -45,6 +45,7 @@ from typing import Any
 from benchmarks.async_speedup.comparison import Row, row, summary
 from benchmarks.async_speedup.hardware import REFERENCE
 from benchmarks.async_speedup.trial import Setting, TrialFailedError, run_trial
+from benchmarks.harness.arguments import positive
 
 
 def main() -> int:
@@ -95,20 +96,14 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__.splitlines()[0] if __doc__ else None,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--workers", type=_positive, nargs="+", default=[2, 6])
-    parser.add_argument("--lags", type=_positive, nargs="+", default=[1, 2, 8], help="besides 0")
-    parser.add_argument("--steps", type=_positive, default=96, help="of every run")
-    parser.add_argument("--speed", type=_positive, default=40, help="divides all times of hardware")
+    parser.add_argument("--workers", type=positive, nargs="+", default=[2, 6])
+    parser.add_argument("--lags", type=positive, nargs="+", default=[1, 2, 8], help="besides 0")
+    parser.add_argument("--steps", type=positive, default=96, help="of every run")
+    parser.add_argument("--speed", type=positive, default=40, help="divides all times of hardware")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--prompts", type=_positive, default=1024, help="for each accuracy")
+    parser.add_argument("--prompts", type=positive, default=1024, help="for each accuracy")
     parser.add_argument("--folder", type=Path, help="where run directories stay, new or empty")
     return parser.parse_args()
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
 
 
 if __name__ == "__main__":

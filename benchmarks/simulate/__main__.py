@@ -41,6 +41,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.async_speedup.trial import TrialFailedError
+from benchmarks.harness.arguments import positive
 from benchmarks.simulate import constants, scaling
 from benchmarks.simulate.cluster import MODELS, Workload
 from benchmarks.simulate.figures import figures
@@ -155,24 +156,18 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=("local-run", "scaling"), help="one half")
     parser.add_argument(
-        "--workers", type=_positive, nargs="+", default=[10, 100, 1000, 10_000], help="one learner"
+        "--workers", type=positive, nargs="+", default=[10, 100, 1000, 10_000], help="one learner"
     )
     parser.add_argument(
         "--grown",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[10, 100, 1000],
         help="workers with a learner that grows with them; more take many minutes",
     )
-    parser.add_argument("--speed", type=_positive, default=20, help="divides the real runs' times")
+    parser.add_argument("--speed", type=positive, default=20, help="divides the real runs' times")
     parser.add_argument("--folder", type=Path, help="where the real runs stay, new or empty")
     return parser.parse_args()
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
 
 
 if __name__ == "__main__":
