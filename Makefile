@@ -42,9 +42,10 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 test: setup lint ## lint, types, layers, stub drift, then every test
 	@# The units one file to a process: most of them wait. The others are processes by the dozen, and
 	@# the last of them watch runs that have a machine for themselves.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses logical --dist loadfile
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kube tests/integration --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest tests/e2e tests/observation tests/chaos
+	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kube tests/integration tests/e2e --ignore tests/e2e/test_cluster.py --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/e2e/test_cluster.py tests/observation tests/chaos
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)

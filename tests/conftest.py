@@ -1,7 +1,9 @@
 """Settings of every test."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Tiny tensors on a few cores: threads of the tensor library would only wait for each other.
@@ -11,3 +13,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A loaded machine is slow; how long an example takes says nothing about its correctness.
 settings.register_profile("vcpo", deadline=None)
 settings.load_profile("vcpo")
+
+ROOT = Path(__file__).resolve().parents[1]
+LONG = tuple(
+    str(ROOT / "tests" / folder)
+    for folder in ("unit/rollout/engines/vllm", "unit/learner/ranks", "integration")
+)
+"""Folders of files that start engines, ranks or whole runs, and take up to minutes each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: no process then has one alone at the end."""
+    items.sort(key=lambda item: not str(item.path).startswith(LONG))

@@ -84,14 +84,16 @@ def observed_runs(root: Path) -> Iterator[Observation]:
     ) as server:
         yield Observation(
             server=server,
-            healthy=_observe(HEALTHY, paths[0]),
-            collapsed=_observe(COLLAPSE, paths[1]),
-            vllm=_observe(VLLM, paths[2]),
+            healthy=_observe(HEALTHY, paths[0], afterwards_s=_AFTERWARDS_S),
+            collapsed=_observe(COLLAPSE, paths[1], afterwards_s=_AFTERWARDS_S),
+            vllm=_observe(VLLM, paths[2], afterwards_s=0.0),  # nobody asks for its alerts
         )
 
 
-def _observe(spec: Path, path: Path) -> ObservedRun:
+def _observe(spec: Path, path: Path, *, afterwards_s: float) -> ObservedRun:
     """Run a spec to its end, and wait until what fires on a finished run would have fired.
+
+    afterwards_s: how long.
 
     Raises:
         subprocess.TimeoutExpired: when it does not come to its end.
@@ -109,7 +111,7 @@ def _observe(spec: Path, path: Path) -> ObservedRun:
         output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         _end(process)
-    time.sleep(_AFTERWARDS_S)
+    time.sleep(afterwards_s)
     return ObservedRun(
         name=load_run(spec).metadata.name,
         path=path,

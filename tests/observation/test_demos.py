@@ -1,0 +1,44 @@
+"""Two of the observed runs are demos: what `make` starts, and they end as the README says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.observation.local_runs import HEALTHY, ROOT, VLLM, Observation, ObservedRun
+
+
+def result_of(run: ObservedRun) -> dict[str, Any]:
+    """The summary with which `vcpo run --json` ends."""
+    lines = [line for line in run.output.splitlines() if line.startswith("{")]
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+@pytest.mark.parametrize(("word", "spec"), [("demo", HEALTHY), ("demo-vllm", VLLM)])
+def test_make_starts_what_is_observed(word: str, spec: Path) -> None:
+    printed = subprocess.run(
+        ["make", "--dry-run", word], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1] == f".venv/bin/vcpo run {spec.relative_to(ROOT)} --json"
+
+
+@pytest.mark.parametrize("name", ["healthy", "vllm"])
+def test_a_demo_completes_and_its_model_has_learned(observation: Observation, name: str) -> None:
+    run: ObservedRun = getattr(observation, name)
+    assert run.status == 0, run.output[-3000:]
+    result = result_of(run)
+    assert (result["state"], result["collapse"]) == ("complete", None)
+    assert result["accuracy_after"] > result["accuracy_before"]
+
+
+def test_the_demo_of_adapters_serves_every_version_and_merges_none(
+    observation: Observation,
+) -> None:
+    result = result_of(observation.vllm)
+    assert result["adapter_swaps"] > 0
+    assert result["merged"] == 0
