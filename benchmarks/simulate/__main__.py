@@ -8,7 +8,7 @@ what the numbers mean.
 
     python -m benchmarks.simulate                      everything: two real runs, then the models
     python -m benchmarks.simulate --only local-run     the real runs: about 5 minutes, two cores
-    python -m benchmarks.simulate --only scaling       simulations only
+    python -m benchmarks.simulate --only scaling       simulations only: about 3 minutes of one core
 
 The last line printed is JSON, with what was asked for of:
 
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -56,6 +57,7 @@ _LONG_TAIL_SIGMA: Final = 1.0
 def main() -> int:
     """Do what was asked for, and print JSON."""
     arguments = parse_arguments()
+    logging.basicConfig(format="%(relativeCreated)d ms: %(message)s", level=logging.INFO)
     report: dict[str, Any] = {"benchmark": "simulate"}
     if arguments.only != "scaling":
         with nullcontext(arguments.folder) if arguments.folder else TemporaryDirectory() as folder:

@@ -102,7 +102,6 @@ class Cluster:
                 token_s=constants.SUBMITTED_TOKEN_S.value,
                 version_s=constants.VERSION_S.value,
                 waiting_s=constants.WAITING_S.value,
-                sent_byte_s=constants.SENT_S_PER_GB.value / 1e9,
             ),
             versions=self._versions(),
         )
@@ -132,6 +131,7 @@ class Cluster:
             delta_bytes=round(gigabytes * 1e9 * constants.DELTA_SHARE.value),
             copied_s=published * copied_s_per_gb,
             announced_s=published * constants.ANNOUNCED_S_PER_GB.value,
+            sent_byte_s=constants.SENT_S_PER_GB.value / 1e9,
             link_bytes_per_s=constants.LINK_BYTES_PER_S.value,
             hop_s=(1 << 20) / constants.LINK_BYTES_PER_S.value,
             applied_s=received * constants.APPLIED_S_PER_GB.value,

@@ -49,7 +49,7 @@ COPIED_S_PER_GB: Final = Constant(
 GATHERED_S_PER_GB: Final = Constant(
     value=1.74,
     unit="the same for a gigabyte that rank 0 gathers from the others",
-    source="python -m benchmarks.publish: step_path_cpu_s_per_gb of two ranks",
+    source="a learner whose rank 0 gathered versions; ranks publish their own rows",
 )
 ANNOUNCED_S_PER_GB: Final = Constant(
     value=0.28,
@@ -78,7 +78,7 @@ LINK_BYTES_PER_S: Final = Constant(
 
 SENT_S_PER_GB: Final = Constant(
     value=1.3,
-    unit="CPU s of the event loop for a gigabyte of weights that the learner sends",
+    unit="CPU s of the process that sends weights, for a gigabyte",
     source="half of what both ends of one stream use",
 )
 

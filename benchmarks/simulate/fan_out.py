@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, Final
 
 from simpy import Environment, Event
@@ -13,7 +13,7 @@ from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 
 _PIECES: Final = 64
-"""Parts in which the learner sends a version, so that its other calls take turns with them."""
+"""Parts in which the learner's process sends a version, so that two workers take turns."""
 _STREAMS: Final = 2
 """Workers that one host sends a version to at a time; they share its link."""
 
@@ -24,15 +24,13 @@ Events = Generator[Event, Any, None]
 class FanOut:
     """The transfers of the newest version."""
 
-    def __init__(
-        self, environment: Environment, system: System, call: Callable[[float], Events]
-    ) -> None:
-        """call: occupies the learner's event loop for some seconds."""
+    def __init__(self, environment: Environment, system: System) -> None:
         self.sent_bytes = 0
         """By the learner, since the start."""
         self._environment = environment
         self._system = system
-        self._call = call
+        self._sender_free_s = 0.0
+        """When the process that sends has sent all pieces so far."""
         self._peers = PeerAssignment(
             WorkerRegistry(lambda: 0.0, max_workers=system.workers)  # nobody is ever lost
         )
@@ -63,8 +61,10 @@ class FanOut:
         self._peers.register(worker.name, worker.name, policy_version)
 
     def _send(self, size_bytes: int) -> Events:
-        """Send from the learner, a piece at a time."""
-        piece_s = size_bytes / _PIECES * self._system.event_loop.sent_byte_s
+        """Send from the learner's machine, a piece at a time; pieces for others take turns."""
+        environment = self._environment
+        piece_s = size_bytes / _PIECES * self._system.versions.sent_byte_s
         if piece_s > 0:
             for _ in range(_PIECES):
-                yield from self._call(piece_s)
+                self._sender_free_s = max(self._sender_free_s, environment.now) + piece_s
+                yield environment.timeout(self._sender_free_s - environment.now)

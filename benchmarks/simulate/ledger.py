@@ -10,21 +10,19 @@ from vcpo_learner.ledger.groups import Group, GroupBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratedResponse:
-    """What the rules read of a trajectory."""
+class GeneratedGroup:
+    """The responses to one prompt, which begin together, and what the rules read of each."""
 
+    size: int
+    """Responses."""
     spans: tuple[tuple[int, int], ...]
-    """Pairs of policy version and tokens that it sampled, oldest first, not empty."""
+    """Pairs of policy version and tokens that it sampled for all of them, oldest first, not
+    empty."""
 
     @property
     def oldest_policy_version(self) -> int:
-        """Version of the first token."""
+        """Version of the first token of every response."""
         return self.spans[0][0]
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens of the response."""
-        return sum(size for _, size in self.spans)
 
 
 class Ledger:
@@ -54,9 +52,15 @@ class Ledger:
         self._in_flight += len(granted) * self._group_size
         return granted
 
-    def accept(self, grant_number: int, responses: tuple[GeneratedResponse, ...]) -> bool:
+    @property
+    def has_batch(self) -> bool:
+        """Whether there are enough groups for a step."""
+        return self._buffer.num_trajectories >= self._batch
+
+    def accept(self, grant_number: int, generated: GeneratedGroup) -> bool:
         """Buffer a group; return whether one is dropped, so that more may be granted."""
-        members: Any = responses  # nothing else of a trajectory is read
+        # The rules count trajectories and ask each for its oldest version.
+        members: Any = (generated,) * generated.size
         group = Group(
             grant_number=grant_number,
             group_number=grant_number,
@@ -65,18 +69,20 @@ class Ledger:
             attempt=1,
             trajectories=members,
         )
-        self._in_flight -= len(responses)
+        self._in_flight -= generated.size
         self._buffer.add([group])
         return self._drop_late()
 
-    def take_batch(self) -> list[Group] | None:
+    def take_batch(self) -> list[GeneratedGroup] | None:
         """Take the groups of the next step; return None if there are too few."""
         self._drop_late()
         batch = self._buffer.take_batch()
-        if batch is not None:
-            self._consumed += self._batch
-            self._drop_late()
-        return batch
+        if batch is None:
+            return None
+        self._consumed += self._batch
+        self._drop_late()
+        generated: list[Any] = [group.trajectories[0] for group in batch]
+        return generated
 
     def _admissible(self, held_version: int) -> int:
         return admissible_trajectories(

@@ -72,8 +72,8 @@ def workers_of_balance(model: Model, workload: Workload) -> float:
 def bottleneck(system_of: Callable[[int], System], *, start: int) -> Bottleneck | None:
     """Return the first bottleneck above `start` workers; None if there is none to 10,000.
 
-    The number is found to a tenth. The limit is that of a run with twice as many workers, in which
-    it shows.
+    The number is found to a tenth. Where all places generate, the limit is that of a run with twice
+    as many workers, in which it shows.
     """
     per_worker = figures(system_of(start)).tokens_per_s / start
 
@@ -89,7 +89,10 @@ def bottleneck(system_of: Callable[[int], System], *, start: int) -> Bottleneck 
     while too_many - enough > max(1, too_many // 10):
         middle = (enough + too_many) // 2
         enough, too_many = (middle, too_many) if follows(middle) else (enough, middle)
-    return Bottleneck(workers=too_many, limit=figures(system_of(2 * too_many)).limit)
+    limit = figures(system_of(too_many)).limit
+    if limit is Limit.WORKERS:
+        limit = figures(system_of(2 * too_many)).limit
+    return Bottleneck(workers=too_many, limit=limit)
 
 
 def with_faster_learner(system: System) -> System:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from simpy import Environment, Process
 
 from benchmarks.simulate.fan_out import Events, FanOut
-from benchmarks.simulate.ledger import Ledger
+from benchmarks.simulate.ledger import GeneratedGroup, Ledger
 from benchmarks.simulate.system import Generation, System
 from benchmarks.simulate.worker import RunningGroup, Worker
-from vcpo_learner.ledger.groups import Group
 
 _ROWS = 4096
 """Groups whose lengths are drawn at a time."""
@@ -61,14 +60,14 @@ class Simulation:
             group_size=system.group_size,
             max_lag_steps=system.max_lag_steps,
         )
-        self._fan_out = FanOut(self._environment, system, self._call)
+        self._fan_out = FanOut(self._environment, system)
         self._workers = [
             Worker(f"worker-{number}", system.generation) for number in range(system.workers)
         ]
         self._waiting: defaultdict[int, dict[Worker, None]] = defaultdict(dict)
         """Workers with places for a group, by the version that they hold; first come, first."""
-        self._arrival = self._environment.event()
-        """Of the next group at the learner."""
+        self._batch_event = self._environment.event()
+        """There are enough groups for the step that the learner waits for."""
         self._announcement = self._environment.event()
         """Of the next version."""
         self._newest = 0
@@ -95,9 +94,10 @@ class Simulation:
         announcing: Process | None = None
         for version in range(num_steps):
             while (batch := self._ledger.take_batch()) is None:
-                yield self._arrival
+                self._batch_event = self._environment.event()
+                yield self._batch_event
             self._grant_waiting()
-            tokens = sum(group.num_sampled_tokens for group in batch)
+            tokens = sum(size for group in batch for _, size in group.spans)
             step = self._system.step
             host_s = step.host_token_s * tokens
             step_s = step.constant_s + step.token_s * tokens + host_s
@@ -133,23 +133,48 @@ class Simulation:
             worker.swap(version, self._environment.now, versions.pause_s)
             self._lease(worker)
 
-    def _generate(self, worker: Worker, group: RunningGroup) -> Events:
-        """A group, from its grant until the learner has it."""
-        begun_s = self._environment.now
-        while (left_s := group.ends_s - worker.decoding_time_s(self._environment.now)) > 1e-9:
-            yield self._environment.timeout(left_s)
-        responses = worker.responses(group)
-        tokens = sum(group.lengths)
+    def _decode(self, worker: Worker, group: RunningGroup, begun_s: float) -> None:
+        """Decode a group to its end, over pauses, and then submit it.
+
+        There are millions of groups: callbacks take half of the time of a process for each.
+        """
+        left_s = group.ends_s - worker.decoding_time_s(self._environment.now)
+        if left_s > 1e-9:
+            self._after(left_s, partial(self._decode, worker, group, begun_s))
+            return
+        generated = worker.generated(group)
         loop = self._system.event_loop
-        yield from self._call(loop.group_s + loop.token_s * tokens)
-        is_one_dropped = self._ledger.accept(group.grant_number, responses)
-        worker.free_places += len(group.lengths)
-        self._place_s += len(group.lengths) * (self._environment.now - begun_s)
-        arrival, self._arrival = self._arrival, self._environment.event()
-        arrival.succeed()
+        service_s = loop.group_s + loop.token_s * sum(group.lengths)
+        submit = partial(self._submit, worker, group.grant_number, generated, begun_s, service_s)
+        if service_s == 0.0:
+            submit()
+        else:
+            self._after(self._served_after_s(service_s), submit)
+
+    def _submit(
+        self,
+        worker: Worker,
+        grant_number: int,
+        generated: GeneratedGroup,
+        begun_s: float,
+        service_s: float,
+    ) -> None:
+        """Give the learner a group that its event loop has served."""
+        self._loop_s += service_s
+        is_one_dropped = self._ledger.accept(grant_number, generated)
+        worker.free_places += generated.size
+        self._place_s += generated.size * (self._environment.now - begun_s)
+        if self._ledger.has_batch and not self._batch_event.triggered:
+            self._batch_event.succeed()
         self._lease(worker)
         if is_one_dropped:
             self._grant_waiting()
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later."""
+        timeout = self._environment.timeout(delay_s)
+        assert timeout.callbacks is not None  # it has not passed
+        timeout.callbacks.append(lambda _: action())
 
     def _answer_waiting(self) -> Events:
         """The event loop's work for workers that wait, once a second."""
@@ -163,9 +188,13 @@ class Simulation:
         """Occupy the learner's event loop; calls are served in the order in which they come."""
         if service_s == 0.0:
             return
-        self._loop_free_s = max(self._loop_free_s, self._environment.now) + service_s
-        yield self._environment.timeout(self._loop_free_s - self._environment.now)
+        yield self._environment.timeout(self._served_after_s(service_s))
         self._loop_s += service_s
+
+    def _served_after_s(self, service_s: float) -> float:
+        """Queue a call at the event loop; return the seconds until it is served."""
+        self._loop_free_s = max(self._loop_free_s, self._environment.now) + service_s
+        return self._loop_free_s - self._environment.now
 
     def _lease(self, worker: Worker) -> None:
         """Grant a worker what is admissible; it waits for more while it has places for a group."""
@@ -173,7 +202,7 @@ class Simulation:
             held_version=worker.held_version, free_places=worker.free_places
         ):
             group = worker.start(number, next(self._lengths), self._environment.now)
-            self._environment.process(self._generate(worker, group))
+            self._decode(worker, group, self._environment.now)
         if worker.free_places >= self._system.group_size:
             self._waiting[worker.held_version][worker] = None
         else:
@@ -188,9 +217,8 @@ class Simulation:
             if not waiting:
                 del self._waiting[version]
 
-    def _record(self, batch: list[Group], version: int) -> None:
-        members: list[Any] = [member for group in batch for member in group.trajectories]
-        spans = [span for member in members for span in member.spans]
+    def _record(self, batch: list[GeneratedGroup], version: int) -> None:
+        spans = [span for group in batch for span in group.spans]
         tokens = sum(size for _, size in spans)
         self.steps.append(
             SimulatedStep(

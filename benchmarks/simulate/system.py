@@ -45,8 +45,6 @@ class EventLoop:
     """For one worker that hears of a version and asks for work with it."""
     waiting_s: float = 0.0
     """For each second that one worker waits for work."""
-    sent_byte_s: float = 0.0
-    """For each byte of weights that the learner itself sends; 0 if another process sends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +60,8 @@ class Versions:
     """Until the next step may begin."""
     announced_s: float = 0.0
     """From then until workers hear of it, beside the next step."""
+    sent_byte_s: float = 0.0
+    """CPU seconds of the process that sends the learner's bytes, for each; it has one core."""
     link_bytes_per_s: float = float("inf")
     """Of one host, in each direction; both of the workers that it sends to share it."""
     hop_s: float = 0.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from benchmarks.simulate.ledger import GeneratedResponse
+from benchmarks.simulate.ledger import GeneratedGroup
 from benchmarks.simulate.system import Generation
 
 
@@ -54,13 +53,13 @@ class Worker:
             grant_number=grant_number, lengths=lengths, started_s=started_s, ends_s=ends_s
         )
 
-    def responses(self, group: RunningGroup) -> tuple[GeneratedResponse, ...]:
-        """Return the responses of a group that has ended; its places stay taken."""
+    def generated(self, group: RunningGroup) -> GeneratedGroup:
+        """Return what was sampled for a group that has ended; its places stay taken."""
         del self._started_s[group.grant_number]
         begun = self._tokens_begun(group.started_s)
         if not self._generation.swaps_in_flight:
             begun = [(begun[0][0], math.inf)]
-        return tuple(GeneratedResponse(spans=_spans(begun, length)) for length in group.lengths)
+        return GeneratedGroup(size=len(group.lengths), spans=_spans(begun, group.lengths))
 
     def swap(self, policy_version: int, now_s: float, pause_s: float) -> None:
         """Use a version from now on, after a pause."""
@@ -85,17 +84,19 @@ class Worker:
         ]
 
 
-def _spans(begun: Sequence[tuple[int, float]], length: int) -> tuple[tuple[int, int], ...]:
-    """Return pairs of version and tokens of a response.
+def _spans(
+    begun: Sequence[tuple[int, float]], lengths: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return pairs of version and tokens of responses that began together.
 
     begun: versions, each with the tokens that any response has by its end; infinite for the last.
+    lengths: tokens of each response.
     """
-    if begun[0][1] >= length:
-        return ((begun[0][0], length),)
-    ends = [0, *(length if tokens >= length else math.ceil(tokens) for _, tokens in begun)]
-    versions = (version for version, _ in begun)
-    return tuple(
-        (version, end - start)
-        for version, (start, end) in zip(versions, pairwise(ends), strict=True)
-        if end > start
-    )
+    spans, counted = [], 0
+    for version, tokens in begun:
+        ended = math.ceil(tokens) if tokens < math.inf else None
+        total = sum(lengths) if ended is None else sum(min(ended, each) for each in lengths)
+        if total > counted:
+            spans.append((version, total - counted))
+        counted = total
+    return tuple(spans)

@@ -77,18 +77,16 @@ def test_a_group_that_begins_in_a_pause_begins_with_the_new_version():
     worker.swap(1, 1.0, 0.5)
     group = worker.start(0, [10], 1.2)
     assert group.ends_s - worker.decoding_time_s(1.5) == pytest.approx(1.0)
-    (response,) = worker.responses(group)
-    assert response.spans == ((1, 10),)
+    assert worker.generated(group).spans == ((1, 10),)
 
 
-def test_a_response_may_have_tokens_of_many_versions():
+def test_responses_may_have_tokens_of_many_versions():
     worker = Worker("worker", ONE_SECOND)
     group = worker.start(0, [10, 4], 0.0)
     worker.swap(1, 0.2, 0.0)
     worker.swap(2, 0.75, 0.0)
-    long, short = worker.responses(group)
-    assert long.spans == ((0, 2), (1, 6), (2, 2))
-    assert short.spans == ((0, 2), (1, 2))
+    # The long one has 2, 6 and 2 tokens of the versions, the short one 2 and 2.
+    assert worker.generated(group).spans == ((0, 4), (1, 8), (2, 2))
 
 
 def test_where_the_learner_is_slower_every_batch_is_as_old_as_the_limit_allows():
@@ -186,13 +184,9 @@ def fetched(
 ) -> tuple[list[float], int]:
     """When each worker has the newest version if all ask at once, and what the learner sent."""
     environment, arrived = Environment(), []
-    loop = EventLoop(sent_byte_s=sent_byte_s)
-    system = replace(ONE_WORKER, workers=len(held), versions=versions, event_loop=loop)
-
-    def call(service_s):
-        yield environment.timeout(service_s)
-
-    fan_out = FanOut(environment, system, call)
+    versions = replace(versions, sent_byte_s=sent_byte_s)
+    system = replace(ONE_WORKER, workers=len(held), versions=versions)
+    fan_out = FanOut(environment, system)
 
     def fetch(name, version):
         worker = Worker(name, ONE_SECOND)
@@ -227,8 +221,14 @@ def test_the_learner_sends_two_copies_for_each_version_that_workers_come_from():
     assert fetched(held, 3, SMALL)[1] == 2 * 100 + 2 * 200
 
 
-def test_a_learner_without_cpu_time_sends_slower_than_its_link():
+def test_a_sender_without_cpu_time_sends_slower_than_its_link():
     assert fetched({"a": 0}, 1, SMALL, sent_byte_s=0.05)[0] == [pytest.approx(5.0)]
+
+
+def test_two_workers_share_the_core_of_the_sender():
+    # 64 pieces of each, by turns: the last piece of the first is sent before that of the second.
+    arrived, _ = fetched({"a": 0, "b": 0}, 1, SMALL, sent_byte_s=0.05)
+    assert arrived == pytest.approx([10.0 - 5.0 / 64, 10.0])
 
 
 def busy_system(workers: int) -> System:
