@@ -6,14 +6,16 @@
     host bytes  memory that publishing takes, at its highest, with as many deltas as are kept
     apply       a worker patches the full set in its memory, and verifies every tensor
 
-The model is a Llama with random parameters, published in bfloat16; one CPU thread a rank.
+The model is a Llama with random parameters, published in bfloat16; one CPU thread a rank. Of two
+ranks each publishes its own rows, and a worker takes both shards in.
 
     python -m benchmarks.publish
 
-The last line printed is JSON. Seconds are CPU seconds per gigabyte (10^9 bytes) of the published
-file, medians over the deltas; host bytes are per byte of what a rank has of the parameters, in the
-published number format. Each figure is the worse one of both numbers of ranks. `bit_exact` is true
-if the worker's bytes are the learner's rounded parameters.
+The last line printed is JSON. Seconds are CPU seconds of all ranks per gigabyte (10^9 bytes) that
+they publish, medians over the deltas; host bytes are per byte of what a rank has of the parameters,
+in the published number format, and those of the rank that takes most. Each figure is the worse one
+of both numbers of ranks. `bit_exact` is true if the worker's bytes, all shards together, are the
+learner's rounded parameters.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from benchmarks.harness.random_llama import random_llama
 from vcpo.spec.learner import Learner as LearnerSection
 from vcpo.spec.workloads import Precision
 from vcpo.wire.weights import verify
-from vcpo_learner.model.published_parameters import PublishedParameters, gather_policy
+from vcpo_learner.model.published_parameters import PublishedParameters, first_rows
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
@@ -84,32 +86,30 @@ def _status_bytes(name: str) -> int:
 
 
 class Learner:
-    """A rank that publishes versions; rank 0 gathers what the others have."""
+    """A rank that publishes its rows of each version."""
 
     def __init__(
         self, ranks: Ranks, *, hidden_size: int, num_layers: int, vocabulary: int = 32_000
     ) -> None:
-        self._ranks = ranks
         self._model = random_llama(
             hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
         )
         place_model(self._model, ranks, Precision.BFLOAT16)
         self._parameters = PublishedParameters(self._model)
+        self.first_rows = first_rows(self._model)
         self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
         self.store = PolicyStore(incarnation="benchmark", clock=time.monotonic)
         self.times_s: list[tuple[float, float]] = []
         """CPU seconds in the step's path and beside it, by version."""
 
-    def publish(self) -> None:
-        """Publish the parameters as the next version."""
-        if self._ranks.is_leader:
-            step_path_s, weights = cpu_seconds(lambda: self._parameters.take(Precision.BFLOAT16))
-            version = len(self.times_s)
-            beside_s, policy = cpu_seconds(lambda: self.store.prepare(version, weights))
-            self.store.publish(policy)
-            self.times_s.append((step_path_s, beside_s))
-        else:
-            gather_policy(self._model, Precision.BFLOAT16)
+    def publish(self) -> PublishedPolicy:
+        """Publish the rank's rows as the next version, and return them."""
+        step_path_s, weights = cpu_seconds(lambda: self._parameters.take(Precision.BFLOAT16))
+        version = len(self.times_s)
+        beside_s, policy = cpu_seconds(lambda: self.store.prepare(version, weights))
+        self.store.publish(policy)
+        self.times_s.append((step_path_s, beside_s))
+        return policy
 
     @torch.no_grad()
     def change(self) -> None:
@@ -127,7 +127,7 @@ class Learner:
 
 
 class Worker:
-    """A worker's full set, without the wire."""
+    """A worker's full set of one shard, without the wire."""
 
     def __init__(self, policy: PublishedPolicy) -> None:
         self.payload = bytearray(policy.full_set.buffer)
@@ -136,14 +136,14 @@ class Worker:
     def take(self, policy: PublishedPolicy) -> None:
         """Patch the set with a version's delta and verify it."""
         assert policy.delta is not None, "the delta is not smaller than the full set"
-        delta = policy.delta.data
+        delta = bytes(policy.delta.file.content)
         patch_s, _ = cpu_seconds(lambda: apply_deltas(self.payload, [delta]))
         verify_s, _ = cpu_seconds(lambda: verify(self.payload, policy.manifest))
         self.apply_s.append(patch_s + verify_s)
 
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
-    """Publish versions on this rank, and take some of them in; return the figures of rank 0."""
+    """Publish versions on this rank, and take its shard of some of them in; return the figures."""
     # The first versions of a process load code; that memory is not the weights'.
     tiny = Learner(ranks, hidden_size=32, num_layers=1, vocabulary=100)
     for _ in range(2):
@@ -152,51 +152,75 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     learner = Learner(ranks, hidden_size=options.hidden_size, num_layers=options.layers)
     memory = HostMemory()
     for _ in range(options.versions):
-        learner.publish()
+        newest = learner.publish()
         learner.change()
     host_bytes = memory.peak_bytes()
-    newest = learner.store.newest
-    worker = None if newest is None else Worker(newest)
+    worker = Worker(newest)
     for _ in range(_TAKEN):
-        learner.publish()
-        rounded, newest = learner.rounded(), learner.store.newest
+        newest, rounded = learner.publish(), learner.rounded()
         learner.change()
-        if worker is not None and newest is not None:
-            worker.take(newest)
-    if worker is None or newest is None:
-        return {}
-    held = tensors_of(worker.payload)
-    gigabytes = len(worker.payload) / 1e9
+        worker.take(newest)
+    held, begins = tensors_of(worker.payload), learner.first_rows
+    return {
+        "gigabytes": len(worker.payload) / 1e9,
+        "step_path_s": median(one for one, _ in learner.times_s[1:]),
+        "beside_s": median(one for _, one in learner.times_s[1:]),
+        "apply_s": median(worker.apply_s),
+        "delta_bytes": 0 if newest.delta is None else newest.delta.file.size_bytes,
+        "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
+        "is_equal": all(
+            torch.equal(
+                each.view(torch.int16),
+                rounded[name][begins[name] : begins[name] + len(each)].view(torch.int16),
+            )
+            for name, each in held.items()
+        ),
+        "rows": {name: (begins[name], len(each)) for name, each in held.items()},
+        "all_rows": {name: len(each) for name, each in rounded.items()},
+    }
+
+
+def figures_of(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of all ranks together.
+
+    shards: what `measure` returned, by rank.
+    """
+    gigabytes = sum(each["gigabytes"] for each in shards)
+    # Rows that begin where the last ones end, up to the end of the tensor, are each of them once.
+    ends: dict[str, int] = dict.fromkeys(shards[0]["all_rows"], 0)
+    is_exact = all(each["is_equal"] for each in shards)
+    for shard in shards:
+        for name, (begin, count) in shard["rows"].items():
+            is_exact &= begin == ends[name]
+            ends[name] = begin + count
     return {
         "gigabytes": gigabytes,
-        "step_path_cpu_s_per_gb": median(one for one, _ in learner.times_s[1:]) / gigabytes,
-        "beside_cpu_s_per_gb": median(one for _, one in learner.times_s[1:]) / gigabytes,
-        "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
-        "apply_cpu_s_per_gb": median(worker.apply_s) / gigabytes,
-        "delta_share": 0.0 if newest.delta is None else newest.delta.size_bytes / 1e9 / gigabytes,
-        "bit_exact": held.keys() == rounded.keys()
-        and all(
-            torch.equal(held[name].view(torch.int16), each.view(torch.int16))
-            for name, each in rounded.items()
-        ),
+        **{
+            f"{name}_cpu_s_per_gb": sum(each[f"{name}_s"] for each in shards) / gigabytes
+            for name in ("step_path", "beside", "apply")
+        },
+        "host_bytes_per_shard_byte": max(each["host_bytes_per_shard_byte"] for each in shards),
+        "delta_share": sum(each["delta_bytes"] for each in shards) / 1e9 / gigabytes,
+        "bit_exact": is_exact and ends == shards[0]["all_rows"],
     }
 
 
 def on_ranks(size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of rank 0 of `size` ranks, each a process of its own."""
+    """Return the figures of `size` ranks, each a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    receiving, sending = _CONTEXT.Pipe(duplex=False)
+    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
     ranks = [
         _CONTEXT.Process(target=_run, args=(rank, size, port, options, sending))
-        for rank in range(size)
+        for rank, (_, sending) in enumerate(pipes)
     ]
     gc.freeze()  # else the children's collectors copy the pages of what this process has imported
     for rank in ranks:
         rank.start()
     gc.unfreeze()
-    sending.close()
-    figures: dict[str, Any] = receiving.recv()
+    for _, sending in pipes:
+        sending.close()
+    figures = figures_of([receiving.recv() for receiving, _ in pipes])
     for rank in ranks:
         rank.join()
     return figures
@@ -206,9 +230,7 @@ def _run(rank: int, size: int, port: int, options: argparse.Namespace, sending: 
     torch.set_num_threads(1)
     environment = RankEnvironment(rank=rank, size=size, port=port, hosts_store=rank == 0)
     ranks = join_ranks(environment, LearnerSection(), "cpu")
-    figures = measure(ranks, options)
-    if ranks.is_leader:
-        sending.send(figures)
+    sending.send(measure(ranks, options))
     ranks.close()
 
 

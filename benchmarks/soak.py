@@ -73,7 +73,9 @@ from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
+from vcpo_rollout.transport.channels import LearnerServers
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.transport.retries import UnreachableError
 from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
 
 _TENTHS = 10
@@ -268,7 +270,11 @@ class Stream:
             key = TransferKey(
                 incarnation=newest.incarnation, policy_version=version, base_policy_version=base
             )
-            if not await self.client.fetch(Transfer(key, total_bytes)):
+            try:
+                is_here = await self.client.fetch(Transfer(key, total_bytes), manifest.address)
+            except UnreachableError:
+                is_here = False
+            if not is_here:
                 return await self._fetch(held)
         return newest
 
@@ -294,7 +300,14 @@ async def soak(workers: int, duration_s: float, *, most_workers: int, core: int)
             ]
             streams = [
                 Stream(
-                    LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
+                    LearnerClient(
+                        channel,
+                        worker_id=f"worker-{number}",
+                        rollout_group="main",
+                        servers=LearnerServers(
+                            f"127.0.0.1:{port}", key=None, identity=None, certificates=None
+                        ),
+                    ),
                     responses,
                 )
                 for number, channel in enumerate(channels[:-1])

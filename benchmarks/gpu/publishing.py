@@ -26,7 +26,7 @@ def publishing(setting: Setting) -> Figures:
     whole_s = setting.seconds(lambda: parameters.whole(Precision.BFLOAT16), repeats=1)
     full_set = PublishedSet(0, parameters.whole(Precision.BFLOAT16))
     yield {
-        "payload_gb": round(full_set.size_bytes / 1e9, 3),
+        "payload_gb": round(full_set.file.size_bytes / 1e9, 3),
         "changed_share": _CHANGED_SHARE,
         "whole_s": round(whole_s, 4),
     }
@@ -56,7 +56,7 @@ def _change(model: nn.Module) -> None:
         parameter.add_(chosen * 0.1)
 
 
-def _matches(model: nn.Module, payload: bytearray) -> bool:
+def _matches(model: nn.Module, payload: memoryview) -> bool:
     named = dict(model.named_parameters())
     return all(
         torch.equal(named[name].detach().bfloat16().cpu(), each)

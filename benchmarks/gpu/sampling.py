@@ -47,7 +47,7 @@ def swap_pauses(setting: Setting) -> Figures:
     size = setting.choose(QWEN_1_5B, TINY)
     # On the CPU, as vLLM wants half of the card.
     model = make_model(size, torch.device("cpu"))
-    payload = PublishedParameters(model).whole(_sampler_precision(setting))
+    payload = bytearray(PublishedParameters(model).whole(_sampler_precision(setting)).content)
     cases = {
         "full": None,
         "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
@@ -77,7 +77,7 @@ def sampler_against_learner(setting: Setting) -> Figures:
     model = make_model(size, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         make_config(size).save_pretrained(directory)
-        payload = PublishedParameters(model).whole(_sampler_precision(setting))
+        payload = bytearray(PublishedParameters(model).whole(_sampler_precision(setting)).content)
         settings = _settings(setting, directory, sequences=count)
         sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
     nn.Module.to(model, setting.device)
@@ -133,7 +133,7 @@ async def _sample(
 
     engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset())
     try:
-        await engine.swap_weights(PolicyWeights(policy_version=0, payload=payload))
+        await engine.swap_weights(PolicyWeights.whole(0, payload))
         requests = [
             GenerationRequest(
                 prompt_token_ids=_prompt(number, vocabulary), temperature=1.0, max_new_tokens=tokens

@@ -89,6 +89,7 @@ def one_rank(setting: Setting) -> Iterator[Ranks]:
                 control=dist.new_group(backend="gloo", timeout=_TIMEOUT),
                 checkpoints=dist.new_group(backend="gloo", timeout=_TIMEOUT),
                 store=store,
+                reports=store,
                 timeout=_TIMEOUT,
             ),
         )

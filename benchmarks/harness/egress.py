@@ -70,7 +70,7 @@ class Receiver:
         weights = await self.fetcher.fetch(manifest)
         assert weights is not None, "the version was retired"
         self.held = HeldPolicy(incarnation=_INCARNATION, policy_version=weights.policy_version)
-        return weights.payload
+        return weights.shards[0].payload
 
 
 async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
@@ -90,7 +90,7 @@ async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
             taken = await asyncio.gather(*(receiver.take() for receiver in receivers))
             assert all(one == payload for one in taken), "a receiver holds other bytes"
             sent.append(service.num_bytes - before)
-        delta_bytes = len(store.get_delta(_INCARNATION, 1, 0).data)
+        delta_bytes = store.get_delta(_INCARNATION, 1, 0).file.size_bytes
     return {"full": sent[0] / len(payloads[0]), "delta": sent[1] / delta_bytes}
 
 

@@ -66,12 +66,12 @@ def updates(
             optimizer.step(learning_rate)
             continue
         masters = [parameter.detach().clone() for parameter in model.parameters()]
-        before = PublishedParameters(model).whole(Precision.BFLOAT16)
+        before = bytearray(PublishedParameters(model).whole(Precision.BFLOAT16).content)
         optimizer.step(learning_rate)
         yield Update(
             step=step,
             before=before,
-            after=PublishedParameters(model).whole(Precision.BFLOAT16),
+            after=bytearray(PublishedParameters(model).whole(Precision.BFLOAT16).content),
             predicted_fraction=predicted_fraction(masters, list(model.parameters())),
         )
 

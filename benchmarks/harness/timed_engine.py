@@ -81,6 +81,7 @@ class TimedEngine:
     """An `Engine` whose steps take a given time."""
 
     end_token_ids: frozenset[int] = frozenset()
+    stop_strings = None
 
     def __init__(self, lengths: Lengths, *, step_s: float, sequence_s: float, seed: int) -> None:
         self.policy_version: int | None = None

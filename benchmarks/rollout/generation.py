@@ -165,7 +165,7 @@ async def start_engine(model: LlamaForCausalLM, num_places: int) -> HfEngine:
         seed=0,
     )
     payload = safetensors.torch.save(dict(model.state_dict()))
-    await engine.swap_weights(PolicyWeights(policy_version=1, payload=payload))
+    await engine.swap_weights(PolicyWeights.whole(1, payload))
     return engine
 
 

@@ -166,7 +166,7 @@ class LearnerServices:
         return {
             "seconds": round(self.work.submitted_s - started_s, 2),
             "weights_s": round(self.work.leased_s - self.policy.first_manifest_s[worker_id], 2),
-            "sent_by_learner_over_full": round(sent / len(self.payload), 3),
+            "sent_by_learner_over_full": round(sent / self.payload.size_bytes, 3),
         }
 
 
@@ -209,8 +209,11 @@ def _run(folder: Path) -> VCPORun:
 async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
     """Start three workers, one for each source."""
     services = LearnerServices(folder, hidden=hidden, layers=layers)
-    num_parameters = sum(tensor.numel() for tensor in tensors_of(services.payload).values())
-    report: dict[str, Any] = {"parameters": num_parameters, "full_bytes": len(services.payload)}
+    num_parameters = sum(tensor.numel() for tensor in tensors_of(services.payload.content).values())
+    report: dict[str, Any] = {
+        "parameters": num_parameters,
+        "full_bytes": services.payload.size_bytes,
+    }
     async with AsyncExitStack() as stack:
         port = await services.serve(stack)
         for source in ("learner", "peer", "archive"):

@@ -46,6 +46,7 @@ from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
+from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.environments.environment import Prompt, Split
@@ -139,7 +140,7 @@ class InstantLearner:
 
     def publish(self, version: int) -> None:
         """Publish a version."""
-        self.store.publish(self.store.prepare(version, bytearray(_WEIGHTS)))
+        self.store.publish(self.store.prepare(version, SharedFile.of(_WEIGHTS)))
         self.dispatcher.resume_at(version)
         self.dispatcher.notify()
 

@@ -62,10 +62,11 @@ class Receiver:
 
     def hold(self, version: int, payload: bytearray) -> dict[str, float]:
         """Load a full set read before the pause, then one read in it; return the pauses."""
-        tensors = read_weights(self.model, payload)
+        weights = PolicyWeights.whole(version, payload)
+        tensors = read_weights(self.model, weights)
         full_s, _ = measure_seconds(lambda: self.batch.swap(version, tensors))
         reload_s, _ = measure_seconds(
-            lambda: self.batch.swap(version, read_weights(self.model, payload))
+            lambda: self.batch.swap(version, read_weights(self.model, weights))
         )
         self.payload = payload
         self.check()
@@ -79,9 +80,9 @@ class Receiver:
         def apply() -> Any:
             positions = apply_deltas(self.payload, [delta])
             verify(self.payload, manifest)
-            weights = PolicyWeights(
-                policy_version=update.step,
-                payload=self.payload,
+            weights = PolicyWeights.whole(
+                update.step,
+                self.payload,
                 changes=WeightChanges(base_policy_version=held, positions=positions),
             )
             return stage_weights(self.model, weights, in_use=held)

@@ -83,6 +83,18 @@ def _parse_arguments() -> argparse.Namespace:
         default="127.0.0.1:7601",
         help="host:port of the /metrics server; port 0: any free one (default: %(default)s)",
     )
+    parser.add_argument(
+        "--weights-listen",
+        metavar="HOST:PORT",
+        help="where a process of its own sends weights to workers; a further rank of one machine"
+        " adds its number there to the port (default: the host of --listen, any free port)",
+    )
+    parser.add_argument(
+        "--weights-host",
+        metavar="HOST",
+        default="",
+        help="host at which workers reach that process (default: the one of the learner)",
+    )
     add_tls_options(parser)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     parser.add_argument(

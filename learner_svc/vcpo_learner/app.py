@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import time
-import uuid
 from pathlib import Path
 
 from vcpo import tracing
@@ -65,6 +64,7 @@ from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
+from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.archive import open_archive
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
@@ -145,7 +145,7 @@ class _Learner:
 
     def __init__(self, run: VCPORun, options: Options, policy: PolicyOnRanks) -> None:
         spec = run.spec
-        incarnation = uuid.uuid4().hex[:8]
+        incarnation = policy.ranks.incarnation
         logs.identify_process(incarnation=incarnation)
         self._drain_s = options.drain_s
         self._stop_requested = asyncio.Event()
@@ -173,6 +173,14 @@ class _Learner:
         )
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.traces = TrajectoryTraces()
+        self.keys = keys_from_environment(LEARNER_ROLES)
+        self.weight_server = WeightServer(
+            options.weights_address(0),
+            host=options.weights_host,
+            tls=options.tls,
+            plain_text=options.plain_text,
+            keys=self.keys,
+        )
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.tracker = Tracker()
         self.archive_writer = open_archive(spec.weights, run.metadata.name, self.policies)
@@ -186,12 +194,14 @@ class _Learner:
                 dispatcher=self.dispatcher,
                 log=self.log,
                 policies=self.policies,
+                ranks=policy.ranks,
                 signals=self.signals,
                 gauges=self.gauges,
                 journal=Journal(options.run_dir),
                 clock=time.monotonic,
                 tracker=self.tracker,
                 archive_writer=self.archive_writer,
+                weight_server=self.weight_server,
                 traces=self.traces,
             )
         )
@@ -222,16 +232,15 @@ class _Learner:
 
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
-        with start_errors():
-            keys = keys_from_environment(LEARNER_ROLES)
-        server = WireServer(keys=keys or None, meter=self.metrics.calls)
+        server = WireServer(keys=self.keys or None, meter=self.metrics.calls)
         callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self._spec, self._bounds, self.traces, callers),
             server.grpc_server,
         )
+        weights = self.weight_server
         policies = PolicyService(
-            self.policies, self.peers, self.archive_writer, self.traces, callers
+            self.policies, self.peers, self.archive_writer, self.traces, callers, weights
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server.grpc_server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
@@ -262,6 +271,7 @@ class _Learner:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
                 with start_errors():
                     write_ready(options.ready_file, ready)
+            self.weight_server.start()
             refreshing = asyncio.create_task(self._refresh(server, policies))
             try:
                 return await self._train(options.linger_s)
@@ -269,7 +279,9 @@ class _Learner:
                 refreshing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await refreshing
-                await server.stop(_STOP_GRACE_S)
+                await asyncio.gather(
+                    server.stop(_STOP_GRACE_S), self.weight_server.close(_STOP_GRACE_S)
+                )
 
     async def _train(self, linger_s: float) -> RunPhase:
         """Train and linger; publish the cause of a failure before it is raised."""
@@ -316,8 +328,9 @@ class _Learner:
         while True:
             try:
                 self.gauges.refresh()
-                self.gauges.count_refused_calls(server.guard.refusals)
-                self.gauges.count_served_weights(policies.served_bytes)
+                weights = self.weight_server
+                self.gauges.count_refused_calls(server.guard.refusals + weights.refusals)
+                self.gauges.count_served_weights(policies.served_bytes + weights.sent_bytes)
                 self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
                 self.training.report_log()

@@ -1,7 +1,8 @@
 """A rank other than 0: it trains with rank 0 and does what that one says, until the end.
 
-It answers health checks and exports metrics of its process, so hosts supervise all ranks alike. A
-request to stop is for rank 0, which needs the others to save: it ends them when it has.
+It sends its shard of each version to workers, which hear of it from rank 0. It answers health
+checks and exports metrics of its process, so hosts supervise all ranks alike. A request to stop is
+for rank 0, which needs the others to save: it ends them when it has.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 
 from vcpo.metrics import serve_metrics
 from vcpo.metrics.registry import PartRegistry
@@ -24,9 +26,14 @@ from vcpo.spec import load_run
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.services.policy import ShardService
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
+from vcpo_learner.training.shard_publication import ShardPublication
+from vcpo_learner.weight_server.process import WeightServer
+from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,11 +56,25 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
 async def _follow(
     policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str
 ) -> None:
-    """Serve health and metrics while the tensor thread follows rank 0."""
+    """Serve the shard, health and metrics while the tensor thread follows rank 0."""
+    ranks = policy.ranks
+    store = PolicyStore(incarnation=ranks.incarnation, clock=time.monotonic)
     with start_errors():
-        server = WireServer(keys=keys_from_environment(LEARNER_ROLES) or None)
+        keys = keys_from_environment(LEARNER_ROLES) or None
+        server = WireServer(keys=keys)
         certificates = checked_folder(
             {"--listen": options.listen}, options.tls, plain_text=options.plain_text
+        )
+        weight_server = WeightServer(
+            options.weights_address(environment.local_rank),
+            host=options.weights_host,
+            tls=options.tls,
+            plain_text=options.plain_text,
+            keys=keys,
+            keeps_port=True,
+        )
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+            ShardService(store, ranks.shard), server.grpc_server
         )
         host, port = split_address(_own_port(options.metrics_listen, environment))
         endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)
@@ -69,12 +90,24 @@ async def _follow(
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=endpoint.port)
                 write_ready(options.ready_file, ready)
+        weight_server.start()
+        publication = ShardPublication(
+            policy.model,
+            ranks,
+            policy.commands,
+            store,
+            weight_server,
+            own_address=f"{options.weights_host}:{grpc_port}",
+            event_loop=asyncio.get_running_loop(),
+        )
         _LOGGER.info("rank %d follows rank 0", environment.rank)
         try:
             await asyncio.to_thread(policy.commands.follow)
             await asyncio.to_thread(policy.close)
         finally:
-            await server.stop(0.0)
+            # While the event loop still runs: the version in hand needs it.
+            await asyncio.to_thread(publication.close)
+            await asyncio.gather(server.stop(0.0), weight_server.close(0.0))
 
 
 def _own_port(address: str, environment: RankEnvironment) -> str:

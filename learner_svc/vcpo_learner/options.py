@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcpo.service.lifecycle import split_address
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -14,6 +16,10 @@ class Options:
     run_dir: Path
     listen: str
     metrics_listen: str
+    weights_listen: str | None
+    """host:port of the process that sends weights; None: the host of `listen`, any free port."""
+    weights_host: str
+    """Host at which workers reach that process; empty: that at which they reach the learner."""
     resume: bool
     drain_s: float
     linger_s: float
@@ -24,3 +30,16 @@ class Options:
     health_listen: str | None
     ready_file: Path | None
     exit_with_parent: bool
+
+    def weights_address(self, local_rank: int) -> str:
+        """Return host:port where a rank's server of weights listens; port 0: any free one.
+
+        local_rank: number of the rank on its machine.
+
+        Raises:
+            ValueError: if an address has another form.
+        """
+        if self.weights_listen is None:
+            return f"{split_address(self.listen)[0]}:0"
+        host, port = split_address(self.weights_listen)
+        return f"{host}:{port + local_rank if port else 0}"

@@ -59,6 +59,8 @@ RENDEZVOUS_PORT: Final = 29_500
 """Port of the learner's first pod where the ranks meet; torchrun's default."""
 LEARNER_HEALTH_PORT: Final = 7602
 """Port of probes, which know no TLS."""
+LEARNER_WEIGHTS_PORT: Final = 7620
+"""Port of the process that sends weights; a further rank of the pod adds its number there."""
 ROLLOUT_PORT: Final = 7610
 ROLLOUT_METRICS_PORT: Final = 7611
 ROLLOUT_HEALTH_PORT: Final = 7612
@@ -153,7 +155,7 @@ def worker_host(run: str) -> str:
 def certificate_hosts(key: RunKey) -> dict[str, list[str]]:
     """Return the names in the certificates of each role's pods."""
     learner = learner_name(key.name)
-    hosts = [learner, f"{learner}.{key.namespace}", learner_host(key)]
+    hosts = [learner, f"{learner}.{key.namespace}", learner_host(key), f"*.{ranks_host(key)}"]
     return {Role.LEARNER.value: hosts, Role.ROLLOUT.value: [worker_host(key.name)]}
 
 
@@ -165,6 +167,11 @@ def account_name(run: str) -> str:
 def learner_host(key: RunKey) -> str:
     """Return the host name of a run's learner in every namespace."""
     return f"{learner_name(key.name)}.{key.namespace}.svc"
+
+
+def ranks_host(key: RunKey) -> str:
+    """Return what follows the name of a learner's pod in its host name, if there are several."""
+    return f"{ranks_name(key.name)}.{key.namespace}.svc"
 
 
 def learner_address(key: RunKey) -> str:

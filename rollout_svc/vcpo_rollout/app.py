@@ -43,7 +43,7 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.channels import LearnerChannel, PeerChannels
+from vcpo_rollout.transport.channels import LearnerChannel, LearnerServers, PeerChannels
 from vcpo_rollout.transport.identity import worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.peer_client import PeerClient
@@ -91,6 +91,7 @@ class _Setting:
     endpoint: MetricsServer
     keys: RoleKeys
     certificates: CertificateFolder | None
+    servers: LearnerServers
     channel: LearnerChannel
 
     @classmethod
@@ -113,7 +114,7 @@ class _Setting:
             keys = keys_from_environment(WORKER_ROLES)
             addresses = {"--listen": options.listen, "--learner": options.learner}
             certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
-            channel = LearnerChannel(
+            servers = LearnerServers(
                 options.learner,
                 key=keys.get(CallerRole.WORKER),
                 identity=worker_identity(options.identity_file),
@@ -130,7 +131,8 @@ class _Setting:
             endpoint=endpoint,
             keys=keys,
             certificates=certificates,
-            channel=channel,
+            servers=servers,
+            channel=servers.open(),
         )
 
 
@@ -196,6 +198,7 @@ def _worker_parts(
         cast("grpc.aio.Channel", setting.channel),
         worker_id=options.worker_id,
         rollout_group=group.name,
+        servers=setting.servers,
         serving_port=serving_port,
     )
     peers = PeerClient(

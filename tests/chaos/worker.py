@@ -63,8 +63,10 @@ def watch(witness: Witness) -> None:
     @wraps(swap)
     async def watched_swap(self: HfEngine, weights: PolicyWeights) -> int:
         witness.die_at("swap")
-        digest = xxhash.xxh3_64_hexdigest(weights.payload)
-        witness.say("swapped", version=weights.policy_version, digest=digest)
+        digest = xxhash.xxh3_64()
+        for shard in weights.shards:
+            digest.update(shard.payload)
+        witness.say("swapped", version=weights.policy_version, digest=digest.hexdigest())
         running = await swap(self, weights)
         witness.die_at("swapped")
         return running

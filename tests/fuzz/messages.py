@@ -22,7 +22,7 @@ from vcpo.wire.trajectory import (
     trajectory_to_message,
 )
 from vcpo.wire.v1 import control_pb2, ledger_pb2, policy_pb2, work_pb2
-from vcpo.wire.weights import CorruptWeightsError
+from vcpo.wire.weights import CorruptWeightsError, shards_of
 from vcpo_learner.ledger.groups import group_from_message, group_to_message
 from vcpo_operator.observed.report import learner_report
 
@@ -136,6 +136,19 @@ def _read_manifest(message: policy_pb2.PolicyManifest) -> None:
     assert ends[-1] == message.policy_version
 
 
+def _read_shards(message: policy_pb2.PolicyManifest) -> None:
+    """The shards hold each row of each tensor once."""
+    rows: dict[str, list[int]] = {}
+    for shard in shards_of(message):
+        for entry in shard.tensors:
+            num_rows = entry.shape[0] if entry.shape else 1
+            rows.setdefault(entry.name, []).extend((entry.first_row, entry.first_row + num_rows))
+    for name, ends in rows.items():
+        ends.sort()
+        assert ends[0] == 0, name
+        assert ends[1:-1:2] == ends[2::2], name
+
+
 _TRAJECTORY = work_pb2.Trajectory(
     trajectory_id="lease/0",
     prompt_token_ids=struct.pack("<2I", 5, 6),
@@ -157,6 +170,18 @@ _MANIFEST = policy_pb2.PolicyManifest(
     deltas=[
         policy_pb2.DeltaEntry(base_policy_version=3, policy_version=4),
         policy_pb2.DeltaEntry(base_policy_version=4, policy_version=5),
+    ],
+)
+_SHARDS = policy_pb2.PolicyManifest(
+    policy_version=5,
+    tensors=[policy_pb2.TensorEntry(name="a", dtype="F32", shape=[2, 3])],
+    other_shards=[
+        policy_pb2.PolicyManifest(
+            policy_version=5,
+            shard=1,
+            address=":7601",
+            tensors=[policy_pb2.TensorEntry(name="a", dtype="F32", shape=[4, 3], first_row=2)],
+        )
     ],
 )
 _SIGNALS = control_pb2.Signals(
@@ -183,4 +208,5 @@ TARGETS = (
     ),
     _target("signals", _SIGNALS, _read_signals, ValueError),
     _target("delta_chain", _MANIFEST, _read_manifest, CorruptWeightsError),
+    _target("shards", _SHARDS, _read_shards, CorruptWeightsError),
 )

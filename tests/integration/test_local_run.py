@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,9 +228,29 @@ def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:
     run = start_run(steps=100_000)
     run.wait_for_step(2)
     pids = [run.pid_of(name) for name in ("learner", "main-0", "main-1")]
+    pids += weight_servers(run)
     run.process.kill()
     run.process.wait()
+    assert len(pids) == 4
     wait_for_exit(pids)
+
+
+def weight_servers(run: LocalRun) -> list[int]:
+    """Ids of the processes that sent weights, from the learner's log."""
+    log = (run.path / "logs" / "learner.log").read_text()
+    return [int(pid) for pid in re.findall(r"process (\d+) sends weights", log)]
+
+
+def test_a_killed_server_of_weights_is_replaced_and_the_run_goes_on(start_run: StartRun) -> None:
+    run = start_run(steps=60)
+    run.wait_for_step(3)
+    os.kill(weight_servers(run)[0], signal.SIGKILL)
+    wait_until(lambda: len(weight_servers(run)) == 2, "another process", run)
+    status, summary = run.finish()
+    assert (status, summary["steps"]) == (0, 60)
+    assert_accounting_is_exact(summary)
+    assert "was killed by SIGKILL" in (run.path / "logs" / "learner.log").read_text()
+    assert not any(is_alive(pid) for pid in weight_servers(run))
 
 
 def test_metrics_can_be_scraped_while_a_run_works(start_run: StartRun) -> None:

@@ -14,6 +14,7 @@ from vcpo.algo import (
 )
 from vcpo.spec import load_run
 from vcpo.spec.workloads import Quantization
+from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
@@ -30,10 +31,13 @@ NOISE = NoiseSchedule(initial_sigma=0.05, final_sigma=0.05, num_stages=3, total_
 class Bench:
     """A learner of the tiny model, and a behavior policy of the same version that may differ."""
 
-    def __init__(self):
+    def __init__(self, *stop_strings):
         torch.manual_seed(0)
-        self.spec = load_run(EXAMPLES / "sort_digits.yaml").spec
-        self.model, tokenizer = load_policy(TINY, None)
+        spec = load_run(EXAMPLES / "sort_digits.yaml").spec
+        sampling = spec.sampling.model_copy(update={"stop_strings": stop_strings})
+        self.spec = spec.model_copy(update={"sampling": sampling})
+        self.model, self.tokenizer = load_policy(TINY, None)
+        tokenizer = self.tokenizer
         pad = pad_token_id(tokenizer)
         self.update = PolicyUpdate(self.model, self.spec, pad)
         self.sampler = Sampler(self.spec, TINY, tokenizer, pad)
@@ -41,15 +45,19 @@ class Bench:
         self.environment = make_environment(task.name, task.parameters, 0)
         self.version = 0
 
-    def step(self, transform=None, *, temperature=1.0):
-        """One step on fresh trajectories of the version, as the behavior policy samples them."""
+    def groups(self, transform=None, *, temperature=1.0):
+        """Fresh trajectories of the version, as the behavior policy samples them."""
         weights = policy_tensors(self.model)
         if transform is not None:
             weights = transform(weights, 1)
         self.sampler.use(Version(number=self.version, weights=weights))
         indices = range(8 * self.version, 8 * self.version + 8)
         prompts = self.sampler.prompts(self.environment, Split.TRAIN, indices)
-        groups = self.sampler.groups(self.environment, prompts, samples=8, temperature=temperature)
+        return self.sampler.groups(self.environment, prompts, samples=8, temperature=temperature)
+
+    def step(self, transform=None, *, temperature=1.0):
+        """One step on fresh trajectories of the version."""
+        groups = self.groups(transform, temperature=temperature)
         result = self.update.step(groups, policy_version=self.version)
         self.version += 1
         return result
@@ -61,6 +69,25 @@ def quantize_and_noise(quantization=Quantization.NONE, noise=None):
 
 def test_engine_and_learner_agree_to_float32():
     assert audit_mismatch(Bench().step().fresh, EXACT) < 1e-5
+
+
+def test_responses_that_a_stop_string_ended_weigh_one_without_lag():
+    strings = ("12", "34", "7")
+    bench = Bench(*strings)
+    groups = bench.groups()
+    responses = [each for group in groups for each in group]
+    texts = [bench.tokenizer.decode(each.response_token_ids) for each in responses]
+    stopped = [
+        each
+        for each, text in zip(responses, texts, strict=True)
+        if any(string in text for string in strings)
+    ]
+    assert 0 < len(stopped) < len(responses)
+    assert {each.finish_reason for each in stopped} == {FinishReason.STOP}
+    result = bench.update.step(groups, policy_version=0)
+    # Of whole responses: sums over their tokens, the last one too, in float32.
+    assert result.log_weights == pytest.approx([0.0] * len(responses), abs=1e-4)
+    assert {len(each.rollout_logprobs) - len(each.response_token_ids) for each in stopped} == {0}
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.7])

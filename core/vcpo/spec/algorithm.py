@@ -32,7 +32,7 @@ from vcpo.algo import (
     Weight,
     horizon_of_lag,
 )
-from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
+from vcpo.spec.fields import Ratio, Section, Steps, StopString, conflict, refuse
 
 BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
 """Baselines that may be taken over a whole batch."""
@@ -368,6 +368,23 @@ class Sampling(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
     """Longest response, in tokens. A longer one is truncated, and the environment judges what there
     is. The model's context must hold it together with the prompt."""
+    stop_strings: Annotated[
+        tuple[StopString, ...],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Strings that end a response, or a turn of it, at the token that completes one; such as
+    `</answer>`. The string stays in the text that the environment gets, and all tokens are trained
+    on. If empty, only the model's end token ends a response."""
+
+    @model_validator(mode="after")
+    def _stop_strings_differ(self) -> Self:
+        strings = self.stop_strings
+        refuse(
+            conflict("stopStrings", index, value=string, message="is there twice; remove one")
+            for index, string in enumerate(strings)
+            if string in strings[:index]
+        )
+        return self
 
     def room_problem(self, context_tokens: int | None) -> str | None:
         """Return why a model with this context cannot respond to any prompt, or None if it can."""

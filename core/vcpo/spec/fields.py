@@ -53,6 +53,13 @@ def _without_nul(text: str) -> str:
     return text
 
 
+def _without_broken_characters(text: str) -> str:
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        message = "has U+FFFD, which stands for a part of a character, not for text; remove it"
+        raise PydanticCustomError("broken", "{message}", {"message": message})
+    return text
+
+
 def _without_infinity(document: dict[str, Any]) -> dict[str, Any]:
     if not _is_finite(document):
         message = "has a number that is infinite or NaN, which JSON cannot hold; write it as text"
@@ -72,6 +79,11 @@ FINITE = AfterValidator(_without_infinity)
 
 Text = Annotated[str, AfterValidator(_without_nul)]
 """A string that may be used as a path or as an argument of a process."""
+
+StopString = Annotated[
+    str, Field(min_length=1, max_length=256), AfterValidator(_without_broken_characters)
+]
+"""A string that ends a response; its size in characters."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 """A name that Kubernetes accepts in labels and host names."""

@@ -6,6 +6,9 @@ MAX_MESSAGE_BYTES = 32 << 20
 """Largest message. The longest trajectory has 12 MiB, and its spans in the worst case as much."""
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of weights: large enough to be cheap, small enough to resume a transfer."""
+MAX_SHARDS = 512
+"""Largest number of shards of a version. A manifest describes every tensor of each: 30 MB for a
+model of 70 B parameters in that many."""
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of a prompt or a response."""
 MAX_PARTIAL_TOKENS = 1 << 20

@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
-    """The model sampled its end token."""
+    """The model sampled its end token, or completed a stop string."""
     LENGTH = "length"
     """The response reached the largest number of new tokens."""
 

@@ -3,20 +3,26 @@
 A payload is one safetensors file (https://github.com/huggingface/safetensors#format): eight bytes
 of header length, a JSON header, the tensors. This module parses only the header, so publishing,
 relaying and verifying a version needs no tensor library.
+
+If several ranks of the learner hold the model, a version is several payloads, its shards. Each has
+rows of the tensors, and a manifest of its own.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
 import xxhash
 
+from vcpo.wire.limits import MAX_SHARDS
 from vcpo.wire.v1 import policy_pb2
 
 Payload = bytes | bytearray | memoryview
@@ -24,6 +30,9 @@ Payload = bytes | bytearray | memoryview
 
 _MAX_HEADER_BYTES = 100_000_000
 _LENGTH = struct.Struct("<Q")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]*):([0-9]{1,5})")
+"""`host:port` or `:port`; brackets hold an IPv6 address."""
+_MAX_PORT = 65535
 
 
 class CorruptWeightsError(ValueError):
@@ -81,11 +90,40 @@ def verify(payload: Payload, manifest: policy_pb2.PolicyManifest) -> None:
         raise CorruptWeightsError(
             f"payload: must be {manifest.total_bytes} bytes, got {len(payload)}"
         )
-    received = {entry.name: entry for entry in _entries(payload)}
     expected = {entry.name: entry for entry in manifest.tensors}
+    received = {}
+    for entry in _entries(payload):
+        if entry.name in expected:  # a file does not say which rows it holds
+            entry.first_row = expected[entry.name].first_row
+        received[entry.name] = entry
     for name in sorted(received.keys() | expected.keys()):
         if received.get(name) != expected.get(name):
             raise CorruptWeightsError(f"tensor {name!r}: differs from the manifest")
+
+
+def shards_of(manifest: policy_pb2.PolicyManifest) -> tuple[policy_pb2.PolicyManifest, ...]:
+    """Return the manifests of a version's shards, in the order of their numbers.
+
+    Raises:
+        CorruptWeightsError: naming the field and its value, if they do not describe one version:
+            the number or the version of a shard is wrong, an address is none, or the rows of a
+            tensor do not follow each other without gap.
+    """
+    shards = (manifest, *manifest.other_shards)
+    _require(
+        "other_shards", len(shards) - 1, f"at most {MAX_SHARDS - 1}", len(shards) <= MAX_SHARDS
+    )
+    for number, shard in enumerate(shards):
+        path = _path(number)
+        _require(f"{path}shard", shard.shard, str(number), shard.shard == number)
+        for field in ("policy_version", "incarnation"):
+            expected, found = getattr(manifest, field), getattr(shard, field)
+            _require(path + field, found, f"{expected!r} as in shard 0", found == expected)
+        inner = len(shard.other_shards) if number else 0
+        _require(f"{path}other_shards", inner, "empty", inner == 0)
+        _require(f"{path}address", shard.address, "host:port or :port", _is_address(shard.address))
+    _check_rows(shards)
+    return shards
 
 
 def tensor_sections(payload: Payload) -> dict[str, TensorSection]:
@@ -121,6 +159,45 @@ def _section(name: str, described: Any, data_start: int, size_bytes: int) -> Ten
         message = f"tensor {name!r}: offsets {begin}..{end} lie outside the payload"
         raise CorruptWeightsError(message)
     return TensorSection(entry=entry, begin=data_start + begin, end=data_start + end)
+
+
+def _path(shard: int) -> str:
+    """Return the path to a shard's fields in the manifest of shard 0."""
+    return f"other_shards[{shard - 1}]." if shard else ""
+
+
+def _require(field: str, value: object, requirement: str, holds: bool) -> None:
+    if not holds:
+        raise CorruptWeightsError(f"manifest: {field}: must be {requirement}, got {value!r:.80}")
+
+
+def _is_address(address: str) -> bool:
+    match = _ADDRESS.fullmatch(address)
+    return not address or (match is not None and 1 <= int(match[2]) <= _MAX_PORT)
+
+
+def _check_rows(shards: Sequence[policy_pb2.PolicyManifest]) -> None:
+    """Check that the shards' rows of every tensor follow each other without gap, from row 0.
+
+    Raises:
+        CorruptWeightsError: naming the field and its value.
+    """
+    parts: defaultdict[str, list[tuple[str, policy_pb2.TensorEntry]]] = defaultdict(list)
+    for number, shard in enumerate(shards):
+        for position, entry in enumerate(shard.tensors):
+            parts[entry.name].append((f"{_path(number)}tensors[{position}].", entry))
+    for name, found in parts.items():
+        found.sort(key=lambda part: part[1].first_row)
+        whole = found[0][1]
+        num_rows = 0
+        for path, entry in found:
+            of = f"for {name!r:.80}"
+            dtype, shape, row = entry.dtype, list(entry.shape), entry.first_row
+            _require(f"{path}dtype", dtype, f"{whole.dtype!r} {of}", dtype == whole.dtype)
+            is_like = shape[1:] == whole.shape[1:] and (bool(shape) or len(found) == 1)
+            _require(f"{path}shape", shape, f"like {list(whole.shape)} {of}", is_like)
+            _require(f"{path}first_row", row, f"{num_rows} {of}", row == num_rows)
+            num_rows += shape[0] if shape else 1
 
 
 def _header(payload: Payload) -> tuple[dict[str, Any], int]:

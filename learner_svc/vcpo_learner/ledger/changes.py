@@ -6,12 +6,13 @@ applies the same records to the ledger of the last checkpoint, and so has the le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from vcpo.records.reasons import DropReason
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo.wire.v1 import work_pb2
 
 
 class InconsistentChangeError(ValueError):
@@ -39,6 +40,9 @@ class TrajectoriesAccepted:
 
     lease_id: str
     trajectories: tuple[Trajectory, ...]
+    request: work_pb2.SubmitRequest | None = field(default=None, compare=False, repr=False)
+    """The request that brought them, which becomes bytes faster than they do; None if there was
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,17 @@ class VersionPublished:
     policy_version: int
     checksum: int
     """Of all tensors, 64 bits."""
+    num_ranks: int = 1
+    """Ranks that computed it."""
+    num_shards: int = 1
+    """Shards that they published it in."""
+
+    def is_comparable_with(self, other: VersionPublished) -> bool:
+        """Whether checksums of equal parameters would be equal.
+
+        Another number of ranks adds up in another order, and other shards have other checksums.
+        """
+        return (self.num_ranks, self.num_shards) == (other.num_ranks, other.num_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +146,7 @@ class ChangeLog(Protocol):
         """Whether there is room for more changes."""
 
     def append(self, change: Change) -> None:
-        """Take a change; it is written in the background, after all earlier ones."""
+        """Take a change; it is written at once or in the background, after all earlier ones."""
 
     async def committed(self) -> None:
         """Wait until every change so far outlives this process."""

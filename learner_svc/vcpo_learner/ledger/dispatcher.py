@@ -15,6 +15,7 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo.wire.v1 import work_pb2
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission
@@ -175,9 +176,15 @@ class Dispatcher:
         return []
 
     def submit(
-        self, worker_id: str, lease_id: str, trajectories: Sequence[Trajectory]
+        self,
+        worker_id: str,
+        lease_id: str,
+        trajectories: Sequence[Trajectory],
+        request: work_pb2.SubmitRequest | None = None,
     ) -> list[SubmitOutcome]:
         """Accept trajectories of a lease; a repeated submission changes nothing.
+
+        request: what they were read from; None if they were not received.
 
         Raises:
             InvalidMessageError: if a trajectory does not belong to the lease, or a token is
@@ -187,7 +194,7 @@ class Dispatcher:
         if (evaluation := self._evaluations.of_lease(lease_id)) is not None:
             outcomes = evaluation.submit(lease_id, trajectories)
         else:
-            outcomes = self._submit_for_training(lease_id, trajectories)
+            outcomes = self._submit_for_training(lease_id, trajectories, request)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
             self.failures.record_success()
@@ -301,11 +308,14 @@ class Dispatcher:
             await self._arrived.wait(min(left, _POLL_S))
 
     def _submit_for_training(
-        self, lease_id: str, trajectories: Sequence[Trajectory]
+        self,
+        lease_id: str,
+        trajectories: Sequence[Trajectory],
+        request: work_pb2.SubmitRequest | None,
     ) -> list[SubmitOutcome]:
         """Pass trajectories to the ledger; wake the workers if that makes work admissible."""
         before = self._ledger.counts()
-        outcomes = self._ledger.submit(lease_id, trajectories)
+        outcomes = self._ledger.submit(lease_id, trajectories, request)
         accepted = [
             trajectory
             for trajectory, outcome in zip(trajectories, outcomes, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,14 +48,16 @@ class GroupBuffer:
     grants. Each version consumes `prompts_per_step` of them. A group that arrives later can only
     delay the others, so a group that is late in this order stays late.
 
-    Owner: the ledger. Every submission asks what is late, so the answer "nothing" takes a time that
-    grows with the number of versions in the buffer, not of groups.
+    Owner: the ledger. Every submission asks what is late. The answer takes a time that grows with
+    the versions in the buffer and the late groups, not with all groups.
     """
 
     def __init__(self, *, prompts_per_step: int) -> None:
         self._prompts_per_step = prompts_per_step
         self._groups: list[tuple[int, Group]] = []
         """With the oldest version of each, sorted; groups compare by their grants."""
+        self._by_lease: dict[str, tuple[int, Group]] = {}
+        """The same by lease."""
         self._num_of_version: Counter[int] = Counter()
         """Number of groups by their oldest version."""
         self._num_trajectories = 0
@@ -73,7 +75,9 @@ class GroupBuffer:
         """Buffer groups."""
         for group in groups:
             oldest_version = group.oldest_policy_version
-            insort(self._groups, (oldest_version, group))
+            entry = oldest_version, group
+            insort(self._groups, entry)
+            self._by_lease[group.lease_id] = entry
             self._num_of_version[oldest_version] += 1
             self._num_trajectories += len(group.trajectories)
 
@@ -85,15 +89,19 @@ class GroupBuffer:
         """
         if len(self._groups) < self._prompts_per_step:
             return None
-        batch = self._take(self._groups[: self._prompts_per_step])
-        return sorted(batch, key=lambda group: group.group_number)
+        entries = self._groups[: self._prompts_per_step]
+        del self._groups[: self._prompts_per_step]
+        self._forget(entries)
+        return sorted((group for _, group in entries), key=lambda group: group.group_number)
 
     def remove(self, lease_ids: Sequence[str]) -> list[Group]:
         """Remove and return the groups of these leases that are buffered, in their order."""
-        wanted = set(lease_ids)
-        taken = self._take([each for each in self._groups if each[1].lease_id in wanted])
-        found = {group.lease_id: group for group in taken}
-        return [found[lease_id] for lease_id in lease_ids if lease_id in found]
+        found = dict.fromkeys(lease_id for lease_id in lease_ids if lease_id in self._by_lease)
+        entries = [self._by_lease[lease_id] for lease_id in found]
+        for entry in entries:
+            del self._groups[bisect_left(self._groups, entry)]
+        self._forget(entries)
+        return [group for _, group in entries]
 
     def late(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
         """Return the groups that will be beyond the lag bound at their turn, by their grants.
@@ -103,16 +111,15 @@ class GroupBuffer:
         num_in_time = self._num_in_time(policy_version, max_lag_steps)
         if sum(num_in_time.values()) == len(self._groups):
             return []
-        late = []
-        for oldest_version, group in self._groups:
-            if num_in_time[oldest_version] > 0:
-                num_in_time[oldest_version] -= 1
-            else:
-                late.append(group)
+        late, first = [], 0
+        for oldest_version, number in num_in_time.items():
+            end = first + self._num_of_version[oldest_version]
+            late += [group for _, group in self._groups[first + number : end]]
+            first = end
         return sorted(late)
 
     def _num_in_time(self, policy_version: int, max_lag_steps: int) -> Counter[int]:
-        """Count the groups that are consumed within the lag bound, by their oldest version.
+        """Count the groups that are consumed within the lag bound, by their oldest version, rising.
 
         Tokens of version v may be consumed up to version v + lag, so before the place
         `(v + lag + 1 - policy_version) * prompts_per_step`.
@@ -126,18 +133,14 @@ class GroupBuffer:
             place += number
         return num_in_time
 
-    def _take(self, entries: Sequence[tuple[int, Group]]) -> list[Group]:
-        """Remove these entries; return their groups."""
-        if not entries:
-            return []
-        taken = {group.grant_number for _, group in entries}
-        self._groups = [each for each in self._groups if each[1].grant_number not in taken]
+    def _forget(self, entries: Sequence[tuple[int, Group]]) -> None:
+        """Take entries that were removed out of the index and the counts."""
         for oldest_version, group in entries:
+            del self._by_lease[group.lease_id]
             self._num_of_version[oldest_version] -= 1
             if not self._num_of_version[oldest_version]:
                 del self._num_of_version[oldest_version]
             self._num_trajectories -= len(group.trajectories)
-        return [group for _, group in entries]
 
 
 def group_from_lease(lease: OpenLease) -> Group:

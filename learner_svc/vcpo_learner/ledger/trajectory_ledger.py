@@ -41,7 +41,7 @@ from vcpo.records.reasons import DropReason
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.trajectory import PartialResponse, Trajectory
-from vcpo.wire.v1 import ledger_pb2
+from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.changes import (
@@ -181,13 +181,22 @@ class TrajectoryLedger:
         """Return whether the id has the form of this ledger's leases, open or closed."""
         return self._book.has_issued(lease_id)
 
-    def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
+    def submit(
+        self,
+        lease_id: str,
+        trajectories: Sequence[Trajectory],
+        request: work_pb2.SubmitRequest | None = None,
+    ) -> list[SubmitOutcome]:
         """Accept trajectories; a repeated submission changes nothing.
+
+        request: what they were read from; None if they were not received.
 
         Raises:
             InvalidMessageError: if a trajectory does not belong to the lease.
         """
-        change = TrajectoriesAccepted(lease_id=lease_id, trajectories=tuple(trajectories))
+        change = TrajectoriesAccepted(
+            lease_id=lease_id, trajectories=tuple(trajectories), request=request
+        )
         outcomes = self.contents.accept(change)
         if SubmitOutcome.ACCEPTED in outcomes:
             self._log.append(change)
@@ -285,9 +294,9 @@ class TrajectoryLedger:
             )
         )
 
-    def record_version(self, policy_version: int, checksum: int) -> None:
-        """Log the checksum of a version that is about to be announced."""
-        self._log.append(VersionPublished(policy_version=policy_version, checksum=checksum))
+    def record_version(self, version: VersionPublished) -> None:
+        """Log a version that is about to be announced."""
+        self._log.append(version)
 
     def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
         """Drop buffered groups on which no step can be taken, and return them.

@@ -15,7 +15,8 @@ rank takes the same ones.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -51,6 +52,8 @@ class Communication:
     """All ranks, on the CPU: for messages."""
     store: Store
     """Keys and values of all ranks. Owner: `Commands`."""
+    reports: Store
+    """As `store`, on a connection of its own. Owner: `ShardReports`."""
     checkpoints: dist.ProcessGroup
     """All ranks, on the CPU: for the thread that writes checkpoints beside training."""
     timeout: timedelta
@@ -68,6 +71,8 @@ class Ranks:
     """Ranks of a replica, which hold the parameters once."""
     communication: Communication | None = None
     """None if there is one rank."""
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Incarnation of the learner, the same on all ranks: its processes start and end together."""
 
     @property
     def num_replicas(self) -> int:
@@ -179,17 +184,22 @@ def _meet(
         (environment.size // num_shards, num_shards),
         mesh_dim_names=(REPLICATE, SHARD),
     )
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    named = [uuid.uuid4().hex[:8]]
+    dist.broadcast_object_list(named, src=0, group=control)
     return Ranks(
         device=device,
         rank=environment.rank,
         size=environment.size,
         num_shards=num_shards,
+        incarnation=named[0],
         communication=Communication(
             mesh=mesh,
-            control=dist.new_group(backend="gloo", timeout=timeout),
+            control=control,
             checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
-            # A client of its own: one that waits for a key blocks its other users.
+            # Clients of their own: one that waits for a key blocks its other users.
             store=PrefixStore("commands", store.clone()),  # type: ignore[attr-defined] # not in its stubs
+            reports=PrefixStore("reports", store.clone()),  # type: ignore[attr-defined] # as above
             timeout=timeout,
         ),
     )

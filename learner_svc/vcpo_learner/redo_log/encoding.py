@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from google.protobuf.message import DecodeError
 
 from vcpo.records.reasons import DropReason
@@ -12,7 +14,7 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
     write_trajectory,
 )
-from vcpo.wire.v1 import ledger_pb2
+from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
     Change,
@@ -25,6 +27,9 @@ from vcpo_learner.ledger.changes import (
     VersionPublished,
 )
 
+_SUBMISSION_TAG: Final = ledger_pb2.LedgerChange.SUBMISSION_FIELD_NUMBER << 3 | 2
+"""Before the size and the bytes of a message in a field of another one."""
+
 
 class UnreadableChangeError(ValueError):
     """Bytes are no change of the ledger; the message says why."""
@@ -32,6 +37,8 @@ class UnreadableChangeError(ValueError):
 
 def change_to_bytes(change: Change) -> bytes:
     """Return a change as bytes; log-probabilities are rounded to float32, as on the wire."""
+    if isinstance(change, TrajectoriesAccepted) and change.request is not None:
+        return _submission_to_bytes(change.request)
     return _to_message(change).SerializeToString()
 
 
@@ -45,6 +52,17 @@ def change_from_bytes(data: bytes) -> Change:
         return _from_message(ledger_pb2.LedgerChange.FromString(data))
     except (DecodeError, InvalidMessageError, ValueError) as error:
         raise UnreadableChangeError(str(error)) from error
+
+
+def _submission_to_bytes(request: work_pb2.SubmitRequest) -> bytes:
+    """Return a change with `submission`: a message that is put into another one is copied."""
+    data = request.SerializeToString()
+    head, size = bytearray([_SUBMISSION_TAG]), len(data)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return b"".join((head, data))
 
 
 def _to_message(change: Change) -> ledger_pb2.LedgerChange:
@@ -86,7 +104,10 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
             return ledger_pb2.LedgerChange(batch_consumed=consumed)
         case VersionPublished():
             published = ledger_pb2.VersionPublished(
-                policy_version=change.policy_version, checksum=change.checksum
+                policy_version=change.policy_version,
+                checksum=change.checksum,
+                num_ranks=change.num_ranks,
+                num_shards=change.num_shards,
             )
             return ledger_pb2.LedgerChange(version_published=published)
         case LearnerRestarted():
@@ -103,8 +124,8 @@ def _from_message(message: ledger_pb2.LedgerChange) -> Change:
     match message.WhichOneof("change"):
         case "lease_granted":
             return _lease_granted(message.lease_granted)
-        case "trajectories_accepted":
-            return _trajectories_accepted(message.trajectories_accepted)
+        case "trajectories_accepted" | "submission" as name:
+            return _trajectories_accepted(getattr(message, name))
         case "lease_ended":
             return _lease_ended(message.lease_ended)
         case "groups_dropped":
@@ -122,7 +143,10 @@ def _from_message(message: ledger_pb2.LedgerChange) -> Change:
         case "version_published":
             published = message.version_published
             return VersionPublished(
-                policy_version=published.policy_version, checksum=published.checksum
+                policy_version=published.policy_version,
+                checksum=published.checksum,
+                num_ranks=published.num_ranks,
+                num_shards=published.num_shards,
             )
         case "learner_restarted":
             return LearnerRestarted(incarnation=message.learner_restarted.incarnation)
@@ -148,7 +172,9 @@ def _lease_granted(message: ledger_pb2.LeaseGranted) -> LeaseGranted:
     )
 
 
-def _trajectories_accepted(message: ledger_pb2.TrajectoriesAccepted) -> TrajectoriesAccepted:
+def _trajectories_accepted(
+    message: ledger_pb2.TrajectoriesAccepted | work_pb2.SubmitRequest,
+) -> TrajectoriesAccepted:
     return TrajectoriesAccepted(
         lease_id=message.lease_id,
         trajectories=tuple(

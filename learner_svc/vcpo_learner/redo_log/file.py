@@ -36,11 +36,14 @@ _FORMAT: Final = 2
 _FORMAT_WITHOUT_SEGMENTS: Final = 1
 _LARGE_BYTES: Final = 1024
 """A change from this size on lies in a segment; a smaller one shares a page with others."""
-_WAL_PAGES: Final = 1_000
-"""SQLite copies its write-ahead log into the tables when it has this many pages."""
+_WAL_COMMITS: Final = 300
+"""SQLite copies its write-ahead log into the tables after so many commits, of 2 to 4 pages each."""
 _ROWS_AT_ONCE: Final = 64
 """Changes removed or copied in one commit, so that no submission waits long for it."""
 _SIGN_BIT: Final = 1 << 63
+_INSERT: Final = (
+    "INSERT INTO change (position, checksum, data, segment, offset, size) VALUES (?, ?, ?, ?, ?, ?)"
+)
 
 
 class DamagedLogError(ValueError):
@@ -75,6 +78,7 @@ class LogFile:
         """
         self.path = path
         self._segments = Segments(path.with_name(_SEGMENTS_NAME))
+        self._wal_commits = 0
         # Every statement outside of a transaction commits; another thread than this one may write.
         self._tables = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -100,13 +104,16 @@ class LogFile:
     def append(self, rows: Sequence[Row]) -> None:
         """Write changes, all or none."""
         large = [row for row in rows if len(row.data) >= _LARGE_BYTES]
-        with self._segments.written([row.data for row in large]) as places, self._commit():
-            place_of = {row.position: place for row, place in zip(large, places, strict=True)}
-            self._tables.executemany(
-                "INSERT INTO change (position, checksum, data, segment, offset, size)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (_record(row, place_of.get(row.position)) for row in rows),
-            )
+        places = self._segments.write([row.data for row in large])
+        place_of = {row.position: place for row, place in zip(large, places, strict=True)}
+        records = [_record(row, place_of.get(row.position)) for row in rows]
+        if len(records) == 1:  # a commit in one statement instead of three
+            self._tables.execute(_INSERT, records[0])
+            self._wal_commits += 1
+        else:
+            with self._commit():
+                self._tables.executemany(_INSERT, records)
+        self._segments.keep()
 
     def read(self, after: int) -> Iterator[Row]:
         """Yield the changes after a position, in order.
@@ -190,7 +197,13 @@ class LogFile:
             "SELECT segment FROM change WHERE segment IS NOT NULL ORDER BY position LIMIT 1"
         ).fetchone()
         self._segments.remove_before(None if oldest is None else oldest[0])
+        self._wal_commits += 1
         return removed.rowcount > 0
+
+    @property
+    def is_sync_due(self) -> bool:
+        """Whether a file of large changes is full, and goes on growing until the next sync."""
+        return self._segments.is_full
 
     def sync(self) -> None:
         """Bring all commits to the disk.
@@ -199,9 +212,12 @@ class LogFile:
             OSError: if the disk fails.
         """
         self._segments.sync()  # first: the table must not name data that a failed machine lost
-        # SQLite copies the write-ahead log into the tables with syncs of its own.
         with self.path.with_name(f"{self.path.name}-wal").open("rb") as written:
             os.fsync(written.fileno())
+        if self._wal_commits >= _WAL_COMMITS:
+            with contextlib.suppress(sqlite3.OperationalError):  # a full disk: the next sync tries
+                self._tables.execute("PRAGMA wal_checkpoint(PASSIVE)")  # with syncs of its own
+                self._wal_commits = 0
 
     def close(self) -> None:
         """Close the file."""
@@ -215,7 +231,7 @@ class LogFile:
         execute("PRAGMA locking_mode = EXCLUSIVE")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
-        execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        execute("PRAGMA wal_autocheckpoint = 0")  # `sync` does it: it waits for the disk
         execute("BEGIN IMMEDIATE")
         execute(
             "CREATE TABLE IF NOT EXISTS change"
@@ -246,6 +262,7 @@ class LogFile:
         try:
             yield
             self._tables.execute("COMMIT")
+            self._wal_commits += 1
         except sqlite3.Error:
             if self._tables.in_transaction:  # SQLite ends it itself after some errors
                 self._tables.execute("ROLLBACK")
@@ -287,6 +304,8 @@ def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: i
         first = checkpoints[0][1] if checkpoints else after
         for some in _chunks(islice(file.read(first), last - first)):
             fresh.append(some)
+            if fresh.is_sync_due:
+                fresh.sync()
         fresh.copy_checkpoints(checkpoints)
         fresh.close()
         with contextlib.suppress(sqlite3.Error):  # its last pages may be what is damaged

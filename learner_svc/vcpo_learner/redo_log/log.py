@@ -1,14 +1,19 @@
-r"""Writes the changes of the ledger to the redo log, beside the event loop.
+r"""Writes the changes of the ledger to the redo log.
 
 ```
-event loop   append   append  append   committed() ......... answers the submission
-                  \       \      |                        ^
-thread             write 1  write 2 and 3 in one commit  --'
+event loop   append --> written here, if the disk is quick and the thread does not use the file
+                  \                          committed() ......... answers the submission
+                   \ else                        ^
+thread              all that wait in one commit --'       a sync every second, old changes go
 ```
 
-While one commit is on its way to the disk, more changes arrive; the next commit takes them all. A
-disk that is full or fails loses nothing: the changes wait in memory, submissions are not answered,
-no version is announced and no lease is granted until they are written.
+To hand a change to the thread costs several times as much as to write it: the two take turns at the
+interpreter. A write goes to the kernel's memory and so takes microseconds, but a disk that the
+kernel waits for would stop every worker. So the loop leaves the file to the thread while that syncs
+or removes, for the time after a slow write, and for changes that are large.
+
+A disk that is full or fails loses nothing: the changes wait in memory, submissions are not
+answered, no version is announced and no lease is granted until they are written.
 """
 
 from __future__ import annotations
@@ -20,16 +25,16 @@ import math
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.checkpoints.disk import size_text
+from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.changes import Change, InconsistentChangeError, LogRoom
 from vcpo_learner.ledger.contents import LedgerContents
 from vcpo_learner.redo_log.encoding import (
@@ -45,14 +50,19 @@ from vcpo_learner.redo_log.file import (
     file_path,
     replace_damaged,
 )
+from vcpo_learner.redo_log.progress import LogProgress
 from vcpo_learner.redo_log.redo import Redo
 
-DISK_FULL: Final = "DiskFull"
-"""Kind of the event that the log cannot be written."""
 RETRY_S: Final = 5.0
 """Time between two attempts on a disk that is full or fails."""
 _SYNC_S: Final = 1.0
 """What a machine that fails may lose: a sync for each commit would cost more than the commit."""
+_AT_ONCE_BYTES: Final = 1 << 20
+"""A larger change takes the event loop longer to copy than to hand over."""
+_SLOW_S: Final = 0.05
+"""A write that takes so long waited for the disk."""
+_SLOW_PAUSE_S: Final = 1.0
+"""Time after a slow write in which the thread does all of them."""
 _Result = TypeVar("_Result")
 
 
@@ -65,8 +75,14 @@ class _Checkpoint:
     kept_steps: Collection[int]
 
 
-_Entry = Row | _Checkpoint
-"""A change, or a checkpoint after earlier changes."""
+class _Unsynced(Enum):
+    """News for the thread: the event loop has written something."""
+
+    WRITTEN = "written"
+
+
+_Entry = Row | _Checkpoint | _Unsynced
+"""A change to write, a checkpoint after earlier changes, or one that is written and not synced."""
 
 
 class _ClosedError(Exception):
@@ -74,39 +90,49 @@ class _ClosedError(Exception):
 
 
 class RedoLog:
-    """The redo log of one run; a `ChangeLog`. Owner: the event loop; its thread has the file.
+    """The redo log of one run; a `ChangeLog`. Owner: the event loop; its thread shares the file.
 
     A learner that resumes calls `redo` before the first change is appended.
     """
 
-    def __init__(self, run_dir: Path, *, limit_bytes: int, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        limit_bytes: int,
+        retry_s: float = RETRY_S,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Open the file of a run directory, and create it if there is none.
 
         limit_bytes: size of the changes that a checkpoint needs, from which on the log is full.
         retry_s: seconds between two attempts on a disk that is full or fails.
+        clock: what a write takes; the thread waits by the system's clock.
 
         Raises:
             StartError: if it cannot be opened, naming it and the cure.
         """
         self._path = file_path(run_dir)
-        self._limit_bytes = limit_bytes
         self._retry_s = retry_s
-        self._events: list[tuple[str, str]] = []
+        self._clock = clock
+        self._progress = LogProgress(self._path, limit_bytes=limit_bytes, retry_s=retry_s)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
-            self._position = self._committed = self._file.last_position
-            self._size_bytes = self._file.size_bytes
+            self._position = self._progress.committed = self._file.last_position
+            self._progress.size_bytes = self._file.size_bytes
         except (sqlite3.Error, OSError) as error:
             raise StartError(
                 f"{self._path}: the redo log cannot be opened ({error}); make the folder writable,"
                 " on a disk with room and with file locks"
             ) from error
-        self._error: str | None = None
-        """Why the last write failed; None after one that succeeded."""
-        self._failure: Exception | None = None
         self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._file_lock = threading.Lock()
+        """Held by whoever uses the file once the thread runs."""
+        self._is_unsynced = False
+        """Whether the thread knows of a write of the event loop since its last sync."""
+        self._slow_until_s = -math.inf
+        """Until when the thread does all writes."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,9 +145,7 @@ class RedoLog:
     @property
     def room(self) -> LogRoom:
         """Whether there is room for more changes."""
-        if self._error is not None:
-            return LogRoom.UNWRITABLE
-        return LogRoom.FULL if self._size_bytes >= self._limit_bytes else LogRoom.FREE
+        return self._progress.room
 
     @property
     def path(self) -> Path:
@@ -165,34 +189,31 @@ class RedoLog:
         except (UnreadableChangeError, InconsistentChangeError) as error:
             cause = f"{self._path}: change {last + 1} cannot be redone ({error})"
             self._replace_damaged(after, last, cause)
-        self._position = self._committed = last
+        self._position = self._progress.committed = last
         return redo
 
     def append(self, change: Change) -> None:
-        """Take a change; it is written in the background, after all earlier ones.
+        """Take a change; it is written at once or in the background, after all earlier ones.
 
         It becomes bytes here: that needs the interpreter wherever it is done, and what has just
         arrived is still in the processor's cache.
         """
         data = change_to_bytes(change)  # first: after an error there must be no gap
         self._position += 1
-        self._put(Row(position=self._position, data=data))
+        row = Row(position=self._position, data=data)
+        if not self._is_written_at_once(row):
+            self._put(row)
 
     async def committed(self) -> None:
         """Wait until every change so far outlives this process.
 
         Raises: what ended the thread: damage, or a bug. A disk that fails is waited for.
         """
-        self.check()
-        if self._committed < self._position:
-            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((self._position, written))
-            await written
+        await self._progress.committed_up_to(self._position)
 
     def check(self) -> None:
         """Raise what ended the thread; as `committed`."""
-        if self._failure is not None:
-            raise self._failure
+        self._progress.check()
 
     def add_checkpoint(self, step: int, position: int, *, kept_steps: Collection[int]) -> None:
         """Let go of the changes that no kept checkpoint needs.
@@ -204,7 +225,7 @@ class RedoLog:
 
     def take_events(self) -> list[tuple[str, str]]:
         """Return kind and message of each event since the last call."""
-        events, self._events = self._events, []
+        events, self._progress.events = self._progress.events, []
         return events
 
     def close(self) -> None:
@@ -227,14 +248,41 @@ class RedoLog:
         """Go on in a new file that holds the changes that can be read; set the old one aside."""
         aside = replace_damaged(self._path, self._file, after=after, last=last)
         self._file = LogFile(self._path)
-        self._size_bytes = self._file.size_bytes
+        self._progress.size_bytes = self._file.size_bytes
         self._report_damage(cause, last - after, aside)
 
     def _report_damage(self, cause: str, num_read: int, aside: Path) -> None:
         what = f"the {num_read} changes before it are used, later ones are lost"
-        self._events.append(
+        self._progress.events.append(
             ("LogDamaged", f"{cause}; {what}; the file is kept as {aside.name} until a checkpoint")
         )
+
+    def _is_written_at_once(self, row: Row) -> bool:
+        """Write the newest change, unless the thread has work or the disk is slow."""
+        progress, begun_s = self._progress, self._clock()
+        if (
+            progress.committed != row.position - 1
+            or progress.room is LogRoom.UNWRITABLE
+            or progress.failure is not None
+            or begun_s < self._slow_until_s
+            or len(row.data) > _AT_ONCE_BYTES
+            or not self._file_lock.acquire(blocking=False)
+        ):
+            return False
+        try:
+            self._file.append([row])
+        except Exception:  # noqa: BLE001 - the thread tries it too, and says what it is
+            return False
+        else:
+            was_unsynced, self._is_unsynced = self._is_unsynced, True
+        finally:
+            self._file_lock.release()
+        progress.note_commit(row.position, len(row.data))
+        if not was_unsynced:
+            self._put(_Unsynced.WRITTEN)
+        if (ended_s := self._clock()) - begun_s >= _SLOW_S:
+            self._slow_until_s = ended_s + _SLOW_PAUSE_S
+        return True
 
     def _put(self, entry: _Entry) -> None:
         if self._thread is None:
@@ -256,42 +304,52 @@ class RedoLog:
         except _ClosedError:
             return
         except Exception as error:  # whoever waits for a commit must not wait for ever
-            self._tell(self._note_failure, error)
+            self._tell(self._progress.note_failure, error)
             raise
 
     def _write_until_closed(self) -> None:
         """Write entries, and remove old changes whenever there is nothing to write."""
-        removable, unsynced_since_s = 0, math.inf
+        removable, sync_at_s = 0, math.inf
         while True:
-            patience_s = None if unsynced_since_s == math.inf else _SYNC_S
+            patience_s = None if sync_at_s == math.inf else max(0.0, sync_at_s - time.monotonic())
             entries, is_last = _take_all(self._entries, timeout_s=0.0 if removable else patience_s)
             if rows := [entry for entry in entries if isinstance(entry, Row)]:
                 self._until_written(partial(self._file.append, rows))
                 size_bytes = sum(len(row.data) for row in rows)
-                self._tell(self._note_commit, rows[-1].position, size_bytes)
-                unsynced_since_s = min(unsynced_since_s, time.monotonic())
-            if is_last or time.monotonic() - unsynced_since_s >= _SYNC_S:
-                self._until_written(self._file.sync)
-                unsynced_since_s = math.inf
+                self._tell(self._progress.note_commit, rows[-1].position, size_bytes)
+            if rows or _Unsynced.WRITTEN in entries:
+                sync_at_s = min(sync_at_s, time.monotonic() + _SYNC_S)
+            if is_last or time.monotonic() >= sync_at_s:
+                self._until_written(self._sync)
+                sync_at_s = math.inf
             for entry in entries:
                 if isinstance(entry, _Checkpoint):
-                    removable = self._until_written(partial(self._forget_before, entry))
-                    self._tell(self._note_size, self._file.size_bytes)
+                    removable, freed_bytes = self._until_written(
+                        partial(self._forget_before, entry)
+                    )
+                    self._tell(self._progress.note_freed, freed_bytes)
             if is_last:
                 return
             if removable:
                 is_more = self._until_written(partial(self._file.remove_some, removable))
                 removable = removable if is_more else 0
 
-    def _forget_before(self, checkpoint: _Checkpoint) -> int:
-        """Remember a checkpoint; return the position up to which changes may go."""
+    def _sync(self) -> None:
+        # First, and with the file: a later write of the event loop asks for another sync.
+        self._is_unsynced = False
+        self._file.sync()
+
+    def _forget_before(self, checkpoint: _Checkpoint) -> tuple[int, int]:
+        """Remember a checkpoint; return the position up to which changes may go, and their size."""
         aside_path(self._path).unlink(missing_ok=True)
-        return self._file.add_checkpoint(
+        size_bytes = self._file.size_bytes
+        removable = self._file.add_checkpoint(
             checkpoint.step, checkpoint.position, kept_steps=checkpoint.kept_steps
         )
+        return removable, size_bytes - self._file.size_bytes
 
     def _until_written(self, write: Callable[[], _Result]) -> _Result:
-        """Call `write` until it succeeds.
+        """Call `write` with the file until it succeeds.
 
         Raises:
             _ClosedError: if the log is closed meanwhile.
@@ -301,62 +359,19 @@ class RedoLog:
         has_failed = False
         while True:
             try:
-                result = write()
+                with self._file_lock:
+                    result = write()
             except FileNotFoundError:
                 raise
             except (sqlite3.OperationalError, OSError) as error:
                 has_failed = True
-                self._tell(self._note_error, str(error))
+                self._tell(self._progress.note_error, str(error))
                 if self._closing.wait(self._retry_s):
                     raise _ClosedError from error
             else:
                 if has_failed:
-                    self._tell(self._note_room)
+                    self._tell(self._progress.note_room)
                 return result
-
-    def _note_commit(self, position: int, size_bytes: int) -> None:
-        self._committed = position
-        while self._waiting and self._waiting[0][0] <= position:
-            _, written = self._waiting.popleft()
-            if not written.done():
-                written.set_result(None)
-        was_full = self._size_bytes >= self._limit_bytes
-        self._size_bytes += size_bytes
-        if self.room is LogRoom.FULL and not was_full:
-            message = (
-                f"{self._path} holds {size_text(self._size_bytes)} and may hold"
-                f" {size_text(self._limit_bytes)} (spec.checkpoint.redoLogGibibytes): a checkpoint"
-                " is written after this step, and until then work is granted for one step at a time"
-            )
-            self._events.append(("LogFull", message))
-
-    def _note_size(self, size_bytes: int) -> None:
-        was_full = self.room is LogRoom.FULL
-        self._size_bytes = size_bytes
-        if was_full and self.room is LogRoom.FREE:
-            self._events.append(
-                ("LogHasRoom", f"{self._path} holds {size_text(self._size_bytes)} now")
-            )
-
-    def _note_error(self, error: str) -> None:
-        if self._error is None:
-            message = (
-                f"{self._path}: {error}; nothing is lost: no work is granted and no submission is"
-                f" answered until it is written; the next attempts follow every {self._retry_s:g} s"
-            )
-            self._events.append((DISK_FULL, message))
-        self._error = error
-
-    def _note_room(self) -> None:
-        self._error = None
-        self._events.append(("DiskHasRoom", f"{self._path} is written again"))
-
-    def _note_failure(self, error: Exception) -> None:
-        self._failure = error
-        for _, written in self._waiting:
-            if not written.done():
-                written.set_exception(error)
-        self._waiting.clear()
 
 
 def _take_all(

@@ -27,8 +27,8 @@ class Redo:
     def __init__(self, contents: LedgerContents) -> None:
         self.steps: dict[int, RecordedStep] = {}
         """Steps that were taken and not rolled back, by the version before."""
-        self.checksums: dict[int, int] = {}
-        """Of the versions that were announced; the last one if a version was announced twice."""
+        self.versions: dict[int, VersionPublished] = {}
+        """Versions that were announced; the last one if a version was announced twice."""
         self._contents = contents
         self._arrived = _by_id(chain.from_iterable(contents.accepted()))
         """Trajectories since the last step, dropped ones too: they may have calibrated the next."""
@@ -55,7 +55,7 @@ class Redo:
             case BatchConsumed():
                 self._take_step(change)
             case VersionPublished():
-                self.checksums[change.policy_version] = change.checksum
+                self.versions[change.policy_version] = change
             case LearnerRestarted():
                 contents.restart()
             case RolledBack():
@@ -91,9 +91,9 @@ class Redo:
             if version >= change.policy_version
         ]
         self._contents.roll_back(change, undone)
-        self.checksums = {
-            version: checksum
-            for version, checksum in self.checksums.items()
+        self.versions = {
+            version: published
+            for version, published in self.versions.items()
             if version <= change.policy_version
         }
 

@@ -11,15 +11,14 @@ bytes at a time; a file takes it in one copy (`benchmarks.learner.ingest`).
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 _SEGMENT_BYTES: Final = 32 << 20
-"""A segment that has this size is followed by a new one. It is removed as a whole, so up to so much
-is kept that nobody needs."""
+"""A segment that has this size at a sync is followed by a new one. It is removed as a whole, so up
+to so much is kept that nobody needs."""
 
 
 class Place(NamedTuple):
@@ -44,25 +43,29 @@ class Segments:
         self._file: int | None = None
         """Descriptor of the segment that is written; None before the first write."""
         self._number = 0
-        self._end = 0
+        self._end = self._written_end = 0
 
-    @contextlib.contextmanager
-    def written(self, data: Sequence[bytes]) -> Iterator[list[Place]]:
-        """Write data, one after another; if the block fails, the next data takes the same place."""
+    def write(self, data: Sequence[bytes]) -> list[Place]:
+        """Write data, one after another; unless `keep` follows, the next data takes its place."""
         if not data:
-            yield []
-            return
+            return []
         file = self._file if self._file is not None else self._begin()
         places, end = [], self._end
         for each in data:
             _write_at(file, each, end)
             places.append(Place(self._number, end, len(each)))
             end += len(each)
-        yield places
-        self._end = end
-        if end >= _SEGMENT_BYTES:
-            self.sync()
-            self.close()
+        self._written_end = end
+        return places
+
+    def keep(self) -> None:
+        """Let the next data follow what was written last."""
+        self._end = self._written_end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next `sync` ends the segment that is written."""
+        return self._end >= _SEGMENT_BYTES
 
     def read(self, place: Place) -> bytes:
         """Return the data at a place; less than its size, if the segment ends before."""
@@ -78,7 +81,7 @@ class Segments:
                 self._path(number).unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """Bring what was written to the disk.
+        """Bring what was written to the disk, and end a segment that is full.
 
         Raises:
             FileNotFoundError: if somebody has removed the segment that is written.
@@ -93,18 +96,21 @@ class Segments:
             os.fsync(folder)  # its entry for a new segment
         finally:
             os.close(folder)
+        if self.is_full:
+            self.close()
 
     def close(self) -> None:
         """Close the segment that is written; the next data begins another one."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            self._end = self._written_end = 0
 
     def _begin(self) -> int:
         self._folder.mkdir(exist_ok=True)
         number = max(self._numbers(), default=0) + 1
         self._file = os.open(self._path(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        self._number, self._end = number, 0
+        self._number, self._end, self._written_end = number, 0, 0
         return self._file
 
     def _numbers(self) -> list[int]:
@@ -119,7 +125,6 @@ class Segments:
 
 def _write_at(file: int, data: bytes, offset: int) -> None:
     """Write all of some data at an offset of a file."""
-    rest = memoryview(data)
-    while rest:
-        num_bytes = os.pwrite(file, rest, offset)
-        rest, offset = rest[num_bytes:], offset + num_bytes
+    num_bytes = os.pwrite(file, data, offset)
+    while num_bytes < len(data):  # a disk that fills up takes a part first
+        num_bytes += os.pwrite(file, memoryview(data)[num_bytes:], offset + num_bytes)

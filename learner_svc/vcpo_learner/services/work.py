@@ -117,7 +117,9 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         ]
         for index, trajectory in enumerate(trajectories):
             self._bounds.check_trajectory(trajectory, path=f"trajectories[{index}]")
-        outcomes = self._dispatcher.submit(request.worker_id, request.lease_id, trajectories)
+        outcomes = self._dispatcher.submit(
+            request.worker_id, request.lease_id, trajectories, request
+        )
         await self._dispatcher.ledger.log.committed()
         if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
             parent = tracing.received(context.invocation_metadata())

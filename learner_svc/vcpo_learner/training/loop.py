@@ -98,7 +98,7 @@ class TrainingLoop:
             self.event("Warning", f"batch: {warning}")
         for warning in rollout_warnings(self._spec.model, self._spec.rollouts):
             self.event("Warning", f"rollouts: {warning}")
-        self._publication.known_checksums = self._recovery.checksums
+        self._publication.known_versions = self._recovery.versions
         await self._publication.begin()
         try:
             if await self._redo_steps():
@@ -202,7 +202,7 @@ class TrainingLoop:
         """Take one optimizer step; return False if the run is stopped."""
         waiting_since_s = self._parts.clock()
         self._parts.signals.start_waiting()
-        groups = await self._dispatcher.next_batch()
+        groups = await self._publication.unless_it_fails(self._dispatcher.next_batch())
         if groups is None:
             return False
         started_s = self._parts.clock()

@@ -16,9 +16,10 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.checkpoints.folder import state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.model.published_parameters import PublishedParameters, gather_policy
+from vcpo_learner.model.published_parameters import PublishedParameters
 from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
+from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.update.pending_step import PendingStep
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
@@ -34,7 +35,6 @@ class MirroredUpdate:
     def __init__(self, update: PolicyUpdate, commands: Commands, model: PreTrainedModel) -> None:
         """Mirror an update of a model that may be cut over the ranks."""
         self._update = update
-        self._model = model
         self._commands = commands
         self._published = PublishedParameters(model)
         self._pending: PendingStep | None = None
@@ -42,7 +42,6 @@ class MirroredUpdate:
         commands.on("begin", self._begin)
         commands.on("finish", self._finish)
         commands.on("rehearse", self._rehearse)
-        commands.on("take_weights", self._gather_weights)
         commands.on("save_tensors", self._save_tensors)
         commands.on("load_tensors", self._load_tensors)
         commands.on("load_state_dict", self._load_state_dict)
@@ -95,13 +94,22 @@ class MirroredUpdate:
         """Discard the responses to these leases from replay; as `PolicyUpdate.forget`."""
         return self._update.forget(lease_ids)
 
-    def take_weights(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
-        """Return what a new version publishes; as `PublishedParameters.take`."""
+    def take_weights(
+        self, precision: Precision, policy_version: int
+    ) -> SharedFile | dict[str, ChangedElements]:
+        """Return what this rank publishes of a new version; as `PublishedParameters.take`.
+
+        Each of the others takes its own part, and publishes it: `ShardPublication`.
+        """
         return self._commands.call(
             "take_weights",
             lambda: self._published.take(precision),
-            fields={"precision": precision},
+            fields={"precision": precision, "policy_version": policy_version},
         )
+
+    def give_up(self) -> None:
+        """Take another rank for lost: nothing is asked of the others any more."""
+        self._commands.is_broken = True
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -147,9 +155,6 @@ class MirroredUpdate:
             return groups, b""
         sent = as_sent(groups)
         return sent, groups_to_bytes(sent)
-
-    def _gather_weights(self, fields: Mapping[str, Any], _: bytes) -> None:
-        gather_policy(self._model, Precision(fields["precision"]))
 
     def _save_tensors(self, fields: Mapping[str, Any], _: bytes) -> None:
         self._update.save_tensors(Path(fields["folder"]))

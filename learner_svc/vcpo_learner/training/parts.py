@@ -19,12 +19,15 @@ from vcpo.spec import VCPORun
 from vcpo.tracking.tracker import Tracker
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.redo_log.log import DISK_FULL, RedoLog
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.redo_log.progress import DISK_FULL
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.update.result import UpdateResult
+from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
 
@@ -43,12 +46,15 @@ class TrainingParts:
     dispatcher: Dispatcher
     log: RedoLog
     policies: PolicyStore
+    ranks: Ranks
     signals: SignalWindow
     gauges: LearnerGauges
     journal: Journal
     clock: Clock
     tracker: Tracker = field(default_factory=Tracker)
     archive_writer: ArchiveWriter | None = None
+    weight_server: WeightServer | None = None
+    """Sends the versions; None: the learner's own server does."""
     traces: TrajectoryTraces = field(default_factory=TrajectoryTraces)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits a number of seconds of `clock`."""

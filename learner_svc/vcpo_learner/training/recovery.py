@@ -22,6 +22,7 @@ from vcpo.records.journal import read_metrics
 from vcpo.records.step_record import StepRecord
 from vcpo.spec import continuation_document
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
+from vcpo_learner.ledger.changes import VersionPublished
 from vcpo_learner.ledger.contents import RecordedStep
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.exclusion import Exclusion
@@ -43,8 +44,8 @@ class Recovery:
     ) -> None:
         self.steps: list[RecordedStep] = []
         """Steps after the checkpoint that are still to be redone, in this order."""
-        self.checksums: Mapping[int, int] = {}
-        """Of the versions that an earlier process announced, by version."""
+        self.versions: Mapping[int, VersionPublished] = {}
+        """Those that an earlier process announced."""
         self.last_recorded_step = 0
         """Last step in the journal at the start."""
         self._parts = parts
@@ -140,7 +141,7 @@ class Recovery:
         redo = self._parts.log.redo(contents, after=after)
         contents.wasted_tokens.clear()  # they are counted from the start of a process
         self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
-        self.checksums = redo.checksums
+        self.versions = redo.versions
         self._parts.report_log()
 
     def _resume_limit(self, step: int) -> None:

@@ -84,7 +84,10 @@ class ArchiveFolder:
     ) -> policy_pb2.ArchivedSet:
         for delta in deltas:
             entry = delta.entry
-            self._put(delta_name(entry.base_policy_version, entry.policy_version), delta.data)
+            self._put(
+                delta_name(entry.base_policy_version, entry.policy_version),
+                bytes(delta.file.content),
+            )
         return policy_pb2.ArchivedSet(
             policy_version=deltas[-1].entry.policy_version,
             anchor_policy_version=before.anchor_policy_version,
@@ -92,7 +95,7 @@ class ArchiveFolder:
         )
 
     def _write_anchor(self, policy: PublishedPolicy) -> policy_pb2.ArchivedSet:
-        version, full_set = policy.policy_version, policy.full_set
+        version, full_set = policy.policy_version, policy.full_set.file
         self._kept.append([])
         path = self._path(full_set_name(version))
         with self._files.open(path, "wb") as file:

@@ -9,7 +9,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, filler
-from vcpo_learner.changed_elements import Bits, ChangedElements
+from vcpo_learner.changed_elements import Bits, ChangedElements, Positions
 
 
 def encode_delta(changes: Mapping[str, ChangedElements]) -> bytes:
@@ -23,7 +23,7 @@ def encode_delta(changes: Mapping[str, ChangedElements]) -> bytes:
     return delta
 
 
-def encode_gaps(positions: NDArray[np.int64]) -> Bits:
+def encode_gaps(positions: Positions) -> Bits:
     """Encode increasing positions as gaps, in the width that needs fewer bytes."""
     skipped = np.diff(positions, prepend=-1) - 1
     written = [_with_fillers(skipped, width) for width in GAP_WIDTHS]

@@ -23,6 +23,8 @@ from vcpo.wire.weights import manifest_of
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
+from vcpo_learner.shared_file import SharedFile
+from vcpo_learner.weight_server.held_files import HeldFile
 from vcpo_learner.weights.deltas import encode_delta
 from vcpo_learner.weights.published_set import PublishedSet
 
@@ -39,17 +41,8 @@ class PublishedDelta:
     """The change from one version to the next."""
 
     entry: policy_pb2.DeltaEntry
-    data: bytes
-    """A safetensors file, as `vcpo.wire.deltas` describes it."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file."""
-        return len(self.data)
-
-    def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return up to `max_bytes` from an offset, and the version that they lead to."""
-        return self.data[offset : offset + max_bytes], self.entry.policy_version
+    file: SharedFile
+    """A safetensors file, as `vcpo.wire.deltas` describes it; its newest version is the entry's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +76,7 @@ class PolicyStore:
         self._changed = ChangeNotifier()
 
     def prepare(
-        self, policy_version: int, weights: bytearray | Mapping[str, ChangedElements]
+        self, policy_version: int, weights: SharedFile | Mapping[str, ChangedElements]
     ) -> PublishedPolicy:
         """Compute a version's manifest and delta; may run in another thread.
 
@@ -93,7 +86,7 @@ class PolicyStore:
             newest version's. That one is patched at once.
         """
         delta = None
-        if isinstance(weights, bytearray):
+        if isinstance(weights, SharedFile):
             full_set = PublishedSet(policy_version, weights)
         else:
             base = self.newest
@@ -109,7 +102,7 @@ class PolicyStore:
     def publish(self, policy: PublishedPolicy) -> None:
         """Make a prepared version the newest one and wake all waiting calls."""
         known = [*self._deltas, policy.delta] if policy.delta else []
-        self._deltas = useful_deltas(known[-_KEPT_DELTAS:], policy.full_set.size_bytes)
+        self._deltas = useful_deltas(known[-_KEPT_DELTAS:], policy.full_set.file.size_bytes)
         self._versions[policy.policy_version] = policy
         self._drop_versions()
         self._changed.notify()
@@ -142,6 +135,11 @@ class PolicyStore:
             return []
         return self._deltas[bases.index(policy_version) :]
 
+    @property
+    def deltas(self) -> list[policy_pb2.DeltaEntry]:
+        """All deltas that can be fetched, in order; the last one leads to the newest version."""
+        return [delta.entry for delta in self._deltas]
+
     def get(self, incarnation: str, policy_version: int) -> PublishedPolicy:
         """Return one version.
 
@@ -172,6 +170,37 @@ class PolicyStore:
             " stored; fetch the full set"
         )
 
+    def held_files(self, prepared: PublishedPolicy | None = None) -> list[HeldFile]:
+        """Return every file that can be fetched.
+
+        prepared: a version that is published next; its files are among them.
+        """
+        extra = [] if prepared is None else [prepared]
+        deltas = [*self._deltas, *(policy.delta for policy in extra if policy.delta)]
+        whole = {
+            policy.policy_version: policy.full_set.file
+            for policy in (*self._versions.values(), *extra)
+        }
+        return [
+            *(self._held_file(version, None, file) for version, file in whole.items()),
+            *(
+                self._held_file(
+                    each.entry.policy_version, each.entry.base_policy_version, each.file
+                )
+                for each in deltas
+            ),
+        ]
+
+    def _held_file(
+        self, policy_version: int, base_policy_version: int | None, file: SharedFile
+    ) -> HeldFile:
+        return HeldFile(
+            incarnation=self.incarnation,
+            policy_version=policy_version,
+            base_policy_version=base_policy_version,
+            file=file,
+        )
+
     @property
     def newest(self) -> PublishedPolicy | None:
         """The newest version; None before the first."""
@@ -183,7 +212,7 @@ class PolicyStore:
         whole = [
             version
             for version, policy in self._versions.items()
-            if policy.full_set.newest_version == version
+            if policy.full_set.file.newest_version == version
         ]
         kept = bases.union(whole[-_KEPT_SETS:])
         for version in [version for version in self._versions if version not in kept]:
@@ -196,14 +225,16 @@ def _delta(base_policy_version: int, policy_version: int, data: bytes) -> Publis
         policy_version=policy_version,
         total_bytes=len(data),
     )
-    return PublishedDelta(entry=entry, data=data)
+    file = SharedFile.of(data)
+    file.newest_version = policy_version
+    return PublishedDelta(entry=entry, file=file)
 
 
 def useful_deltas(deltas: Sequence[PublishedDelta], full_bytes: int) -> list[PublishedDelta]:
     """Return the newest deltas, as many as have room; the newest alone if it is less than a set."""
     kept_bytes = 0
     for number, delta in enumerate(reversed(deltas)):
-        kept_bytes += delta.size_bytes
+        kept_bytes += delta.file.size_bytes
         room_bytes = full_bytes * (_DELTAS_SHARE if number else 1)
         if kept_bytes >= room_bytes:
             return list(deltas[len(deltas) - number :])

@@ -176,8 +176,8 @@ _DOES_IT_LEARN: Final = Row(
             slug="endings",
             title="Endings of responses",
             question="Do responses end by themselves?",
-            reading="`stop` is an end token. A share of `length` that grows asks for a larger "
-            "`sampling.maxNewTokens`.",
+            reading="`stop` is an end token or a stop string. A share of `length` that grows asks"
+            " for a larger `sampling.maxNewTokens`.",
             kind=Kind.STACK,
             unit=AxisUnit.SHARE,
             maximum=1.0,

@@ -13,6 +13,7 @@ of several starts torchrun, which gives them to its processes. The first pod is 
 from __future__ import annotations
 
 from vcpo.service.lifecycle import TERMINATION_LOG_VARIABLE
+from vcpo.service.logs import POD_VARIABLE
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
@@ -27,10 +28,12 @@ from vcpo_operator.names import (
     LEARNER_HEALTH_PORT,
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
+    LEARNER_WEIGHTS_PORT,
     POD_INDEX_LABEL,
     RENDEZVOUS_PORT,
     Role,
     learner_name,
+    ranks_host,
     ranks_name,
     selector,
 )
@@ -82,6 +85,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         port=LEARNER_PORT,
         health_port=LEARNER_HEALTH_PORT,
         metrics_port=LEARNER_METRICS_PORT,
+        more_ports=_weights_ports(settings.ranks_per_replica),
         drain_s=settings.drain_seconds,
         threads=settings.threads,
         gpus=settings.gpus_per_replica,
@@ -95,6 +99,15 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         shares_memory=settings.ranks_per_replica > 1,
         template=settings.template,
     )
+
+
+def _weights_ports(num_ranks: int) -> list[Manifest]:
+    """Return the ports at which the ranks of a pod send weights."""
+    names = ["weights", *(f"weights-{rank}" for rank in range(1, num_ranks))]
+    return [
+        {"name": name, "containerPort": LEARNER_WEIGHTS_PORT + rank}
+        for rank, name in enumerate(names)
+    ]
 
 
 def _service_name(parent: Parent) -> str:
@@ -154,11 +167,18 @@ def _first_pod(parent: Parent) -> str:
 
 
 def _arguments(parent: Parent) -> list[str]:
+    has_group = parent.run.spec.learner.replicas > 1
     return [
         RUN_FILE_PATH,
         f"--run-dir={RUN_DIR}",
         f"--listen=0.0.0.0:{LEARNER_PORT}",
         f"--metrics-listen=0.0.0.0:{LEARNER_METRICS_PORT}",
+        f"--weights-listen=0.0.0.0:{LEARNER_WEIGHTS_PORT}",
+        *(
+            [f"--weights-host=$({POD_VARIABLE}).{ranks_host(parent.owner.key)}"]
+            if has_group
+            else []
+        ),
         "--resume",
         *transport_arguments(parent, LEARNER_HEALTH_PORT),
         f"--drain-seconds={parent.run.spec.learner.drain_seconds}",

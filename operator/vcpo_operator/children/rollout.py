@@ -75,6 +75,7 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         port=ROLLOUT_PORT,
         health_port=ROLLOUT_HEALTH_PORT,
         metrics_port=ROLLOUT_METRICS_PORT,
+        more_ports=[],
         drain_s=group.drain_seconds,
         threads=group.threads,
         gpus=gpus,

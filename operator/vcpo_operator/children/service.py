@@ -12,6 +12,7 @@ from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
+    LEARNER_WEIGHTS_PORT,
     RENDEZVOUS_PORT,
     Role,
     leader_selector,
@@ -31,6 +32,7 @@ def learner_service(parent: Parent) -> Child:
             "ports": [
                 {"name": "grpc", "port": LEARNER_PORT, "targetPort": "grpc"},
                 {"name": "metrics", "port": LEARNER_METRICS_PORT, "targetPort": "metrics"},
+                {"name": "weights", "port": LEARNER_WEIGHTS_PORT, "targetPort": "weights"},
             ],
         }
     }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.gauges import RolloutGauges
 
 
@@ -58,7 +59,7 @@ class Generation:
 
     token_ids: tuple[int, ...]
     """Sampled tokens, at least one; those of the request's `partial_response` come first. Includes
-    the end token if the model ended its response."""
+    the end token, or those of the stop string, if one of them ended the response."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token in the distribution it was drawn from (float32, after
     temperature)."""
@@ -79,15 +80,37 @@ class WeightChanges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WeightShard:
+    """Rows of a version's tensors."""
+
+    payload: bytes | bytearray
+    """A safetensors file. After the swap the next version may be written into it: who needs it
+    longer copies it."""
+    first_rows: Mapping[str, int] = field(default_factory=dict)
+    """Row of the whole tensor that is the payload's first one, by tensor; 0 if it is not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PolicyWeights:
     """One published version, complete and verified."""
 
     policy_version: int
-    payload: bytes | bytearray
-    """A safetensors file with every parameter under its `transformers` name. After the swap the
-    next version may be written into it: who needs it longer copies it."""
+    shards: tuple[WeightShard, ...]
+    """Together they hold every parameter under its `transformers` name, each row once."""
     changes: WeightChanges | None = None
     """If known: an engine that uses the base version may write only these elements."""
+
+    @classmethod
+    def whole(
+        cls,
+        policy_version: int,
+        payload: bytes | bytearray,
+        *,
+        changes: WeightChanges | None = None,
+    ) -> Self:
+        """Return a version in one shard."""
+        shards = (WeightShard(payload=payload),)
+        return cls(policy_version=policy_version, shards=shards, changes=changes)
 
 
 class SequenceSampler(Protocol):
@@ -96,6 +119,10 @@ class SequenceSampler(Protocol):
     @property
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end a response."""
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Strings that end a response; None if only end tokens do."""
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None

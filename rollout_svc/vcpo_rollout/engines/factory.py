@@ -21,6 +21,7 @@ from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
 from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
+from vcpo_rollout.engines.stop_strings import StopStrings
 
 _LOGGER = logging.getLogger(__name__)
 _VLLM_LOGGING = Path(__file__).parent / "vllm" / "logging.json"
@@ -80,7 +81,7 @@ def load_engine(
     codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
     if group.engine is EngineName.VLLM:
-        return _start_vllm(spec, group, plan, end_token_ids, seed), codec
+        return _start_vllm(spec, group, plan, tokenizer, end_token_ids, seed), codec
     return _start_hf(spec, group, tokenizer, end_token_ids, seed), codec
 
 
@@ -107,6 +108,7 @@ def _start_hf(
         seed=seed,
         device=device,
         precision=group.precision,
+        stop_strings=StopStrings.of(spec.sampling, tokenizer),
         returns_routes=spec.algorithm.router_replay,
     )
 
@@ -115,6 +117,7 @@ def _start_vllm(
     spec: VCPORunSpec,
     group: RolloutGroup,
     plan: WeightPlan,
+    tokenizer: PreTrainedTokenizerBase,
     end_token_ids: frozenset[int],
     seed: int,
 ) -> Engine:
@@ -136,7 +139,11 @@ def _start_vllm(
         gpu_memory_ratio=gpu_memory_ratio(),
         returns_routes=spec.algorithm.router_replay,
     )
-    return VllmEngine.start(settings, end_token_ids=end_token_ids)
+    return VllmEngine.start(
+        settings,
+        end_token_ids=end_token_ids,
+        stop_strings=StopStrings.of(spec.sampling, tokenizer),
+    )
 
 
 @contextmanager

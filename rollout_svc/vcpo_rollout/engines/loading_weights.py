@@ -1,4 +1,7 @@
-"""Reads and checks a version's weights as a whole, then copies them into a model in place."""
+"""Reads and checks a version's weights as a whole, then copies them into a model in place.
+
+A version in shards is not joined: its rows are copied from where they are.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from vcpo.wire.weights import CorruptWeightsError, Payload
+from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.payload_tensors import (
+    WholeTensor,
+    elements_at,
+    joined,
+    whole_shape,
+    whole_tensors,
+)
 
 _MAX_PROBLEMS_SHOWN = 5
 
@@ -27,7 +36,7 @@ class TensorPatch:
     """[num_changes]."""
 
 
-StagedWeights = Mapping[str, Tensor | TensorPatch]
+StagedWeights = Mapping[str, Tensor | WholeTensor | TensorPatch]
 """New values of a model's parameters, by the names of `model.named_parameters()`."""
 
 
@@ -39,11 +48,11 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
     Raises:
         EngineError: as `read_weights`.
     """
-    tensors = read_weights(model, weights.payload)
+    tensors = read_weights(model, weights)
     changes = weights.changes
     if changes is None or changes.base_policy_version != in_use:
         return tensors
-    staged: dict[str, Tensor | TensorPatch] = {}
+    staged: dict[str, WholeTensor | TensorPatch] = {}
     for names in _names_by_parameter(model):
         positions = next(
             (changes.positions[name] for name in names if name in changes.positions), None
@@ -54,7 +63,7 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
         staged[names[0]] = tensor
         if parameter.is_contiguous():  # `copy_weights` writes through a flat view
             at = torch.from_numpy(positions)
-            values = tensor.view(-1)[at].to(parameter.device, parameter.dtype)
+            values = elements_at(tensor, at).to(parameter.device, parameter.dtype)
             staged[names[0]] = TensorPatch(positions=at.to(parameter.device), values=values)
     return staged
 
@@ -78,18 +87,18 @@ def changed_parameters(
     )
 
 
-def read_weights(model: Module, payload: Payload) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, one per parameter of the model.
+def read_weights(model: Module, weights: PolicyWeights) -> dict[str, WholeTensor]:
+    """Return the tensors of a version, one per parameter of the model.
 
-    The file may hold a tied parameter under any or all of its names, with equal values. The keys of
-    the result are those of `model.named_parameters()`. The function reads only names and shapes of
-    the model, which may be in use in another thread.
+    The version may hold a tied parameter under any or all of its names, with equal values. The keys
+    of the result are those of `model.named_parameters()`. The function reads only names and shapes
+    of the model, which may be in use in another thread.
 
     Raises:
-        EngineError: when a tensor is missing, unknown, of another shape or not real, or the payload
+        EngineError: when a tensor is missing, unknown, of another shape or not real, or a payload
             is not a safetensors file; the message lists the problems.
     """
-    tensors = read_tensors(payload)
+    tensors = read_tensors(weights)
     names = _names_by_parameter(model)
     problems = list(_problems(model, names, tensors))
     if problems:
@@ -102,17 +111,18 @@ def read_weights(model: Module, payload: Payload) -> dict[str, Tensor]:
     }
 
 
-def read_tensors(payload: Payload) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name, as `tensors_of`.
+def read_tensors(weights: PolicyWeights) -> dict[str, WholeTensor]:
+    """Return the tensors of a version by name, as `whole_tensors`.
 
     Raises:
-        EngineError: when the payload is not a safetensors file.
+        EngineError: when a payload is not a safetensors file.
     """
     try:
-        return tensors_of(payload)
+        return whole_tensors(weights)
     except CorruptWeightsError as error:
+        num_bytes = sum(len(shard.payload) for shard in weights.shards)
         raise EngineError(
-            f"payload: {len(payload)} bytes are not a safetensors file: {error}"
+            f"payload: {num_bytes} bytes are not a safetensors file: {error}"
         ) from error
 
 
@@ -123,8 +133,11 @@ def copy_weights(model: Module, weights: StagedWeights) -> None:
         parameter = model.get_parameter(name)
         if isinstance(new, TensorPatch):
             parameter.view(-1).index_copy_(0, new.positions, new.values)
+        elif isinstance(new, Tensor) or len(new) == 1:
+            parameter.copy_(new if isinstance(new, Tensor) else new[0].rows)
         else:
-            parameter.copy_(new)
+            for part in new:
+                parameter.narrow(0, part.first_row, len(part.rows)).copy_(part.rows)
 
 
 def _names_by_parameter(model: Module) -> list[list[str]]:
@@ -136,7 +149,7 @@ def _names_by_parameter(model: Module) -> list[list[str]]:
 
 
 def _problems(
-    model: Module, names: list[list[str]], tensors: Mapping[str, Tensor]
+    model: Module, names: list[list[str]], tensors: Mapping[str, WholeTensor]
 ) -> Iterator[str]:
     """Yield one line per tensor that does not fit the model."""
     for names_of_one in names:
@@ -147,11 +160,12 @@ def _problems(
         expected = model.get_parameter(names_of_one[0])
         for name in given:
             tensor = tensors[name]
-            if tensor.shape != expected.shape:
-                yield f"{name} has shape {list(tensor.shape)}, not {list(expected.shape)}"
-            elif not tensor.is_floating_point():
-                yield f"{name} is {tensor.dtype}, not a floating-point type"
-            elif name != given[0] and not torch.equal(tensor, tensors[given[0]]):
+            shape, dtype = whole_shape(tensor), tensor[0].rows.dtype
+            if shape != tuple(expected.shape):
+                yield f"{name} has shape {list(shape)}, not {list(expected.shape)}"
+            elif not dtype.is_floating_point:
+                yield f"{name} is {dtype}, not a floating-point type"
+            elif name != given[0] and not torch.equal(joined(tensor), joined(tensors[given[0]])):
                 yield f"{name} differs from {given[0]}, to which the model ties it"
     for name in sorted(tensors.keys() - {name for group in names for name in group}):
         yield f"{name} is unknown"

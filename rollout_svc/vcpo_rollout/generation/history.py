@@ -7,9 +7,9 @@ prompt | sampled | inserted | sampled | inserted | sampled
 
 The replied turns of an interrupted response are its history: the worker that resumes it replays
 them, and its environment must reply as before. The turn after them is open: the engine continues
-it, or the environment replies to it if the model had ended it. A turn ends at an end token only,
-and a turn without one is unfinished. So the spans of the inserted tokens are all that a partial
-response must carry besides its tokens.
+it, or the environment replies to it if the model had ended it. A turn ends at an end token or with
+a stop string, and another one is unfinished. So the spans of the inserted tokens are all that a
+partial response must carry besides its tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, TokenSpan, VersionSpan
-from vcpo_rollout.engines.engine import Generation, GenerationRequest
+from vcpo_rollout.engines.engine import Generation, GenerationRequest, SequenceSampler
+from vcpo_rollout.engines.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,27 @@ class Turn:
     sampled: tuple[int, ...]
     """At least one token."""
     inserted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endings:
+    """What ends a turn of the model."""
+
+    token_ids: frozenset[int]
+    """End tokens."""
+    stop_strings: StopStrings | None = None
+    """None if only end tokens end a turn."""
+
+    @classmethod
+    def of(cls, engine: SequenceSampler) -> Self:
+        """Return those of an engine."""
+        return cls(token_ids=engine.end_token_ids, stop_strings=engine.stop_strings)
+
+    def end(self, turn: Sequence[int]) -> bool:
+        """Return whether the last token of a turn ended it."""
+        return turn[-1] in self.token_ids or (
+            self.stop_strings is not None and self.stop_strings.completed_by_last(turn)
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +73,7 @@ class History:
         request: GenerationRequest,
         partial_response: PartialResponse,
         turns: Sequence[Turn],
-        end_token_ids: frozenset[int],
+        endings: Endings,
     ) -> Self:
         """Return the history of an interrupted response, of which `turns` were replied to."""
         num_sampled = sum(len(turn.sampled) for turn in turns)
@@ -65,10 +87,10 @@ class History:
             inserted_spans=list(partial_response.inserted_spans),
         )
         if size < len(partial_response.token_ids):
-            has_ended = partial_response.token_ids[-1] in end_token_ids
-            finish_reason = FinishReason.STOP if has_ended else None
+            token_ids = partial_response.token_ids[size:]
+            finish_reason = FinishReason.STOP if endings.end(token_ids) else None
             history.open_turn = PartialResponse(
-                token_ids=partial_response.token_ids[size:],
+                token_ids=token_ids,
                 logprobs=partial_response.logprobs[num_sampled:],
                 version_spans=tuple(open_spans),
                 finish_reason=partial_response.finish_reason or finish_reason,
@@ -118,7 +140,7 @@ class History:
         )
 
 
-def replied_turns(partial_response: PartialResponse, end_token_ids: frozenset[int]) -> list[Turn]:
+def replied_turns(partial_response: PartialResponse, endings: Endings) -> list[Turn]:
     """Return the turns of an interrupted response to which the environment replied, in order.
 
     A turn that another turn follows was replied to, perhaps with an empty reply. For a last turn
@@ -127,7 +149,7 @@ def replied_turns(partial_response: PartialResponse, end_token_ids: frozenset[in
     turns: list[tuple[list[int], list[int]]] = []
     sampled_mask = partial_response.sampled_mask
     for token_id, is_sampled in zip(partial_response.token_ids, sampled_mask, strict=True):
-        if is_sampled and (not turns or turns[-1][1] or turns[-1][0][-1] in end_token_ids):
+        if is_sampled and (not turns or turns[-1][1] or endings.end(turns[-1][0])):
             turns.append(([], []))
         turns[-1][0 if is_sampled else 1].append(token_id)
     if not turns[-1][1]:

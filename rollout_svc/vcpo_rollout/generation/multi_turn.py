@@ -34,7 +34,7 @@ from vcpo_rollout.generation.environment_pool import (
     require_type,
 )
 from vcpo_rollout.generation.group_sampling import complete_response
-from vcpo_rollout.generation.history import History, Turn, replied_turns
+from vcpo_rollout.generation.history import Endings, History, Turn, replied_turns
 
 
 async def resume(
@@ -43,12 +43,13 @@ async def resume(
     partial_response: PartialResponse,
     *,
     codec: PromptCodec,
-    end_token_ids: frozenset[int],
+    endings: Endings,
     threads: EnvironmentCalls,
 ) -> tuple[Conversation, History] | None:
     """Bring a new conversation to the state in which another worker's was interrupted.
 
     begin: opens a conversation about the prompt of `request`.
+    endings: of the engine.
 
     Returns: None when the environment gives other replies than before; the later turns of the
         model would then follow other words.
@@ -56,11 +57,11 @@ async def resume(
     Raises:
         EnvironmentFailedError: when the environment's code fails.
     """
-    turns = replied_turns(partial_response, end_token_ids)
-    conversation = await threads.call(partial(_replay, begin, turns, codec, end_token_ids))
+    turns = replied_turns(partial_response, endings)
+    conversation = await threads.call(partial(_replay, begin, turns, codec, endings.token_ids))
     if conversation is None:
         return None
-    return conversation, History.resume(request, partial_response, turns, end_token_ids)
+    return conversation, History.resume(request, partial_response, turns, endings)
 
 
 async def converse(

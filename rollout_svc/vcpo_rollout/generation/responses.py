@@ -46,7 +46,7 @@ from vcpo_rollout.generation.group_sampling import (
     gather_complete,
     sample_group,
 )
-from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.history import Endings, History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
 _LOGGER = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class ResponseGenerator:
                 request,
                 partial_response,
                 codec=codec,
-                end_token_ids=engine.end_token_ids,
+                endings=Endings.of(engine),
                 threads=threads,
             )
             if resumed is None:

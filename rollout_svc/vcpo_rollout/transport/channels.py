@@ -1,4 +1,4 @@
-"""The channels of a worker: to the learner, and to other workers.
+"""The channels of a worker: to the learner's servers, and to other workers.
 
 Each trusts the authority that the worker's folder holds at that time, so an authority may be
 replaced while the worker runs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc
 
@@ -60,6 +60,12 @@ class LearnerChannel:
 
         return call
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Close the channel, and those that it has replaced."""
         for closing in self._replaced:
@@ -83,6 +89,47 @@ class LearnerChannel:
         return open_channel(
             self._address, key=self._key, identity=self._identity, trust=self._trust
         )
+
+
+class LearnerServers:
+    """Opens channels to the learner's servers, which are shown the same keys as the learner.
+
+    learner: `host:port` at which the worker reaches the learner.
+    certificates: None calls in plain text.
+    """
+
+    def __init__(
+        self,
+        learner: str,
+        *,
+        key: str | None,
+        identity: str | None,
+        certificates: CertificateFolder | None,
+    ) -> None:
+        self._learner = learner
+        self._key = key
+        self._identity = identity
+        self._certificates = certificates
+
+    def open(self, address: str = "") -> LearnerChannel:
+        """Open a channel to the server that a manifest names; an empty address is the learner."""
+        return LearnerChannel(
+            server_address(address, self._learner),
+            key=self._key,
+            identity=self._identity,
+            certificates=self._certificates,
+        )
+
+
+def server_address(address: str, learner: str) -> str:
+    """Return the `host:port` that an address in a manifest stands for.
+
+    address: `host:port`; `:port` is a port on the learner's host, and nothing is the learner.
+    learner: `host:port` at which the worker reaches the learner.
+    """
+    if address.startswith(":"):
+        return learner.rpartition(":")[0] + address
+    return address or learner
 
 
 class PeerChannels:

@@ -31,7 +31,7 @@ class PeerService(policy_pb2_grpc.PolicyServiceServicer):
     async def Fetch(  # noqa: N802 - named by the contract
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        """Stream a full set or a delta from an offset, while it arrives.
+        """Stream a full set or a delta of a shard from an offset, while it arrives.
 
         A full set may be patched meanwhile; each chunk says up to which version.
         """
@@ -41,6 +41,7 @@ class PeerService(policy_pb2_grpc.PolicyServiceServicer):
             incarnation=request.incarnation,
             policy_version=request.policy_version,
             base_policy_version=request.base_policy_version if is_delta else None,
+            shard=request.shard,
         )
         transfer = await self._cache.find(key, self._wait_s)
         offset = request.offset

@@ -1,7 +1,9 @@
 """Which failed calls to the learner are retried, after which pauses, and for how long.
 
 ```
-transient   unreachable, busy or late   retried without end: a worker outlives a learner's restart
+transient   unreachable, busy or late   retried without end: a worker outlives a learner's restart;
+                                        `MAX_TRANSIENT_FAILURES` in a row, if the learner may name
+                                        another server by then
 doubtful    a fault on the way          `MAX_DOUBTFUL_FAILURES` in a row end the call
 final       the learner refuses         not retried
 ```
@@ -29,6 +31,14 @@ MAX_DOUBTFUL_FAILURES: Final = 10
 """A call ends after this many doubtful failures in a row, which take 20 to 30 s."""
 
 
+MAX_TRANSIENT_FAILURES: Final = 6
+"""So many transient failures in a row take about 5 s, if the server refuses at once."""
+
+
+class UnreachableError(RuntimeError):
+    """A server that sends weights cannot be reached; the next manifest may name another one."""
+
+
 class LearnerFailedError(RuntimeError):
     """The learner or the network keeps failing; the message holds the last error."""
 
@@ -50,23 +60,27 @@ class Retries:
         call: Callable[[], Awaitable[_Response]],
         *,
         also: Collection[grpc.StatusCode] = (),
+        max_transient: int | None = None,
     ) -> _Response:
         """Make a call, and retry it after transient failures and those with a code in `also`.
 
+        max_transient: transient failures in a row that end the call; None: none do.
+
         Raises:
+            UnreachableError: after `max_transient` transient failures in a row.
             LearnerFailedError: after `MAX_DOUBTFUL_FAILURES` doubtful failures in a row.
             grpc.aio.AioRpcError: for a final failure.
         """
         longest_pause_s = FIRST_PAUSE_S
-        num_doubtful = 0
+        num_doubtful = num_transient = 0
         while True:
             try:
                 response = await call()
             except grpc.aio.AioRpcError as error:
                 if is_doubtful(error):
-                    num_doubtful += 1
+                    num_doubtful, num_transient = num_doubtful + 1, 0
                 elif is_transient(error) or error.code() in also:
-                    num_doubtful = 0
+                    num_doubtful, num_transient = 0, num_transient + 1
                 else:
                     raise
                 reason = f"{error.code().name}: {error.details()}"
@@ -75,6 +89,8 @@ class Retries:
                         f"{name} failed {num_doubtful} times in a row, at last with {reason}; "
                         "look for the cause in the learner's log, or between worker and learner"
                     ) from error
+                if num_transient == max_transient:
+                    raise UnreachableError(f"{name} failed: {reason}") from error
             else:
                 if self._num_failures:
                     _LOGGER.info("%s succeeded after %d failed calls", name, self._num_failures)

@@ -38,6 +38,7 @@ async def receive_rest(
         incarnation=transfer.key.incarnation,
         policy_version=transfer.key.policy_version,
         base_policy_version=transfer.key.base_policy_version,
+        shard=transfer.key.shard,
         offset=transfer.num_arrived,
     )
     call = policy.Fetch(request, timeout=FETCH_TIMEOUT_S)

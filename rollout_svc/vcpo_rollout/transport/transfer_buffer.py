@@ -1,4 +1,4 @@
-"""Buffers for weights in transit: full sets and deltas, complete or still arriving.
+"""Buffers for weights in transit: full sets and deltas of shards, complete or still arriving.
 
 A peer can read a transfer while it arrives, so a worker relays weights without delay. No receiver
 trusts the bytes: each checks the finished weights against the learner's manifest.
@@ -11,6 +11,8 @@ arriving ---> complete ---> patched in place      by the deltas to later version
 
 Who reads a full set while it is patched gets bytes of both versions, and is told the later one. The
 deltas between them turn these bytes into the later version (`vcpo_learner.weights.published_set`).
+
+A version in one piece is its shard 0. Shards know nothing of each other here.
 """
 
 from __future__ import annotations
@@ -25,22 +27,32 @@ from vcpo.wire.weights import CorruptWeightsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferKey:
-    """Identifies a full set or a delta."""
+    """Identifies a full set or a delta of a shard."""
 
     incarnation: str
     policy_version: int
     base_policy_version: int | None
     """The version that a delta starts from; None for a full set."""
+    shard: int = 0
 
 
 class Transfer:
-    """The bytes of one full set or delta, in order. Owner: the worker's event loop."""
+    """The bytes of one full set or delta, in order. Owner: the worker's event loop.
+
+    Raises:
+        CorruptWeightsError: when they do not fit into this machine's memory.
+    """
 
     def __init__(self, key: TransferKey, total_bytes: int) -> None:
         self.key = key
         """Of a full set: with the version in which it arrived."""
         self.total_bytes = total_bytes
-        self.buffer = bytearray(total_bytes)
+        try:
+            self.buffer = bytearray(total_bytes)
+        except (MemoryError, OverflowError) as error:
+            raise CorruptWeightsError(
+                f"total_bytes: must fit into memory, got {total_bytes}"
+            ) from error
         """The bytes, of which `num_arrived` have arrived."""
         self.num_arrived = 0
         self.policy_version = key.policy_version
@@ -61,7 +73,8 @@ class Transfer:
         if key.base_policy_version is not None or self.key.base_policy_version is not None:
             return key == self.key
         is_covered = self.key.policy_version <= key.policy_version <= self.policy_version
-        return is_covered and key.incarnation == self.key.incarnation
+        is_same = key.incarnation == self.key.incarnation and key.shard == self.key.shard
+        return is_covered and is_same
 
     def extend(self, offset: int, data: bytes, newest_version: int = 0) -> None:
         """Append the bytes that follow those that have arrived.
@@ -115,42 +128,55 @@ class Transfer:
         self._changed = asyncio.Event()
 
 
+@dataclass(slots=True)
+class _ShardTransfers:
+    held: tuple[Transfer, ...] = ()
+    """The full set, and the deltas that led to it."""
+    announced: tuple[Transfer, ...] = ()
+    """Those of the next version."""
+
+
 class TransferCache:
     """The transfers that this worker serves to peers. Owner: the worker's event loop.
 
-    It holds the full set and the deltas that patched it last. A reader of an evicted transfer can
-    still read it to its end.
+    It holds the full set of each shard and the deltas that patched it last. A reader of an evicted
+    transfer can still read it to its end.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[Transfer, ...] = ()
-        """The full set, and the deltas that led to it."""
-        self._announced: tuple[Transfer, ...] = ()
-        """Those of the next version."""
+        self._shards: dict[int, _ShardTransfers] = {}
         self._changed = asyncio.Event()
 
-    def announce(self, transfers: Iterable[Transfer]) -> None:
-        """Add the transfers of the next version, a full set or deltas; keep the others."""
-        self._announced = tuple(transfers)
+    def announce(self, shard: int, transfers: Iterable[Transfer]) -> None:
+        """Add the transfers of a shard's next version, a full set or deltas; keep the others."""
+        self._shards.setdefault(shard, _ShardTransfers()).announced = tuple(transfers)
         self._notify()
 
     def commit(self, whole: Transfer) -> None:
-        """Evict all but the full set of the announced version, and its deltas."""
-        deltas = [transfer for transfer in self._announced if transfer is not whole]
-        self._held, self._announced = (whole, *deltas), ()
+        """Evict all of a shard but the full set of the announced version, and its deltas."""
+        shard = self._shards.setdefault(whole.key.shard, _ShardTransfers())
+        deltas = [transfer for transfer in shard.announced if transfer is not whole]
+        shard.held, shard.announced = (whole, *deltas), ()
         self._notify()
 
-    def discard(self, spoiled: Transfer | None = None) -> None:
-        """Remove and discard the announced transfers.
+    def discard(self, shard: int, spoiled: Transfer | None = None) -> None:
+        """Remove and discard a shard's announced transfers.
 
         spoiled: a full set in which they were written; it goes as well.
         """
-        for transfer in self._announced:
+        transfers = self._shards.setdefault(shard, _ShardTransfers())
+        for transfer in transfers.announced:
             transfer.discard()
-        self._announced = ()
+        transfers.announced = ()
         if spoiled is not None:
             spoiled.discard()
-            self._held = tuple(transfer for transfer in self._held if transfer is not spoiled)
+            transfers.held = tuple(each for each in transfers.held if each is not spoiled)
+
+    def drop(self, shard: int) -> None:
+        """Remove and discard all of a shard."""
+        self.discard(shard)
+        for transfer in self._shards.pop(shard).held:
+            transfer.discard()
 
     async def find(self, key: TransferKey, wait_s: float) -> Transfer:
         """Return a transfer; wait up to `wait_s` for a version that is not here yet.
@@ -161,32 +187,33 @@ class TransferCache:
         try:
             async with asyncio.timeout(wait_s):
                 while True:
-                    for transfer in (*self._held, *self._announced):
+                    shard = self._shards.get(key.shard, _ShardTransfers())
+                    transfers = (*shard.held, *shard.announced)
+                    for transfer in transfers:
                         if transfer.serves(key):
                             return transfer
-                    if self._is_superseded(key):
+                    if _is_superseded(key, transfers):
                         break
                     await self._changed.wait()
         except TimeoutError:
             pass
         raise NotFoundError("policy: this worker does not hold these weights; ask the learner")
 
-    def _is_superseded(self, key: TransferKey) -> bool:
-        """Whether the key will not come: a later version is here, or its version by other deltas.
-
-        The full set of the announced version comes when its deltas are applied.
-        """
-        newest = max(
-            (
-                transfer.policy_version
-                for transfer in (*self._held, *self._announced)
-                if transfer.key.incarnation == key.incarnation
-            ),
-            default=-1,
-        )
-        is_delta = key.base_policy_version is not None
-        return newest >= key.policy_version if is_delta else newest > key.policy_version
-
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _is_superseded(key: TransferKey, transfers: Iterable[Transfer]) -> bool:
+    """Whether the key will not come: a later version is here, or its version by other deltas.
+
+    The full set of the announced version comes when its deltas are applied.
+
+    transfers: those of the key's shard.
+    """
+    newest = max(
+        (each.policy_version for each in transfers if each.key.incarnation == key.incarnation),
+        default=-1,
+    )
+    is_delta = key.base_policy_version is not None
+    return newest >= key.policy_version if is_delta else newest > key.policy_version

@@ -1,52 +1,46 @@
-"""Fetches the version that a manifest describes: the full set, or deltas to the one held here.
+"""Fetches versions, shard by shard, and puts the shards together.
 
 ```
-manifest --deltas start at the held version--> fetch them, patch the full set -+-> verify all
-         --otherwise-------------------------> fetch the full set -------------+   tensors
+manifest --> shard 0 --+
+             shard 1 --+-> all at the version and verified --> the engine
+             shard 2 --+   otherwise: ask again, holding the oldest of the shards' versions
 ```
 
-The manifest describes the full set. Every tensor of it is verified, whoever sent the bytes and in
-whatever form. Peers can read the bytes while they arrive. This module does not touch the engine.
-
-There is one full set in memory. A sender may patch its own while it sends it, and then says so.
-What arrived is a mixture up to that version, and is verified when the deltas to it are applied.
+Shards arrive side by side, each on its own (`shard_fetcher`): one may be patched by deltas while
+another arrives whole, and one that is lost or corrupt leaves the others as they are. A shard that
+is further than another waits for it: deltas that it has already are left out.
+This module does not touch the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Final
 
-from vcpo.wire.deltas import check_chain
+import numpy as np
+from numpy.typing import NDArray
+
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import CorruptWeightsError, verify
-from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo.wire.weights import CorruptWeightsError, shards_of
+from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges, WeightShard
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.transport.peer_client import PeerClient
-from vcpo_rollout.transport.transfer_buffer import Transfer, TransferCache, TransferKey
+from vcpo_rollout.transport.transfer_buffer import TransferCache
 from vcpo_rollout.weights.archive import ArchiveReader
-from vcpo_rollout.weights.deltas import apply_deltas
+from vcpo_rollout.weights.senders import WeightSenders
+from vcpo_rollout.weights.shard_fetcher import FetchPlan, ShardFetcher, ShardVersion
 
-
-@dataclass(slots=True, kw_only=True)
-class _FullSet:
-    """The full set that the next deltas patch."""
-
-    policy: HeldPolicy
-    """Version that the deltas start from."""
-    whole: Transfer
-    is_verified: bool = False
-    """False if it is a mixture of this version and later ones."""
-    senders: set[str] = field(default_factory=set)
-    """Addresses of the peers that sent bytes which are not verified yet."""
+_SIDE_BY_SIDE: Final = 8
+"""Shards that arrive at one time: enough to fill a network card from servers of their own."""
 
 
 class WeightFetcher:
     """Fetches and verifies versions, and serves them to peers. Owner: the worker's event loop.
 
-    The payload that it returns is the full set in memory, which the next `fetch` patches.
+    The payloads that it returns are the full set in memory, which the next `fetch` patches.
 
     peers: Asked before the learner; None asks no peer.
     archive: Read first for full sets, if the manifest says that they are archived.
@@ -61,168 +55,133 @@ class WeightFetcher:
         peers: PeerClient | None = None,
         archive: ArchiveReader | None = None,
     ) -> None:
-        self._learner = learner
-        self._gauges = gauges
+        self._senders = WeightSenders(learner, gauges, peers=peers, archive=archive)
         self._cache = cache or TransferCache()
-        self._peers = peers
-        self._archive = archive
-        self._full_set: _FullSet | None = None
+        self._shards: list[ShardFetcher] = []
+        self._incarnation = ""
+        """Of the last manifest."""
 
     @property
     def base(self) -> HeldPolicy | None:
-        """The version that the next deltas have to start from; None if there is no full set."""
-        return None if self._full_set is None else self._full_set.policy
+        """The oldest version of which a shard is here, to ask for deltas from; None: no shard is.
+
+        Shards of other incarnations than the last manifest's do not count.
+        """
+        held = [shard.base for shard in self._shards]
+        ours = [each for each in held if each is not None and each.incarnation == self._incarnation]
+        return min(ours, key=lambda each: each.policy_version, default=None)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether all shards are at one version; if not, there is something to fetch already."""
+        return len({shard.base for shard in self._shards}) == 1
+
+    def lacks(self, manifest: policy_pb2.PolicyManifest) -> bool:
+        """Whether a shard of a version is not here.
+
+        A version that waits for later deltas is here, and not of use.
+        """
+        policy = HeldPolicy.from_manifest(manifest)
+        is_here = len(self._shards) == 1 + len(manifest.other_shards)
+        return not is_here or any(shard.base != policy for shard in self._shards)
 
     async def fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        """Return a version's weights; None if there is a newer version to ask for.
+        """Return a version's weights; None if a manifest has to be asked for again.
 
-        That is so if the learner retired it in the meantime, or a sender patched it.
+        That is so if the learner retired the version in the meantime, if a sender patched it, or if
+        a server that the manifest names cannot be reached. What arrived stays.
 
         Raises:
-            CorruptWeightsError: when the received bytes are not that version; names the tensor.
+            CorruptWeightsError: when the received bytes are not that version, or the manifest
+                describes none; names the tensor or the field.
         """
-        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
-        is_here = False
-        try:
-            if deltas:
-                full_set = self._base_of(manifest)
-            else:
-                whole = Transfer(_key(manifest), manifest.total_bytes)
-                full_set = _FullSet(policy=HeldPolicy.from_manifest(manifest), whole=whole)
-            arriving = deltas or [full_set.whole]
-            self._cache.announce(arriving)
-            if not deltas:
-                await self._read_archive(manifest, full_set.whole)
-            senders: set[str] = set()
-            is_here = await self._receive(arriving, manifest, senders)
-            if not is_here:
+        manifests = shards_of(manifest)
+        for number in range(len(manifests), len(self._shards)):
+            self._cache.drop(number)
+        self._shards = self._shards[: len(manifests)]
+        for number in range(len(self._shards), len(manifests)):
+            self._shards.append(ShardFetcher(number, self._senders, self._cache))
+        self._incarnation = manifest.incarnation
+        num_bytes = sum(
+            sum(delta.total_bytes for delta in each.deltas) or each.total_bytes
+            for each in manifests
+        )
+        plan = FetchPlan(
+            peers=[manifest.peer, *manifest.other_peers] if manifest.peer else [],
+            deadline_s=self._senders.deadline_s(num_bytes),
+            turns=asyncio.Semaphore(_SIDE_BY_SIDE),
+        )
+        versions = await self._fetch_shards(manifests, plan)
+        if any(each is None for each in versions):
+            return None
+        return _put_together(manifests, [each for each in versions if each is not None])
+
+    async def _fetch_shards(
+        self, manifests: Sequence[policy_pb2.PolicyManifest], plan: FetchPlan
+    ) -> list[ShardVersion | None]:
+        """Fetch all shards; one that is corrupt lets the others arrive.
+
+        Raises:
+            CorruptWeightsError: the first of the shards'.
+        """
+        corrupt: list[CorruptWeightsError] = []
+
+        async def fetch(
+            shard: ShardFetcher, manifest: policy_pb2.PolicyManifest
+        ) -> ShardVersion | None:
+            try:
+                return await shard.fetch(manifest, plan)
+            except CorruptWeightsError as error:
+                corrupt.append(error)
                 return None
-            full_set.senders |= senders
-            return await self._take(manifest, full_set, deltas)
-        except CorruptWeightsError:
-            self._full_set = None  # the next fetch brings a whole set
-            raise
-        finally:
-            if not is_here:
-                self._cache.discard()
 
-    async def _take(
-        self,
-        manifest: policy_pb2.PolicyManifest,
-        full_set: _FullSet,
-        deltas: Sequence[Transfer],
-    ) -> PolicyWeights | None:
-        """Bring the full set to the manifest's version; None if later deltas have to follow.
-
-        Raises:
-            CorruptWeightsError: when it is not that version. It is not used any more.
-        """
-        whole, version = full_set.whole, manifest.policy_version
-        whole.newest_version = max(whole.newest_version, version)
-        self._full_set, is_good = None, False  # a set that is half patched is no base
         try:
-            weights = await asyncio.to_thread(_patched, manifest, full_set, deltas)
-            is_good = True
-        except CorruptWeightsError:
-            for address in full_set.senders:
-                assert self._peers is not None
-                self._peers.avoid(address, "corrupt")
-            raise
-        finally:
-            if not is_good:
-                self._cache.discard(whole)
-        whole.policy_version = version
-        self._cache.commit(whole)
-        is_verified = weights is not None
-        self._full_set = _FullSet(
-            policy=HeldPolicy.from_manifest(manifest),
-            whole=whole,
-            is_verified=is_verified,
-            senders=set() if is_verified else full_set.senders,
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(fetch(shard, manifest))
+                    for shard, manifest in zip(self._shards, manifests, strict=True)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if corrupt:
+            raise corrupt[0]
+        return [task.result() for task in tasks]
+
+
+def _put_together(
+    manifests: Sequence[policy_pb2.PolicyManifest], versions: Sequence[ShardVersion]
+) -> PolicyWeights:
+    """Return the whole version; its changes are known if every shard changed the same version."""
+    shards = tuple(
+        WeightShard(
+            payload=version.payload,
+            first_rows={each.name: each.first_row for each in manifest.tensors},
         )
-        return weights
-
-    def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _FullSet:
-        """Return the full set to which the manifest's deltas apply."""
-        full_set = self._full_set
-        if full_set is None or full_set.policy.incarnation != manifest.incarnation:
-            raise CorruptWeightsError("delta: starts from a version that is not held here")
-        check_chain(
-            manifest.deltas,
-            base_policy_version=full_set.policy.policy_version,
-            policy_version=manifest.policy_version,
-        )
-        return full_set
-
-    async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Transfer) -> None:
-        if self._archive is None or not manifest.HasField("archived"):
-            return
-        found = await self._archive.full_set(manifest)
-        if found is not None:
-            payload, num_bytes = found
-            whole.fill(payload)
-            self._gauges.add_weight_bytes("archive", num_bytes)
-
-    async def _receive(
-        self,
-        transfers: Sequence[Transfer],
-        manifest: policy_pb2.PolicyManifest,
-        senders: set[str],
-    ) -> bool:
-        """Complete transfers from the peers, and from the learner what the peers do not send.
-
-        senders: gets the addresses of the peers that sent bytes.
-
-        Returns: False if the version is retired.
-        """
-        addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
-        total_bytes = sum(transfer.total_bytes for transfer in transfers)
-        deadline_s = self._peers.deadline_s(total_bytes) if self._peers else 0.0
-        for transfer in transfers:
-            for address in addresses:
-                if self._peers is None or transfer.is_complete:
-                    break
-                if num_bytes := await self._peers.fetch(address, transfer, deadline_s=deadline_s):
-                    self._gauges.add_weight_bytes("peer", num_bytes)
-                    senders.add(address)
-            num_before = transfer.num_arrived
-            if not transfer.is_complete and not await self._learner.fetch(transfer):
-                return False
-            self._gauges.add_weight_bytes("learner", transfer.num_arrived - num_before)
-        return True
-
-
-def _key(
-    manifest: policy_pb2.PolicyManifest, delta: policy_pb2.DeltaEntry | None = None
-) -> TransferKey:
-    return TransferKey(
-        incarnation=manifest.incarnation,
-        policy_version=delta.policy_version if delta else manifest.policy_version,
-        base_policy_version=delta.base_policy_version if delta else None,
+        for manifest, version in zip(manifests, versions, strict=True)
     )
-
-
-def _patched(
-    manifest: policy_pb2.PolicyManifest, full_set: _FullSet, deltas: Sequence[Transfer]
-) -> PolicyWeights | None:
-    """Write complete deltas into a full set and verify it; None if it cannot be verified yet.
-
-    Raises:
-        CorruptWeightsError: when the result is not the manifest's version.
-    """
-    payload, version = full_set.whole.buffer, manifest.policy_version
-    positions = apply_deltas(payload, [delta.buffer for delta in deltas])
-    if deltas and full_set.whole.newest_version > version + 1:
-        # The learner patches its set with the next version before it announces that one.
-        raise CorruptWeightsError(
-            f"payload: a sender says that it holds version {full_set.whole.newest_version}, but the"
-            f" newest one is {version}"
-        )
-    if full_set.whole.newest_version > version:
-        return None
-    verify(payload, manifest)
+    bases = {version.base_policy_version for version in versions}
+    base = bases.pop()
     changes = None
-    if deltas and full_set.is_verified:
-        base_version = full_set.policy.policy_version
-        changes = WeightChanges(base_policy_version=base_version, positions=positions)
-    return PolicyWeights(policy_version=version, payload=payload, changes=changes)
+    if base is not None and not bases:
+        changes = WeightChanges(
+            base_policy_version=base, positions=whole_positions(manifests, versions)
+        )
+    policy_version = manifests[0].policy_version
+    return PolicyWeights(policy_version=policy_version, shards=shards, changes=changes)
+
+
+def whole_positions(
+    manifests: Sequence[policy_pb2.PolicyManifest], versions: Sequence[ShardVersion]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the shards' changes as rising positions in the flat whole tensors."""
+    parts: defaultdict[str, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
+    for manifest, version in zip(manifests, versions, strict=True):
+        for entry in manifest.tensors:
+            if (changed := version.positions.get(entry.name)) is not None:
+                row_elements = int(np.prod(entry.shape[1:], dtype=np.int64))
+                parts[entry.name].append((entry.first_row * row_elements, changed))
+    whole = {}
+    for name, found in parts.items():
+        found.sort(key=lambda part: part[0])
+        whole[name] = np.concatenate([first + changed for first, changed in found])
+    return whole

@@ -14,10 +14,10 @@ from torch import Tensor
 from vcpo.algo import NoiseSchedule
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Quantization, RolloutGroup
-from vcpo.wire.weights import Payload
 from vcpo_rollout.engines.adapters import AdapterUse
+from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_parameters
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.payload_tensors import joined_tensors
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
@@ -31,15 +31,18 @@ class WeightPostprocessing:
 
     transforms: Sequence[WeightTransform]
 
-    def __call__(self, payload: Payload, policy_version: int) -> bytes:
-        """Return the engine's payload for a published one; both are safetensors files.
+    def __call__(self, weights: PolicyWeights) -> PolicyWeights:
+        """Return the engine's version for a published one, in one shard.
+
+        Tensors of which several shards hold rows are joined for it, which takes the memory of one
+        more set. No changes are known: an element that was not published anew may differ as well.
 
         Raises: EngineError when an adapter does not belong to the run's model.
         """
-        tensors = tensors_of(payload)
+        tensors = joined_tensors(weights)
         for transform in self.transforms:
-            tensors = transform(tensors, policy_version)
-        return safetensors.torch.save(tensors)
+            tensors = transform(tensors, weights.policy_version)
+        return PolicyWeights.whole(weights.policy_version, safetensors.torch.save(tensors))
 
 
 def make_postprocessing(

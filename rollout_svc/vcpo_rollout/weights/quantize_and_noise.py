@@ -85,7 +85,8 @@ def round_to_fp8(matrix: Tensor) -> Tensor:
     blocks = padded.view(len(padded) // _BLOCK, _BLOCK, -1, _BLOCK)
     scale = _scale(blocks.abs().amax(dim=(1, 3), keepdim=True), _LARGEST_E4M3)
     rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
-    return rounded.view(padded.shape)[:rows, :columns].to(matrix.dtype)
+    # Without the padding, in memory too: a file takes no other tensors.
+    return rounded.view(padded.shape)[:rows, :columns].to(matrix.dtype).contiguous()
 
 
 def round_to_int8(matrix: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import CorruptWeightsError, Payload
+from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
@@ -28,6 +28,8 @@ _WAIT_S = 10.0
 _SUMMARY_EVERY_S = 60.0
 PAUSE_AFTER_CORRUPTION_S = 1.0
 """Pause before a version that arrived corrupt is fetched again."""
+PAUSE_AFTER_LOSS_S = 0.2
+"""Pause before the newest version is asked for again if its server did not have it."""
 
 
 class WeightReceiver:
@@ -40,14 +42,14 @@ class WeightReceiver:
         engine: Engine,
         gauges: RolloutGauges,
         fetcher: WeightFetcher | None = None,
-        postprocess: Callable[[Payload, int], bytes] | None = None,
+        postprocess: Callable[[PolicyWeights], PolicyWeights] | None = None,
         adapters: AdapterUse | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Fetch nothing yet; `run` does.
 
-        postprocess: turns a published payload into the engine's; None changes nothing.
+        postprocess: turns a published version into the engine's; None changes nothing.
         adapters: who applies the adapters that versions consist of; None for other versions.
         """
         self.held: HeldPolicy | None = None
@@ -81,11 +83,14 @@ class WeightReceiver:
             EngineError: when the engine refuses a verified version.
         """
         while True:
-            base = self._fetcher.base
-            manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
+            # With shards of several versions there is something to fetch at once.
+            manifest = await self._learner.newest_policy(
+                self._fetcher.base, wait_s=_WAIT_S if self._fetcher.is_level else 0.0
+            )
             self._gauges.hear_of_version(manifest.policy_version)
-            # The base is ahead of the version in use while it waits for deltas.
-            if HeldPolicy.from_manifest(manifest) not in (base, self.held):
+            # What is here is ahead of the version in use while it waits for deltas.
+            is_new = HeldPolicy.from_manifest(manifest) != self.held
+            if is_new and self._fetcher.lacks(manifest):
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
                 with log_fields(**fields), tracing.attached(manifest.traceparent):
                     await self._receive(manifest)
@@ -100,12 +105,12 @@ class WeightReceiver:
             _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        if weights is None:  # retired or patched in the meantime: there is a newer one
+        if weights is None:  # retired or patched in the meantime, or a server is gone
+            if self._fetcher.lacks(manifest):
+                await asyncio.sleep(PAUSE_AFTER_LOSS_S)
             return
         if self._postprocess is not None:
-            # Without `changes`: an element that was not published anew may differ as well.
-            payload = await asyncio.to_thread(self._postprocess, weights.payload, version)
-            weights = PolicyWeights(policy_version=version, payload=payload)
+            weights = await asyncio.to_thread(self._postprocess, weights)
         with tracing.child("swap"):
             num_running = await self._engine.swap_weights(weights)
         if num_running > 0:

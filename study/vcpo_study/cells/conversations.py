@@ -16,6 +16,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
+from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments.environment import MultiTurnEnvironment, Prompt
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse
@@ -36,9 +37,16 @@ class Opening:
 class LockstepEngine:
     """Samples turns with a batch that its caller advances."""
 
-    def __init__(self, batch: DecodeBatch, end_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        batch: DecodeBatch,
+        end_token_ids: frozenset[int],
+        stop_strings: StopStrings | None = None,
+    ) -> None:
+        """end_token_ids, stop_strings: those of the batch."""
         self._batch = batch
         self._end_token_ids = end_token_ids
+        self._stop_strings = stop_strings
         self._new: list[PartialSequence] = []
         self._callers: dict[PartialSequence, asyncio.Future[Generation]] = {}
 
@@ -46,6 +54,11 @@ class LockstepEngine:
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end a response."""
         return self._end_token_ids
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Strings that end a response; None if only end tokens do."""
+        return self._stop_strings
 
     @property
     def num_waiting(self) -> int:

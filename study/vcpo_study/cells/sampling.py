@@ -19,6 +19,7 @@ from vcpo_rollout.engines.engine import EngineError, Generation, GenerationReque
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
 from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
+from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments import Environment, Prompt, Split
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
 from vcpo_study.cells.conversations import LockstepEngine, Opening, hold_conversations
@@ -46,10 +47,15 @@ class Sampler:
         self._end_token_ids = load_end_token_ids(
             model_name, tokenizer, revision=spec.model.revision
         )
+        stop_strings = StopStrings.of(spec.sampling, tokenizer)
         self._batch = DecodeBatch(
-            model, end_token_ids=self._end_token_ids, pad_token_id=pad, seed=spec.seed
+            model,
+            end_token_ids=self._end_token_ids,
+            pad_token_id=pad,
+            seed=spec.seed,
+            stop_strings=stop_strings,
         )
-        self._engine = LockstepEngine(self._batch, self._end_token_ids)
+        self._engine = LockstepEngine(self._batch, self._end_token_ids, stop_strings)
         environment = spec.environment
         self._codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
         self._max_new_tokens = spec.sampling.max_new_tokens

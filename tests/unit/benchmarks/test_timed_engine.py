@@ -46,7 +46,7 @@ async def test_an_interrupted_response_keeps_its_spans_and_is_resumed():
     lengths = Lengths(median=1000.0, sigma=0.01, most=10)
     engine = TimedEngine(lengths, step_s=0.0, sequence_s=0.0, seed=0)
     request = GenerationRequest(prompt_token_ids=(1,), temperature=1.0, max_new_tokens=10)
-    await engine.swap_weights(PolicyWeights(policy_version=3, payload=b""))
+    await engine.swap_weights(PolicyWeights.whole(3, b""))
     interrupt = asyncio.Event()
     sampling = asyncio.create_task(engine.generate(request, interrupt=interrupt))
     await asyncio.sleep(0)

@@ -24,6 +24,8 @@ def options(run_dir: Path, **changes: Any) -> Options:
         "run_file": run_dir / "absent.yaml",
         "listen": "127.0.0.1:0",
         "metrics_listen": "127.0.0.1:0",
+        "weights_listen": None,
+        "weights_host": "",
         "resume": False,
         "drain_s": 0.0,
         "linger_s": 0.0,

@@ -242,6 +242,39 @@ def test_sampling_from_a_part_of_the_vocabulary_is_refused_with_the_reason(field
     assert line.endswith(f"remove it, or lower `temperature` (got {value})")
 
 
+@pytest.mark.parametrize(
+    ("strings", "problem"),
+    [
+        ("['']", "[0]: String should have at least 1 character (got '')"),
+        ("[a, b, a]", "[2]: is there twice; remove one (got 'a')"),
+        (
+            "['\ufffd']",
+            (
+                "[0]: has U+FFFD, which stands for a part of a character, not for text; remove it"
+                " (got '\ufffd')"
+            ),
+        ),
+    ],
+)
+def test_a_stop_string_that_ends_no_response_or_every_one_is_refused(strings, problem):
+    assert problem_lines(f"sampling: {{stopStrings: {strings}}}") == [
+        f"spec.sampling.stopStrings{problem}"
+    ]
+
+
+def test_stop_strings_are_bounded_in_number_and_size():
+    longest = ["x" * 255 + letter for letter in "abcdefghijklmnop"]
+    assert run_with(f"sampling: {{stopStrings: {longest}}}").spec.sampling.stop_strings == (
+        tuple(longest)
+    )
+    (line,) = problem_lines(f"sampling: {{stopStrings: {[*longest, 'q']}}}")
+    assert line.startswith("spec.sampling.stopStrings: Tuple should have at most 16 items")
+    (line,) = problem_lines(f"sampling: {{stopStrings: [{'x' * 257}]}}")
+    assert line.startswith(
+        "spec.sampling.stopStrings[0]: String should have at most 256 characters (got 'xxx"
+    )
+
+
 def test_a_context_that_leaves_no_room_for_a_prompt_is_refused():
     def lines(length):
         return (

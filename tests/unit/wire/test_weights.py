@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.wire.payloads import BIAS, HEADER, WEIGHT, payload_of
+from vcpo.wire.limits import MAX_SHARDS
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import CorruptWeightsError, manifest_of, verify
+from vcpo.wire.weights import CorruptWeightsError, manifest_of, shards_of, verify
 
 PAYLOAD = payload_of()
 DATA_START = len(PAYLOAD) - len(BIAS + WEIGHT)
@@ -156,3 +157,115 @@ class TestWhatIsNoSafetensorsFile:
     def test_a_random_header_is_never_worse_than_corrupt(self, header):
         with pytest.raises(CorruptWeightsError):
             manifest_of(payload_of(header, b""), policy_version=0, incarnation="a")
+
+
+def in_shards(**changes: object) -> policy_pb2.PolicyManifest:
+    """Rows 0 and 1 of `a` in shard 0, row 2 in shard 2; `b` of three rows in shard 1."""
+    first, second, third = (
+        policy_pb2.PolicyManifest(
+            policy_version=7, incarnation="first", shard=number, tensors=[entry]
+        )
+        for number, entry in enumerate(
+            [
+                policy_pb2.TensorEntry(name="a", dtype="F32", shape=[2, 5]),
+                policy_pb2.TensorEntry(name="b", dtype="BF16", shape=[3]),
+                policy_pb2.TensorEntry(name="a", dtype="F32", shape=[1, 5], first_row=2),
+            ]
+        )
+    )
+    second.address, third.address = ":7601", "[::1]:7602"
+    first.other_shards.extend([second, third])
+    for path, value in changes.items():
+        *owners, field = path.split("__")
+        message = first
+        for owner in owners:
+            name, _, number = owner.partition("_at_")
+            message = getattr(message, name)[int(number)]
+        if isinstance(value, list):
+            getattr(message, field)[:] = value
+        else:
+            setattr(message, field, value)
+    return first
+
+
+def test_shards_that_fit_together_are_returned_in_order():
+    assert [shard.shard for shard in shards_of(in_shards())] == [0, 1, 2]
+
+
+def test_a_version_in_one_piece_is_its_only_shard():
+    assert shards_of(manifest()) == (manifest(),)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("shard", 1, "shard: must be 0, got 1"),
+        ("other_shards_at_1__shard", 1, r"other_shards\[1\]\.shard: must be 2, got 1"),
+        ("other_shards_at_0__policy_version", 8, r"other_shards\[0\]\.policy_version: must be 7"),
+        ("other_shards_at_0__incarnation", "x", r"other_shards\[0\]\.incarnation: must be 'first'"),
+        ("address", "host", "address: must be host:port or :port, got 'host'"),
+        ("address", "a b:1", "address: must be"),
+        ("address", "http://a:1", "address: must be"),
+        ("other_shards_at_0__address", ":0", r"other_shards\[0\]\.address: must be .* got ':0'"),
+        ("other_shards_at_0__address", ":65536", r"got ':65536'"),
+        ("tensors_at_0__first_row", 1, r"tensors\[0\]\.first_row: must be 0 for 'a', got 1"),
+        (
+            "other_shards_at_1__tensors_at_0__first_row",
+            3,
+            r"other_shards\[1\]\.tensors\[0\]\.first_row: must be 2 for 'a', got 3",
+        ),
+        ("other_shards_at_1__tensors_at_0__first_row", 1, "first_row: must be 2 for 'a', got 1"),
+        ("other_shards_at_1__tensors_at_0__name", "c", "first_row: must be 0 for 'c', got 2"),
+        (
+            "other_shards_at_1__tensors_at_0__dtype",
+            "F16",
+            "dtype: must be 'F32' for 'a', got 'F16'",
+        ),
+        (
+            "other_shards_at_1__tensors_at_0__shape",
+            [1, 4],
+            r"shape: must be like \[2, 5\] for 'a', got \[1, 4\]",
+        ),
+        ("other_shards_at_1__tensors_at_0__shape", [1], "shape: must be like"),
+    ],
+)
+def test_shards_that_do_not_fit_together_are_refused_with_field_and_value(path, value, problem):
+    with pytest.raises(CorruptWeightsError, match=f"^manifest: .*{problem}"):
+        shards_of(in_shards(**{path: value}))
+
+
+def test_shards_within_shards_are_refused():
+    nested = in_shards()
+    nested.other_shards[0].other_shards.add()
+    with pytest.raises(
+        CorruptWeightsError, match=r"other_shards\[0\]\.other_shards: must be empty"
+    ):
+        shards_of(nested)
+
+
+def test_a_number_that_is_in_two_shards_is_refused():
+    scalar = policy_pb2.TensorEntry(name="scale", dtype="F32")
+    twice = in_shards()
+    twice.tensors.append(scalar)
+    assert len(shards_of(twice)) == 3
+    twice.other_shards[0].tensors.append(scalar)
+    with pytest.raises(
+        CorruptWeightsError, match=r"shape: must be like \[\] for 'scale', got \[\]"
+    ):
+        shards_of(twice)
+
+
+def test_more_shards_than_a_message_can_describe_are_refused():
+    many = policy_pb2.PolicyManifest(
+        other_shards=[policy_pb2.PolicyManifest(shard=number) for number in range(1, MAX_SHARDS)]
+    )
+    assert len(shards_of(many)) == 512
+    many.other_shards.add(shard=MAX_SHARDS)
+    with pytest.raises(CorruptWeightsError, match="other_shards: must be at most 511, got 512"):
+        shards_of(many)
+
+
+def test_the_first_row_is_no_part_of_what_a_file_must_equal():
+    shard = manifest()
+    shard.tensors[1].first_row = 9
+    verify(PAYLOAD, shard)

@@ -126,7 +126,7 @@ GROUPS = counter(
 )
 RESPONSES = counter(
     "vcpo_responses_total",
-    "Responses consumed, by ending: an end token, or the largest length.",
+    "Responses consumed, by ending: an end token or a stop string, or the largest length.",
     Label("ending", tuple(FinishReason)),
 )
 POLICY_LAG = histogram(

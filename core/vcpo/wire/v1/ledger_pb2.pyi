@@ -293,6 +293,7 @@ class LedgerChange(_message.Message):
     VERSION_PUBLISHED_FIELD_NUMBER: _builtins.int
     LEARNER_RESTARTED_FIELD_NUMBER: _builtins.int
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    SUBMISSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_granted(self) -> Global___LeaseGranted: ...
     @_builtins.property
@@ -309,6 +310,10 @@ class LedgerChange(_message.Message):
     def learner_restarted(self) -> Global___LearnerRestarted: ...
     @_builtins.property
     def rolled_back(self) -> Global___RolledBack: ...
+    @_builtins.property
+    def submission(self) -> _work_pb2.SubmitRequest:
+        """Trajectories of an open lease arrived, in this request."""
+
     def __init__(
         self,
         *,
@@ -320,12 +325,13 @@ class LedgerChange(_message.Message):
         version_published: Global___VersionPublished | None = ...,
         learner_restarted: Global___LearnerRestarted | None = ...,
         rolled_back: Global___RolledBack | None = ...,
+        submission: _work_pb2.SubmitRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -492,18 +498,25 @@ class VersionPublished(_message.Message):
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
+    NUM_SHARDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     checksum: _builtins.int
     """xxh3 over the checksums of its tensors."""
+    num_ranks: _builtins.int
+    """Ranks that computed it, and shards that they published it in; 0 in the log of an older learner."""
+    num_shards: _builtins.int
     def __init__(
         self,
         *,
         policy_version: _builtins.int = ...,
         checksum: _builtins.int = ...,
+        num_ranks: _builtins.int = ...,
+        num_shards: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "policy_version", b"policy_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "num_ranks", b"num_ranks", "num_shards", b"num_shards", "policy_version", b"policy_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,9 @@ class PolicyManifest(_message.Message):
     ARCHIVED_FIELD_NUMBER: _builtins.int
     OTHER_PEERS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    OTHER_SHARDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file, in bytes."""
@@ -81,6 +84,12 @@ class PolicyManifest(_message.Message):
     """
     traceparent: _builtins.str
     """W3C traceparent of the version's publication; set if its step is traced. For the caller only."""
+    shard: _builtins.int
+    """Number of the shard that this manifest describes, from 0."""
+    address: _builtins.str
+    """Learner's server that sends this shard: host:port; ":port" is a port on the host at which the
+    caller reaches the learner; empty: the server that sent the manifest.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """Every tensor of the full set, also if the version travels as deltas."""
@@ -101,6 +110,12 @@ class PolicyManifest(_message.Message):
         the caller only.
         """
 
+    @_builtins.property
+    def other_shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyManifest]:
+        """Manifests of shards 1, 2 and so on of the same version; in the manifest of shard 0 only.
+        Their peers and other_peers are empty: a peer of this manifest has every shard.
+        """
+
     def __init__(
         self,
         *,
@@ -113,10 +128,13 @@ class PolicyManifest(_message.Message):
         archived: Global___ArchivedSet | None = ...,
         other_peers: _abc.Iterable[_builtins.str] | None = ...,
         traceparent: _builtins.str = ...,
+        shard: _builtins.int = ...,
+        address: _builtins.str = ...,
+        other_shards: _abc.Iterable[Global___PolicyManifest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "other_shards", b"other_shards", "peer", b"peer", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,11 +150,16 @@ class TensorEntry(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     XXH3_FIELD_NUMBER: _builtins.int
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
     """Name of the dtype in safetensors, e.g. "F32", "BF16"."""
     xxh3: _builtins.int
     """xxh3-64 of the tensor's little-endian bytes."""
+    first_row: _builtins.int
+    """Row of the whole tensor that is the first of this shard's; shape[0] is the number of rows here.
+    A shard without a row of a tensor leaves it out. The shards' rows follow each other without gap.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -146,10 +169,11 @@ class TensorEntry(_message.Message):
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         xxh3: _builtins.int = ...,
+        first_row: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape", "xxh3", b"xxh3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first_row", b"first_row", "name", b"name", "shape", b"shape", "xxh3", b"xxh3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,6 +249,7 @@ class FetchRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     BASE_POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     policy_version: _builtins.int
     offset: _builtins.int
@@ -232,6 +257,8 @@ class FetchRequest(_message.Message):
     incarnation: _builtins.str
     base_policy_version: _builtins.int
     """Set: send the delta from this version. Absent: send the full set."""
+    shard: _builtins.int
+    """Number of the shard to send."""
     def __init__(
         self,
         *,
@@ -240,10 +267,11 @@ class FetchRequest(_message.Message):
         offset: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         base_policy_version: _builtins.int | None = ...,
+        shard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version", "incarnation", b"incarnation", "offset", b"offset", "policy_version", b"policy_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version", "incarnation", b"incarnation", "offset", b"offset", "policy_version", b"policy_version", "shard", b"shard", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_policy_version: _TypeAlias = _typing.Literal["base_policy_version"]  # noqa: Y015
     _WhichOneofArgType__base_policy_version: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version"]  # noqa: Y015

@@ -34,6 +34,10 @@ class PolicyServiceStub:
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     def __init__(self, channel):
@@ -63,6 +67,10 @@ class PolicyServiceServicer:
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     def GetManifest(self, request, context):
@@ -113,6 +121,10 @@ class PolicyService:
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     @staticmethod

@@ -35,6 +35,10 @@ class PolicyServiceStub:
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     @_typing.overload
@@ -62,6 +66,10 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -85,6 +93,10 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     the manifest describes the full set, and the worker checks its result against the manifest. Only
     the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
     only Fetch.
+
+    If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
+    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank can send its shard.
     """
 
     @_abc_1.abstractmethod

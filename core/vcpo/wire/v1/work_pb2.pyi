@@ -69,7 +69,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """The model sampled its end token."""
+    """The model sampled its end token, or completed a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """The response reached max_new_tokens."""
 
@@ -77,7 +77,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""The model sampled its end token."""
+"""The model sampled its end token, or completed a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """The response reached max_new_tokens."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015

@@ -59,6 +59,7 @@ class Workload:
     port: int
     health_port: int
     metrics_port: int
+    more_ports: Sequence[Manifest]
     drain_s: int
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
     threads: int | None
@@ -162,6 +163,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
             {"name": "health", "containerPort": workload.health_port},
+            *workload.more_ports,
         ],
         "resources": {"requests": {}, "limits": gpus},
         # So the last lines of a crashed process reach the run's conditions.

@@ -31,6 +31,7 @@ from vcpo_rollout.engines.hf.cache import DecodingCache
 from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 from vcpo_rollout.engines.seeds import token_seed
+from vcpo_rollout.engines.stop_strings import StopStrings
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -124,11 +125,13 @@ class DecodeBatch:
         end_token_ids: frozenset[int],
         pad_token_id: int,
         seed: int,
+        stop_strings: StopStrings | None = None,
         routes: RouteRecorder | None = None,
     ) -> None:
         """routes: of the model; None if nobody wants them."""
         self._model = model.train(mode=False)
         self._end_token_ids = end_token_ids
+        self._stop_strings = stop_strings
         self._cache = DecodingCache(model, pad_token_id=pad_token_id, recorder=routes)
         self._generator = torch.Generator(model.device).manual_seed(seed)
         self._sequences: list[PartialSequence] = []
@@ -213,7 +216,10 @@ class DecodeBatch:
         sequence.token_ids.append(token_id)
         sequence.logprobs.append(logprob)
         sequence.policy_versions.append(policy_version)
-        if token_id in self._end_token_ids:
+        stops = self._stop_strings
+        if token_id in self._end_token_ids or (
+            stops is not None and stops.completed_by_last(sequence.token_ids)
+        ):
             return sequence.to_generation(FinishReason.STOP)
         if len(sequence.token_ids) >= sequence.request.max_new_tokens:
             return sequence.to_generation(FinishReason.LENGTH)

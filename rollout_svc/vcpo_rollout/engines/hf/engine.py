@@ -36,6 +36,7 @@ from vcpo_rollout.engines.hf.routes import RouteRecorder
 from vcpo_rollout.engines.limits import RequestLimits, check_decodable
 from vcpo_rollout.engines.loading import place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
+from vcpo_rollout.engines.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class HfEngine:
     model: an attention decoder. The engine moves it to `device`, casts its parameters to
         `precision`, and owns it from then on.
     pad_token_id: any token of the vocabulary; padding is masked.
+    stop_strings: that end a response; None if only end tokens do.
     returns_routes: whether responses carry the experts that computed their tokens.
 
     Raises:
@@ -94,6 +96,7 @@ class HfEngine:
         seed: int,
         device: torch.device | str = "cpu",
         precision: Precision = Precision.FLOAT32,
+        stop_strings: StopStrings | None = None,
         returns_routes: bool = False,
     ) -> None:
         if max_concurrent_sequences < 1:
@@ -103,12 +106,14 @@ class HfEngine:
         self._model = model
         self._limits = RequestLimits.of(model)
         self._end_token_ids = end_token_ids
+        self._stop_strings = stop_strings
         self._num_slots = max_concurrent_sequences
         self._batch = DecodeBatch(
             model,
             end_token_ids=end_token_ids,
             pad_token_id=pad_token_id,
             seed=seed,
+            stop_strings=stop_strings,
             routes=RouteRecorder(model) if returns_routes else None,
         )
         # Used only by the thread:
@@ -133,6 +138,11 @@ class HfEngine:
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end a response."""
         return self._end_token_ids
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Strings that end a response; None if only end tokens do."""
+        return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None

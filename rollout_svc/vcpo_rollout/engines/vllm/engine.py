@@ -36,10 +36,12 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.engines.limits import RequestLimits
+from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.exchange import sampling_params, to_generation
 from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
 from vcpo_rollout.engines.vllm.statistics import step_logger
+from vcpo_rollout.engines.vllm.streamed_response import StreamedResponse
 from vcpo_rollout.gauges import RolloutGauges
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class VllmEngine:
 
     llm: has no running sequences; the engine owns it from then on.
     skeleton: the model in `transformers`, against which weights are checked.
+    stop_strings: that end a response; None if only end tokens do.
     lora: of the adapters that versions consist of; None for versions of all parameters.
     swap_timeout_s: limit of a whole swap; a longer one is stuck, and the engine ends.
     """
@@ -71,6 +74,7 @@ class VllmEngine:
         *,
         skeleton: PreTrainedModel,
         end_token_ids: frozenset[int],
+        stop_strings: StopStrings | None = None,
         lora: Lora | None = None,
         swap_timeout_s: float = SWAP_TIMEOUT_S,
     ) -> None:
@@ -80,6 +84,7 @@ class VllmEngine:
             ParameterLoader(skeleton) if lora is None else AdapterLoader(skeleton, lora)
         )
         self._end_token_ids = end_token_ids
+        self._stop_strings = stop_strings
         self._limits = RequestLimits(
             vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
             context_tokens=llm.model_config.max_model_len,
@@ -93,7 +98,13 @@ class VllmEngine:
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    def start(cls, settings: VllmSettings, *, end_token_ids: frozenset[int]) -> Self:
+    def start(
+        cls,
+        settings: VllmSettings,
+        *,
+        end_token_ids: frozenset[int],
+        stop_strings: StopStrings | None = None,
+    ) -> Self:
         """Start vLLM's processes. This takes seconds to minutes, so call it in a thread.
 
         Raises:
@@ -104,6 +115,7 @@ class VllmEngine:
             start_llm(settings),
             skeleton=skeleton,
             end_token_ids=end_token_ids,
+            stop_strings=stop_strings,
             lora=settings.lora,
         )
 
@@ -121,6 +133,11 @@ class VllmEngine:
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end a response."""
         return self._end_token_ids
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Strings that end a response; None if only end tokens do."""
+        return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
@@ -203,7 +220,10 @@ class VllmEngine:
     ) -> Generation:
         partial_response = request.partial_response
         resumed = () if partial_response is None else partial_response.token_ids
-        params = sampling_params(request, self._end_token_ids)
+        streamed = None
+        if self._stop_strings is not None:
+            streamed = StreamedResponse(self._stop_strings, request)
+        params = sampling_params(request, self._end_token_ids, streams=streamed is not None)
         prompt = tokens_input([*request.prompt_token_ids, *resumed])
         name = str(next(self._numbers))
         output: CompletionOutput | None = None
@@ -217,11 +237,17 @@ class VllmEngine:
             lora_request = self._loader.lora_request
             async for update in self._llm.generate(prompt, params, name, lora_request=lora_request):
                 output = update.outputs[0]
+                if streamed is not None:
+                    streamed.add(output)
+                    if streamed.is_stopped:
+                        await self._llm.abort(name)
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
         finally:
             if aborting is not None:
                 aborting.cancel()
+        if streamed is not None and output is not None:
+            output = streamed.whole(output)
         return to_generation(output, partial_response)
 
     async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, TypeVar
 
-import safetensors.torch
-from torch import Tensor
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import layerwise_groups
 from vllm.outputs import CompletionOutput
@@ -24,14 +22,20 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     NonFiniteLogitsError,
 )
+from vcpo_rollout.engines.payload_tensors import WholeTensor, write_tensors
 from vcpo_rollout.engines.seeds import token_seed
 
+_Tensor = TypeVar("_Tensor")
 _ABORTED = "abort"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -> SamplingParams:
+def sampling_params(
+    request: GenerationRequest, end_token_ids: frozenset[int], *, streams: bool = False
+) -> SamplingParams:
     """Return vLLM's parameters: the whole vocabulary, until one of `end_token_ids`.
+
+    streams: whether tokens are returned as they are sampled; else with the last one.
 
     vLLM seeds a request once, so a resumed response goes on with other numbers than its first part
     would have; one that begins again gets the same.
@@ -48,7 +52,7 @@ def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -
         ignore_eos=True,  # the end tokens are those of the next line
         stop_token_ids=sorted(end_token_ids),
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY,
     )
 
 
@@ -119,8 +123,8 @@ def _to_partial_response(output: CompletionOutput) -> PartialResponse:
 
 
 def tensors_to_send(
-    tensors: Mapping[str, Tensor], changed: frozenset[str] | None
-) -> dict[str, Tensor]:
+    tensors: Mapping[str, _Tensor], changed: frozenset[str] | None
+) -> dict[str, _Tensor]:
     """Return the tensors that vLLM must load: all of a decoder layer if one of them changed.
 
     vLLM fuses some tensors of a decoder layer (q, k and v; gate and up; all experts). A reload
@@ -137,13 +141,13 @@ def tensors_to_send(
     return {name: tensors[name] for group in touched for name in group}
 
 
-def write_memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
+def write_memory_file(tensors: Mapping[str, WholeTensor]) -> IO[bytes]:
     """Write tensors to a safetensors file in memory, which vanishes when it is closed.
 
     Such a file (memfd) leaves no name to clean up after a kill, and has no size limit such as a
     container's /dev/shm has. Another process of the same user opens it under /proc.
     """
     file = os.fdopen(os.memfd_create("vcpo-weights"), "wb")
-    file.write(safetensors.torch.save(tensors))
+    write_tensors(tensors, file)
     file.flush()
     return file

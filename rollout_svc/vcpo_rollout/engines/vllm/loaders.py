@@ -22,6 +22,7 @@ from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading_weights import changed_parameters, read_tensors, read_weights
+from vcpo_rollout.engines.payload_tensors import TensorRows, joined
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
 
 _ADAPTER_PLACE: Final = 1
@@ -69,7 +70,7 @@ class ParameterLoader:
     def update(self, weights: PolicyWeights, *, in_use: int | None) -> Iterator[dict[str, Any]]:
         """Write the changed layers; yields the fields of `vllm.worker.WeightFile`."""
         changed = changed_parameters(self._skeleton, weights, in_use=in_use)
-        tensors = read_weights(self._skeleton, weights.payload)
+        tensors = read_weights(self._skeleton, weights)
         with write_memory_file(tensors_to_send(tensors, changed)) as file:
             yield {"path": str(_path_for_vllm(file)), "is_whole": changed is None}
 
@@ -105,14 +106,15 @@ class AdapterLoader:
 
         The folder has the configuration only: the tensors are in memory, behind a link.
         """
-        adapters = list(read_adapters(read_tensors(weights.payload), self._shapes))
+        published = {name: joined(each) for name, each in read_tensors(weights).items()}
+        adapters = list(read_adapters(published, self._shapes))
         if not adapters:
             raise EngineError("payload: holds no adapter, and this run trains adapters only")
         tensors = {}
         for adapter in adapters:
             name = f"base_model.model.{adapter.layer}"
-            tensors[f"{name}.lora_A.weight"] = adapter.a
-            tensors[f"{name}.lora_B.weight"] = adapter.b
+            tensors[f"{name}.lora_A.weight"] = [TensorRows(rows=adapter.a)]
+            tensors[f"{name}.lora_B.weight"] = [TensorRows(rows=adapter.b)]
         settings = {
             "peft_type": "LORA",
             "r": self._lora.rank,

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch.nn import Module
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
@@ -76,7 +76,8 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
         """Load the file's tensors; vLLM maps their names to its own."""
         # Layers that are not in the file keep their values, as intended; vLLM warns of each.
         _RELOAD_LOGGER.disabled = not update_info.is_whole
-        self.model.load_weights(load_file(update_info.path).items())
+        with safe_open(update_info.path, "pt") as file:
+            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def finish_weight_update(self) -> None:
         """Convert the parameters into the format of the kernels."""

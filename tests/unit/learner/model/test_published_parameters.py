@@ -12,6 +12,7 @@ from vcpo_learner.model.published_parameters import (
     changes_on_cpu,
     changes_on_device,
 )
+from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.weights.published_set import PublishedSet
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -19,7 +20,7 @@ BFLOAT16, FLOAT32 = Precision.BFLOAT16, Precision.FLOAT32
 
 
 def load(payload):
-    return safetensors.torch.load(bytes(payload))
+    return safetensors.torch.load(bytes(payload.content))
 
 
 def test_a_payload_holds_every_parameter():
@@ -72,7 +73,7 @@ def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(preci
         num_changes = sum(change.positions.size for change in changes.values())
         assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
         published.patch(version, changes)
-        assert published.buffer == PublishedParameters(model).whole(precision)
+        assert published.buffer == PublishedParameters(model).whole(precision).content
 
 
 @torch.no_grad()
@@ -80,12 +81,12 @@ def test_a_version_in_which_most_elements_differ_is_a_new_file():
     model = llama()
     parameters = PublishedParameters(model)
     before = parameters.take(FLOAT32)
-    kept = bytes(before)
+    kept = bytes(before.content)
     for each in model.parameters():
         each.add_(1.0)
     after = parameters.take(FLOAT32)
-    assert before == kept
-    assert after == PublishedParameters(model).whole(FLOAT32)
+    assert before.content == kept
+    assert after.content == PublishedParameters(model).whole(FLOAT32).content
     model.lm_head.weight[0, 0] = 5.0
     assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
 
@@ -100,8 +101,8 @@ def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_o
         if name != EMBEDDING:
             each.copy_(torch.randn_like(each) + 9.0)
     after = parameters.take(BFLOAT16)
-    assert isinstance(after, bytearray)
-    assert after == PublishedParameters(model).whole(BFLOAT16)
+    assert isinstance(after, SharedFile)
+    assert after.content == PublishedParameters(model).whole(BFLOAT16).content
 
 
 @torch.no_grad()

@@ -6,6 +6,8 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
 from vcpo.records.reasons import DropReason
+from vcpo.wire.trajectory import trajectory_to_message
+from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
     GroupsDropped,
@@ -46,7 +48,7 @@ CHANGES = [
     BatchConsumed(
         policy_version=4, lease_ids=("train-a-3", "train-a-1"), fresh_trajectory_ids=("x/0",)
     ),
-    VersionPublished(policy_version=5, checksum=2**64 - 1),
+    VersionPublished(policy_version=5, checksum=2**64 - 1, num_ranks=8, num_shards=4),
     LearnerRestarted(incarnation="b"),
     RolledBack(policy_version=3, returns_groups=True),
 ]
@@ -55,6 +57,23 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
 def test_a_change_comes_back_from_its_bytes(change):
     assert change_from_bytes(change_to_bytes(change)) == change
+
+
+@pytest.mark.parametrize("num_trajectories", [1, 2, 400])
+def test_a_request_comes_back_as_the_trajectories_that_it_brought(num_trajectories):
+    trajectories = tuple(
+        make_trajectory("train-a-7", number, versions=(1, 2), logprob=FLOAT32)
+        for number in range(num_trajectories)
+    )
+    request = work_pb2.SubmitRequest(
+        worker_id="w",
+        lease_id="train-a-7",
+        trajectories=[trajectory_to_message(each) for each in trajectories],
+    )
+    change = TrajectoriesAccepted(lease_id="train-a-7", trajectories=trajectories, request=request)
+    data = change_to_bytes(change)
+    assert data == ledger_pb2.LedgerChange(submission=request).SerializeToString()
+    assert change_from_bytes(data) == change
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x12\x02\x0a"], ids=["empty", "tag", "cut"])

@@ -1,5 +1,7 @@
 """The file of the redo log: what is in it, what is damaged, and what goes."""
 
+import os
+import shutil
 import sqlite3
 
 import pytest
@@ -159,6 +161,7 @@ def test_space_of_removed_changes_is_used_again(file, path, monkeypatch):
     monkeypatch.setattr("vcpo_learner.redo_log.segments._SEGMENT_BYTES", 3 * len(data))
     for number in range(5, 60):
         file.append([Row(position=number, data=data)])
+        file.sync()
         file.add_checkpoint(number, number, kept_steps={number})
         while file.remove_some(number):
             pass
@@ -229,6 +232,61 @@ def test_a_commit_that_fails_leaves_its_room_in_the_segment_to_the_next_one(file
     file.append([large(7)])
     assert list(file.read(5)) == [large(6), large(7)]
     assert segments(path)[0].stat().st_size == 3 * 50_000
+
+
+def test_a_kill_between_any_two_writes_leaves_all_that_was_committed(file, path, monkeypatch):
+    write, killed = os.pwrite, []
+
+    def kill(committed):
+        copy = path.parent / f"killed-{len(killed)}"
+        shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("killed-*"))
+        killed.append((copy, committed))
+
+    def write_in_parts(descriptor, data, offset):
+        kill(file.last_position)
+        part = write(descriptor, data[: len(data) // 2 + 1], offset)
+        kill(file.last_position)
+        return part
+
+    monkeypatch.setattr(os, "pwrite", write_in_parts)
+    changes = [*rows(1, 2, 3, 4), large(5), large(6), *rows(7), large(8), large(9)]
+    for some in (slice(4, 5), slice(5, 8), slice(8, 9)):
+        file.append(changes[some])
+        kill(file.last_position)
+    monkeypatch.setattr(os, "pwrite", write)
+    assert [committed for _, committed in killed[-3:]] == [8, 8, 9]
+    for copy, committed in killed:
+        later = LogFile(file_path(copy))
+        later.append([large(committed + 1)])
+        assert list(later.read(0)) == [*changes[:committed], large(committed + 1)]
+        later.close()
+
+
+def test_a_full_segment_ends_with_the_next_sync(file, path, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.redo_log.segments._SEGMENT_BYTES", 100_000)
+    for position in (5, 6, 7):
+        file.append([large(position)])
+    assert len(segments(path)) == 1
+    file.sync()
+    file.append([large(8)])
+    assert [each.stat().st_size for each in segments(path)] == [150_000, 50_000]
+    assert list(file.read(4)) == [large(each) for each in (5, 6, 7, 8)]
+
+
+def test_a_sync_that_fails_on_a_full_segment_repeats_no_change(file, path, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.redo_log.segments._SEGMENT_BYTES", 1)
+    file.append([large(5)])
+
+    def fails(descriptor):
+        raise OSError("the disk is away")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="is away"):
+            file.sync()
+    file.append([large(6)])
+    file.sync()
+    assert list(file.read(4)) == [large(5), large(6)]
 
 
 def test_a_segment_that_was_removed_while_it_is_written_is_noticed(file, path):

@@ -1,8 +1,11 @@
 """The redo log beside an event loop: commits, a full disk, a limit, and what is left of damage."""
 
 import asyncio
+import shutil
 import sqlite3
 import threading
+import time
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -15,7 +18,13 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.ledger.changes import LogRoom, TrajectoriesAccepted, VersionPublished
+from vcpo_learner.ledger.changes import (
+    LearnerRestarted,
+    LogRoom,
+    TrajectoriesAccepted,
+    VersionPublished,
+)
+from vcpo_learner.redo_log.encoding import change_to_bytes
 from vcpo_learner.redo_log.file import aside_path, file_path
 from vcpo_learner.redo_log.log import RedoLog
 
@@ -24,8 +33,8 @@ from vcpo_learner.redo_log.log import RedoLog
 def open_log(tmp_path):
     logs = []
 
-    def open_log(*, limit_bytes=1 << 30, retry_s=0.01):
-        log = RedoLog(tmp_path, limit_bytes=limit_bytes, retry_s=retry_s)
+    def open_log(*, limit_bytes=1 << 30, **options):
+        log = RedoLog(tmp_path, limit_bytes=limit_bytes, **{"retry_s": 0.01, **options})
         logs.append(log)
         return log
 
@@ -39,6 +48,14 @@ def accept_groups(log, count, *, incarnation="now"):
     for lease in ledger.grant("w", num_groups=count, policy_version=0):
         ledger.submit(lease.lease_id, make_trajectories(lease))
     return ledger
+
+
+def redone_beside(log):
+    """The ledger in a copy of the files, as another process finds them after a kill."""
+    folder = log.path.parent
+    copy = shutil.copytree(folder, folder.with_name("copy"))
+    with closing(RedoLog(copy, limit_bytes=1 << 30)) as later:
+        return redone(later)
 
 
 def redone(log):
@@ -57,24 +74,126 @@ async def test_what_was_committed_is_redone_by_the_next_process(open_log):
     assert after.snapshot().groups == before.snapshot().groups
 
 
-async def test_a_commit_takes_all_that_arrived_during_the_one_before(open_log):
-    log, commits, may_go = open_log(), [], threading.Event()
+@pytest.fixture
+def quick_log(open_log, monkeypatch):
+    """A log on a disk that takes no time, whose thread does not sync before it is closed."""
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 3600.0)
+    return open_log(clock=ManualClock())
+
+
+@contextmanager
+def thread_in_sync(log, monkeypatch):
+    """The thread syncs, and has the file, while the block runs."""
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    is_there, may_go = threading.Event(), threading.Event()
+    sync = log._file.sync
+
+    def slow_sync():
+        is_there.set()
+        may_go.wait()
+        sync()
+
+    monkeypatch.setattr(log._file, "sync", slow_sync)
+    log.append(VersionPublished(policy_version=0, checksum=0))
+    is_there.wait()
+    yield
+    may_go.set()
+
+
+def watch_appends(log, monkeypatch):
+    """Return a list to which each write adds the name of its thread and its positions."""
+    append, writes = log._file.append, []
+
+    def watched(rows):
+        append(rows)
+        writes.append((threading.current_thread().name, [row.position for row in rows]))
+
+    monkeypatch.setattr(log._file, "append", watched)
+    return writes
+
+
+async def test_a_change_outlives_the_process_as_soon_as_it_is_appended(quick_log):
+    before = accept_groups(quick_log, 3)
+    assert redone_beside(quick_log).counts() == before.counts()
+
+
+async def test_the_thread_writes_in_one_commit_all_that_arrived_while_it_had_the_file(
+    open_log, monkeypatch
+):
+    log = open_log(clock=ManualClock())
+    ledger = make_ledger(ManualClock(), log=log)
+    writes = watch_appends(log, monkeypatch)
+    with thread_in_sync(log, monkeypatch):
+        ledger.grant("w", num_groups=3, policy_version=0)
+        waiting = asyncio.create_task(log.committed())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await waiting
+    ledger.grant("w", num_groups=1, policy_version=0)
+    await log.committed()
+    assert writes[:2] == [("MainThread", [1]), ("redo-log", [2, 3, 4])]
+    assert [position for _, positions in writes for position in positions] == [1, 2, 3, 4, 5]
+
+
+async def test_what_waits_for_the_thread_is_not_overtaken(open_log, monkeypatch):
+    log = open_log(clock=ManualClock())
+    ledger = make_ledger(ManualClock(), log=log)
+    writes = watch_appends(log, monkeypatch)
+    with thread_in_sync(log, monkeypatch):
+        ledger.grant("w", num_groups=1, policy_version=0)
+    while len(writes) < 2:  # the loop does not hear of the commit: it does not run
+        time.sleep(0.001)
+    ledger.grant("w", num_groups=1, policy_version=0)
+    await log.committed()
+    assert [positions for _, positions in writes] == [[1], [2], [3]]
+    assert writes[2][0] == "redo-log"
+
+
+async def test_after_a_slow_write_the_thread_writes_for_a_while(open_log, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 3600.0)
+    clock = ManualClock()
+    log = open_log(clock=clock)
+    ledger = make_ledger(ManualClock(), log=log)
+    writes, seconds = watch_appends(log, monkeypatch), [0.06]
     append = log._file.append
 
-    def append_slowly(rows):
-        commits.append([row.position for row in rows])
-        may_go.wait()
+    def slow_once(rows):
         append(rows)
+        clock.advance(seconds.pop() if seconds else 0.0)
 
-    log._file.append = append_slowly
-    ledger = make_ledger(ManualClock(), log=log)
-    ledger.grant("w", num_groups=1, policy_version=0)
-    while not commits:
-        await asyncio.sleep(0)
-    ledger.grant("w", num_groups=3, policy_version=0)
-    may_go.set()
-    await log.committed()
-    assert commits == [[1], [2, 3, 4]]
+    monkeypatch.setattr(log._file, "append", slow_once)
+    for pause_s in (0.0, 0.5, 0.6, 0.0):
+        clock.advance(pause_s)
+        ledger.grant("w", num_groups=1, policy_version=0)
+        await log.committed()
+    assert [name for name, _ in writes] == ["MainThread", "redo-log", "MainThread", "MainThread"]
+
+
+async def test_a_large_change_is_written_by_the_thread(quick_log, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.redo_log.log._AT_ONCE_BYTES", 20)
+    writes = watch_appends(quick_log, monkeypatch)
+    quick_log.append(VersionPublished(policy_version=0, checksum=0))
+    quick_log.append(LearnerRestarted(incarnation="a name of more than twenty letters"))
+    await quick_log.committed()
+    assert writes == [("MainThread", [1]), ("redo-log", [2])]
+
+
+async def test_each_write_of_the_event_loop_is_synced_soon(open_log, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.01)
+    log = open_log()
+    sync, synced = log._file.sync, []
+
+    def watched():
+        position = log._file.last_position
+        sync()
+        synced.append(position)
+
+    monkeypatch.setattr(log._file, "sync", watched)
+    for position in (1, 2, 3):
+        log.append(VersionPublished(policy_version=position, checksum=0))
+        async with asyncio.timeout(10):
+            while not synced or synced[-1] < position:
+                await asyncio.sleep(0.001)
 
 
 async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_written(open_log):
@@ -93,17 +212,19 @@ async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_wri
 
 
 @pytest.mark.parametrize("name", ["append", "sync", "add_checkpoint", "remove_some"])
-async def test_a_write_that_fails_once_stops_no_work_for_longer(open_log, monkeypatch, name):
+async def test_a_write_that_fails_for_a_moment_stops_no_work_for_longer(
+    open_log, monkeypatch, name
+):
     monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
     log = open_log()
-    write, errors = getattr(log._file, name), [OSError("the disk is away")]
+    write, errors = getattr(log._file, name), [OSError("the disk is away")] * 2
 
-    def fails_once(*arguments, **options):
+    def fails_twice(*arguments, **options):
         if errors:
             raise errors.pop()
         return write(*arguments, **options)
 
-    monkeypatch.setattr(log._file, name, fails_once)
+    monkeypatch.setattr(log._file, name, fails_twice)
     accept_groups(log, 1)
     log.add_checkpoint(1, log.position, kept_steps={1})
     told = []
@@ -170,6 +291,27 @@ async def test_a_full_log_has_room_again_after_a_checkpoint(open_log):
     while log.room is LogRoom.FULL:
         await asyncio.sleep(0.001)
     assert [kind for kind, _ in log.take_events()] == ["LogFull", "LogHasRoom"]
+
+
+async def test_what_arrives_while_a_checkpoint_makes_room_counts(quick_log, monkeypatch):
+    add_checkpoint = quick_log._file.add_checkpoint
+    is_there = threading.Event()
+
+    def watched(*arguments, **options):
+        found = add_checkpoint(*arguments, **options)
+        is_there.set()
+        return found
+
+    monkeypatch.setattr(quick_log._file, "add_checkpoint", watched)
+    accept_groups(quick_log, 2)
+    quick_log.add_checkpoint(1, quick_log.position, kept_steps={1})
+    is_there.wait()  # the loop, which does not run, has not heard of it
+    quick_log.append(LearnerRestarted(incarnation="later"))
+    await quick_log.committed()
+    quick_log.close()
+    await asyncio.sleep(0)  # what the thread told
+    size_bytes = len(change_to_bytes(LearnerRestarted(incarnation="later")))
+    assert quick_log._progress.size_bytes == size_bytes
 
 
 async def test_a_damaged_log_gives_what_comes_before_the_damage_and_goes_on_from_there(

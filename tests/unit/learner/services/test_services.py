@@ -23,6 +23,7 @@ from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
+from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.weights.published_set import PublishedSet
 
 
@@ -245,7 +246,7 @@ async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, cha
 async def test_a_version_is_streamed_in_chunks_from_any_offset(fixture):
     payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
     policy = fixture.store.get(INCARNATION, 0)
-    full_set = PublishedSet(0, bytearray(payload))
+    full_set = PublishedSet(0, SharedFile.of(payload))
     fixture.store.publish(type(policy)(manifest=policy.manifest, full_set=full_set))
     stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=2)
@@ -283,6 +284,6 @@ async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and
         worker_id="w", incarnation=INCARNATION, policy_version=2, base_policy_version=1
     )
     (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
-    assert chunk.data == fixture.store.get_delta(INCARNATION, 2, 1).data
+    assert chunk.data == fixture.store.get_delta(INCARNATION, 2, 1).file.content
     assert len(chunk.data) == delta.total_bytes
     assert fixture.policy_service.served_bytes == {WeightForm.DELTA: delta.total_bytes}

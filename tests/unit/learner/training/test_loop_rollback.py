@@ -54,9 +54,9 @@ def make_run_of(tmp_path):
         mirrored = learner.training._parts.update
         take_weights = mirrored.take_weights
 
-        def watched(precision):
+        def watched(precision, policy_version):
             learner.published.append(learner.update.value)
-            return take_weights(precision)
+            return take_weights(precision, policy_version)
 
         mirrored.take_weights = watched
         return learner

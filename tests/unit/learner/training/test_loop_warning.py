@@ -12,9 +12,9 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
     update, limits = learner.training._parts.update, []
     take_weights = update.take_weights
 
-    def watched(precision):
+    def watched(precision, policy_version):
         limits.append(learner.dispatcher.admission_lag_steps)
-        return take_weights(precision)
+        return take_weights(precision, policy_version)
 
     update.take_weights = watched
     await learner.run()

@@ -72,9 +72,9 @@ async def test_a_version_is_compared_only_after_the_one_before_was_announced(mak
     update, before = learner.training._parts.update, []
     take_weights = update.take_weights
 
-    def watched(precision):
+    def watched(precision, policy_version):
         before.append(list(seen))
-        return take_weights(precision)
+        return take_weights(precision, policy_version)
 
     update.take_weights = watched
     await learner.run()

@@ -1,6 +1,7 @@
 """Learners that die, and what the learner after them has and does again."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,6 +217,21 @@ async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(
     await later.run()
     (message,) = told(tmp_path, "RedoDiffers")
     assert message.startswith("version 0 has other parameters than before the restart")
+
+
+@pytest.mark.parametrize("other", [{"num_ranks": 2}, {"num_shards": 2}])
+async def test_versions_of_other_ranks_or_shards_are_not_compared(make_learner, tmp_path, other):
+    await killed(dies_before(make_learner(steps=4), 3))
+    later = make_learner(steps=4)
+    later.training.resume()
+    recovery = later.training._recovery
+    assert recovery.versions
+    recovery.versions = {
+        version: replace(published, checksum=1, **other)
+        for version, published in recovery.versions.items()
+    }
+    await later.run()
+    assert not told(tmp_path, "RedoDiffers")
 
 
 async def test_a_log_reaches_back_to_the_checkpoint_that_a_rollback_may_need(

@@ -114,7 +114,7 @@ def test_versions_that_differ_little_share_one_full_set_in_memory(store):
     publish_sparse(store, *range(4))
     sets = [store.get(INCARNATION, version).full_set for version in range(4)]
     assert all(each is sets[0] for each in sets)
-    assert sets[0].read(0, 1) == (sets[0].buffer[:1], 3)
+    assert sets[0].file.read(0, 1) == (sets[0].buffer[:1], 3)
     assert safetensors.torch.load(bytes(sets[0].buffer))["weight"].tolist() == [
         float(element == 3) for element in range(1000)
     ]
@@ -122,8 +122,8 @@ def test_versions_that_differ_little_share_one_full_set_in_memory(store):
 
 def test_deltas_take_at_most_0_15_of_a_full_set(store):
     publish_sparse(store, *range(60))
-    delta_bytes = store.get_delta(INCARNATION, 59, 58).size_bytes
-    full_bytes = store.get(INCARNATION, 59).full_set.size_bytes
+    delta_bytes = store.get_delta(INCARNATION, 59, 58).file.size_bytes
+    full_bytes = store.get(INCARNATION, 59).full_set.file.size_bytes
     most = full_bytes * 15 // 100 // delta_bytes
     assert len(chain(store, 59 - most)) == most
     assert chain(store, 59 - most - 1) == []

@@ -14,7 +14,13 @@ from vcpo.spec import parse_run
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import run_file
 from vcpo_operator.children.monitor import skipped_monitor_note
-from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL, TEMPLATE_HASH_ANNOTATION
+from vcpo_operator.names import (
+    QUEUE_LABEL,
+    RUN_LABEL,
+    TEMPLATE_HASH_ANNOTATION,
+    RunKey,
+    certificate_hosts,
+)
 
 EVERYTHING = {
     "pods": {
@@ -106,6 +112,7 @@ def test_the_learner_is_started_to_resume_and_to_linger():
         "--run-dir=/var/lib/vcpo",
         "--listen=0.0.0.0:7600",
         "--metrics-listen=0.0.0.0:7601",
+        "--weights-listen=0.0.0.0:7620",
         "--resume",
         "--tls=/etc/vcpo-tls",
         "--health-listen=0.0.0.0:7602",
@@ -144,6 +151,25 @@ def test_pods_of_several_ranks_meet_in_the_first_pod_by_torchrun():
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     template_labels = stateful_set["template"]["metadata"]["labels"]
     assert service["selector"].items() <= template_labels.items()
+
+
+def test_every_rank_has_a_port_and_every_pod_a_name_at_which_it_sends_weights():
+    family, container = build(**TWO_PODS_OF_FOUR), learner_container(**TWO_PODS_OF_FOUR)
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    sending = {name: port for name, port in ports.items() if name.startswith("weights")}
+    assert sending == {"weights": 7620, "weights-1": 7621, "weights-2": 7622, "weights-3": 7623}
+    assert len(set(ports.values())) == len(ports)
+    (host,) = (each for each in container["command"] if each.startswith("--weights-host="))
+    pod, dot, service = host.removeprefix("--weights-host=").partition(".")
+    assert (pod, dot) == ("$(POD_NAME)", ".")
+    namespace = family["StatefulSet demo-learner"].manifest["metadata"]["namespace"]
+    assert service == f"demo-learner-ranks.{namespace}.svc"
+    certified = certificate_hosts(RunKey(namespace, "demo"))["learner"]
+    assert f"*.{service}" in certified
+    assert "weights" in {
+        each["name"] for each in family["Service demo-learner"].manifest["spec"]["ports"]
+    }
+    assert "POD_NAME" in variables_of(container)
 
 
 def test_torchrun_leaves_its_ranks_the_time_to_drain_and_the_kubelet_their_cause():

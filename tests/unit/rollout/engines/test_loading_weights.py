@@ -1,5 +1,6 @@
 """A payload is loaded completely or not at all."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -7,15 +8,21 @@ import pytest
 import safetensors.torch
 import torch
 
-from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges, WeightShard
 from vcpo_rollout.engines.loading_weights import (
     changed_parameters,
     copy_weights,
+    read_tensors,
     read_weights,
     stage_weights,
 )
+from vcpo_rollout.engines.payload_tensors import write_tensors
 
 NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
+
+
+def version_of(payload):
+    return PolicyWeights.whole(0, payload)
 
 
 def payload_with(tensors, **changes):
@@ -26,7 +33,7 @@ def payload_with(tensors, **changes):
 
 def test_every_parameter_gets_the_published_value(make_model, parameters):
     published, model = parameters(make_model(seed=1)), make_model(seed=2)
-    copy_weights(model, read_weights(model, safetensors.torch.save(published)))
+    copy_weights(model, read_weights(model, version_of(safetensors.torch.save(published))))
     assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
 
 
@@ -36,7 +43,7 @@ def test_tied_parameters_may_stand_under_any_of_their_names(make_model, paramete
     shared = tensors.pop(EMBEDDING)
     payload = safetensors.torch.save({**tensors, **{name: shared.clone() for name in given}})
     model = make_model(seed=2, tied=True)
-    copy_weights(model, read_weights(model, payload))
+    copy_weights(model, read_weights(model, version_of(payload)))
     assert torch.equal(model.lm_head.weight, shared)
     assert torch.equal(model.model.embed_tokens.weight, shared)
 
@@ -55,31 +62,32 @@ def test_tied_parameters_may_stand_under_any_of_their_names(make_model, paramete
 def test_tensors_that_do_not_fit_are_named(make_model, parameters, changes, problem):
     model = make_model(tied=True)
     with pytest.raises(EngineError, match=problem):
-        read_weights(model, payload_with(parameters(model), **changes))
+        read_weights(model, version_of(payload_with(parameters(model), **changes)))
 
 
 def test_weights_that_are_not_numbers_are_read_as_they_are(make_model, parameters):
     model = make_model()
     payload = payload_with(parameters(model), lm_head__weight=torch.full((40, 32), torch.nan))
-    assert torch.isnan(read_weights(model, payload)[HEAD]).all()
+    (part,) = read_weights(model, version_of(payload))[HEAD]
+    assert torch.isnan(part.rows).all()
 
 
 def test_all_problems_are_reported_at_once_up_to_a_number(make_model):
     model = make_model()  # 2 layers of 9 parameters, embedding, norm and head: 21 missing
     with pytest.raises(EngineError, match=r"embed_tokens\.weight is missing.*; 16 more$"):
-        read_weights(model, safetensors.torch.save({}))
+        read_weights(model, version_of(safetensors.torch.save({})))
 
 
 @pytest.mark.parametrize("payload", [b"", b"not safetensors", b"\xff" * 64], ids=len)
 def test_bytes_that_are_no_safetensors_file_are_refused(make_model, payload):
     with pytest.raises(EngineError, match=f"{len(payload)} bytes are not a safetensors file"):
-        read_weights(make_model(), payload)
+        read_weights(make_model(), version_of(payload))
 
 
 def test_published_bfloat16_is_held_exactly_in_float32(make_model, parameters):
     model = make_model()
     rounded = {name: value.bfloat16() for name, value in parameters(model).items()}
-    copy_weights(model, read_weights(model, safetensors.torch.save(rounded)))
+    copy_weights(model, read_weights(model, version_of(safetensors.torch.save(rounded))))
     assert model.lm_head.weight.dtype is torch.float32
     assert torch.equal(model.lm_head.weight, rounded[HEAD].float())
 
@@ -93,13 +101,15 @@ class TestChanges:
         tensors[EMBEDDING].view(-1)[[1, 4]] += 1.0
         changes = WeightChanges(base_policy_version=1, positions={EMBEDDING: np.array([1, 4])})
         payload = safetensors.torch.save(tensors)
-        return PolicyWeights(policy_version=2, payload=payload, changes=changes)
+        return PolicyWeights.whole(2, payload, changes=changes)
 
     def test_only_they_are_written_over_the_version_they_change(self, make_model, weights):
         model = make_model(tied=True)
         model.model.norm.weight.data.fill_(7.0)
         copy_weights(model, stage_weights(model, weights, in_use=1))
-        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])
+        assert torch.equal(
+            model.lm_head.weight, safetensors.torch.load(weights.shards[0].payload)[EMBEDDING]
+        )
         assert bool((model.model.norm.weight == 7.0).all())
 
     @pytest.mark.parametrize("in_use", [None, 0, 2])
@@ -108,7 +118,7 @@ class TestChanges:
     ):
         model = make_model(seed=5, tied=True)
         copy_weights(model, stage_weights(model, weights, in_use=in_use))
-        expected = safetensors.torch.load(weights.payload)
+        expected = safetensors.torch.load(weights.shards[0].payload)
         assert all(torch.equal(value, expected[name]) for name, value in parameters(model).items())
 
     @pytest.mark.parametrize(("in_use", "names"), [(1, {EMBEDDING}), (0, None), (None, None)])
@@ -133,4 +143,78 @@ class TestChanges:
         embedding = model.get_parameter(EMBEDDING)
         embedding.data = torch.zeros_like(embedding).t().contiguous().t()
         copy_weights(model, stage_weights(model, weights, in_use=1))
-        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])
+        assert torch.equal(
+            model.lm_head.weight, safetensors.torch.load(weights.shards[0].payload)[EMBEDDING]
+        )
+
+
+class TestShards:
+    """The rows of every tensor lie in two shards, those of the norms in the first alone."""
+
+    @staticmethod
+    def shards_of(tensors):
+        first, second, first_rows = {}, {}, {}
+        for name, tensor in tensors.items():
+            middle = len(tensor) if "norm" in name else len(tensor) // 3
+            first[name], first_rows[name] = tensor[:middle].clone(), middle
+            if middle < len(tensor):
+                second[name] = tensor[middle:].clone()
+        later = {name: first_rows[name] for name in second}
+        return (
+            WeightShard(payload=safetensors.torch.save(second), first_rows=later),
+            WeightShard(payload=safetensors.torch.save(first)),
+        )
+
+    def test_their_rows_are_copied_to_where_they_belong(self, make_model, parameters):
+        published, model = parameters(make_model(seed=1)), make_model(seed=2)
+        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
+        copy_weights(model, read_weights(model, weights))
+        assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
+
+    def test_changes_on_both_sides_of_a_cut_are_written(self, make_model, parameters):
+        model = make_model(seed=1)
+        published = parameters(model)
+        elements = [0, 13 * 32 - 1, 13 * 32, 40 * 32 - 1]  # the head's 40 rows are cut at 13
+        published[HEAD].view(-1)[elements] += 1.0
+        changes = WeightChanges(base_policy_version=1, positions={HEAD: np.array(elements)})
+        shards = self.shards_of(published)
+        weights = PolicyWeights(policy_version=2, shards=shards, changes=changes)
+        copy_weights(model, stage_weights(model, weights, in_use=1))
+        assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
+
+    def test_a_tied_tensor_may_be_cut_at_other_rows_under_each_name(self, make_model, parameters):
+        tensors = parameters(make_model(seed=1, tied=True))
+        shared = tensors.pop(EMBEDDING)
+        parts = [
+            {**tensors, HEAD: shared[:5], EMBEDDING: shared[:9]},
+            {HEAD: shared[5:], EMBEDDING: shared[9:]},
+        ]
+        files = [
+            safetensors.torch.save({name: each.clone() for name, each in part.items()})
+            for part in parts
+        ]
+        shards = (
+            WeightShard(payload=files[0]),
+            WeightShard(payload=files[1], first_rows={HEAD: 5, EMBEDDING: 9}),
+        )
+        model = make_model(seed=2, tied=True)
+        weights = PolicyWeights(policy_version=0, shards=shards)
+        copy_weights(model, read_weights(model, weights))
+        assert torch.equal(model.lm_head.weight, shared)
+
+    def test_a_shape_that_does_not_fit_is_that_of_the_whole(self, make_model, parameters):
+        model = make_model()
+        published = {**parameters(model), HEAD: torch.zeros(42, 32)}
+        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
+        with pytest.raises(EngineError, match=rf"{HEAD} has shape \[42, 32\], not \[40, 32\]"):
+            read_weights(model, weights)
+
+    def test_one_file_is_written_of_them_without_joining(self, parameters, make_model):
+        published = parameters(make_model(seed=1))
+        published["scale"], published["empty"] = torch.tensor([0.5]), torch.zeros(1, 0)
+        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
+        file = io.BytesIO()
+        write_tensors(read_tensors(weights), file)
+        found = safetensors.torch.load(file.getvalue())
+        assert found.keys() == published.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in published.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -21,19 +22,34 @@ from vcpo.wire.trajectory import (
 )
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, GenerationRequest
+from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments import Prompt
-from vcpo_rollout.generation.history import History, Turn, replied_turns
+from vcpo_rollout.generation.history import Endings, History, Turn, replied_turns
 from vcpo_rollout.generation.multi_turn import converse, resume
 
 PROMPT = (3, 4)
 END = 1
 ENDS = frozenset({END})
+ENDINGS = Endings(token_ids=ENDS)
 FIRST_INSERTED = 100
 """Tokens from here on are the environment's."""
 
 
 def versions(*spans):
     return tuple(VersionSpan(policy_version=version, num_tokens=size) for version, size in spans)
+
+
+class Characters:
+    """A tokenizer of one character per token."""
+
+    clean_up_tokenization_spaces = False
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return "".join(map(chr, token_ids))
+
+
+def encoded(text):
+    return tuple(map(ord, text))
 
 
 class Letters:
@@ -142,7 +158,7 @@ async def interrupt_after(num_tokens, turns, conversation, history):
 async def resume_from(partial, turns, room=1000):
     begin = lambda: Lengths(len(turns))  # noqa: E731 - as short as it is
     return await resume(
-        begin, request_of(room), partial, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+        begin, request_of(room), partial, codec=Letters(), endings=ENDINGS, threads=THREADS
     )
 
 
@@ -230,7 +246,43 @@ def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
     ]
     if expected and not expected[-1].inserted:
         expected.pop()  # perhaps nobody has replied to it
-    assert (replied_turns(partial, ENDS) if partial else []) == expected
+    assert (replied_turns(partial, ENDINGS) if partial else []) == expected
+
+
+def test_a_stop_string_divides_turns_as_an_end_token_does():
+    # The codec writes a token as its character: `)` completes the string and is sampled.
+    endings = Endings(token_ids=ENDS, stop_strings=StopStrings(Characters(), ["!)"]))
+    call, reply, rest = map(encoded, ("a!)", "x", "b!"))
+
+    def partial_of(*parts, inserted_spans=()):
+        token_ids = tuple(itertools.chain(*parts))
+        num_sampled = len(token_ids) - sum(span.num_tokens for span in inserted_spans)
+        return PartialResponse(
+            token_ids=token_ids,
+            logprobs=(-0.5,) * num_sampled,
+            version_spans=versions((0, num_sampled)),
+            inserted_spans=inserted_spans,
+        )
+
+    def resumed(partial):
+        turns = replied_turns(partial, endings)
+        return turns, History.resume(request_of(), partial, turns, endings).open_turn
+
+    # Its reply was empty, and the next turn is not ended.
+    turns, open_turn = resumed(partial_of(call, rest))
+    assert turns == [Turn(sampled=call, inserted=())]
+    assert (open_turn.token_ids, open_turn.finish_reason) == (rest, None)
+    # A turn after a reply that waits for its own.
+    span = TokenSpan(start=len(call), num_tokens=len(reply))
+    turns, open_turn = resumed(partial_of(call, reply, call, inserted_spans=(span,)))
+    assert turns == [Turn(sampled=call, inserted=reply)]
+    assert (open_turn.token_ids, open_turn.finish_reason) == (call, FinishReason.STOP)
+    # A string does not go on over a reply.
+    turns, open_turn = resumed(
+        partial_of(rest, reply, encoded(")"), inserted_spans=(TokenSpan(start=2, num_tokens=1),))
+    )
+    assert turns == [Turn(sampled=rest, inserted=reply)]
+    assert open_turn.finish_reason is None
 
 
 async def test_labels_are_divided_where_the_turns_are():
@@ -240,7 +292,7 @@ async def test_labels_are_divided_where_the_turns_are():
         version_spans=versions((5, 3), (6, 1)),
         inserted_spans=(TokenSpan(start=2, num_tokens=1),),
     )
-    history = History.resume(request_of(), partial, replied_turns(partial, ENDS), ENDS)
+    history = History.resume(request_of(), partial, replied_turns(partial, ENDINGS), ENDINGS)
     assert history.version_spans == [VersionSpan(policy_version=5, num_tokens=2)]
     assert history.open_turn.version_spans == versions((5, 1), (6, 1))
     assert history.open_turn.logprobs == (-3.0, -4.0)
@@ -267,7 +319,7 @@ async def test_a_conversation_whose_environment_replies_differently_is_not_resum
     for begin in (longer, lambda: Lengths(1)):
         assert (
             await resume(
-                begin, request_of(), partial, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+                begin, request_of(), partial, codec=Letters(), endings=ENDINGS, threads=THREADS
             )
             is None
         )

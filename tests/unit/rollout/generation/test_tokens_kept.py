@@ -108,6 +108,7 @@ class NumberingEngine:
     """Each token that is sampled is the next number."""
 
     end_token_ids = frozenset()
+    stop_strings = None
     policy_version = 0
 
     def __init__(self, numbers: Iterator[int]) -> None:

@@ -36,7 +36,7 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         def publish(version):
             weights = parameters.take(Precision.BFLOAT16)
             fixture.store.publish(fixture.store.prepare(version, weights))
-            return fixture.store.newest.full_set.size_bytes
+            return fixture.store.newest.full_set.file.size_bytes
 
         full_bytes = publish(0)
         receiver = WeightReceiver(

@@ -56,6 +56,12 @@ class Sharer:
         )
         self.fetcher = WeightFetcher(self.learner, gauges, cache=self.cache, peers=self.peers)
 
+    def forget_weights(self):
+        self.held = None
+        self.fetcher = WeightFetcher(
+            self.learner, RolloutGauges(self.metrics), cache=self.cache, peers=self.peers
+        )
+
     async def manifest(self):
         return await self.learner.newest_policy(self.held, wait_s=0)
 
@@ -107,7 +113,7 @@ async def test_a_late_joiner_gets_the_newest_version_from_a_worker_that_holds_it
         await (await fleet.join("first")).take()
         late = await fleet.join("late")
         weights = await late.take()
-        assert weights.payload == payload_of(4)
+        assert weights.shards[0].payload == payload_of(4)
         assert late.num_bytes("learner") == 0
         assert late.num_bytes("peer") == len(payload_of(4))
 
@@ -119,7 +125,7 @@ async def test_a_late_joiner_gets_the_full_set_that_another_made_from_deltas():
         publish(fleet.store, 5)
         await first.take()
         late = await fleet.join("late")
-        assert (await late.take()).payload == payload_of(5)
+        assert (await late.take()).shards[0].payload == payload_of(5)
         assert late.num_bytes("learner") == 0
 
 
@@ -132,8 +138,10 @@ async def test_the_learner_sends_a_version_twice_however_many_want_it_at_once(nu
         publish(fleet.store, 1)
         fleet.service.num_bytes = 0
         taken = await asyncio.gather(*(worker.take() for worker in workers))
-        assert all(weights.payload == payload_of(1) for weights in taken)
-        assert fleet.service.num_bytes == 2 * len(fleet.store.get_delta(INCARNATION, 1, 0).data)
+        assert all(weights.shards[0].payload == payload_of(1) for weights in taken)
+        assert (
+            fleet.service.num_bytes == 2 * fleet.store.get_delta(INCARNATION, 1, 0).file.size_bytes
+        )
 
 
 async def test_what_a_dead_peer_no_longer_gives_comes_from_the_learner():
@@ -143,7 +151,7 @@ async def test_what_a_dead_peer_no_longer_gives_comes_from_the_learner():
         late = await fleet.join("late")
         manifest = await late.manifest()
         await first.server.stop(0)
-        assert (await late.take(manifest)).payload == payload_of(4)
+        assert (await late.take(manifest)).shards[0].payload == payload_of(4)
         assert late.num_bytes("learner") == len(payload_of(4))
 
 
@@ -160,7 +168,7 @@ async def test_a_peer_that_says_nothing_is_left():
         worker = await fleet.join("worker", window_s=0.05)
         manifest = await worker.manifest()
         manifest.peer = f"127.0.0.1:{port}"
-        assert (await worker.take(manifest)).payload == payload_of(4)
+        assert (await worker.take(manifest)).shards[0].payload == payload_of(4)
         num_by_peer = worker.num_bytes("peer")
         assert num_by_peer in {0, 50}  # as fast as the two found each other
         assert fleet.service.fetches[-1].offset == num_by_peer
@@ -207,10 +215,11 @@ async def test_a_peer_that_drips_is_left_within_a_window_and_not_asked_for_five_
         manifest = await joiner.manifest()
         manifest.peer = address
         async with asyncio.timeout(4):  # the whole version would take it 40 s
-            assert (await joiner.take(manifest)).payload == payload_of(4)
+            assert (await joiner.take(manifest)).shards[0].payload == payload_of(4)
         assert 0 < joiner.num_bytes("peer") < 200
         for seconds, num_asked in ((299, 1), (1, 2)):
             joiner.clock.advance(seconds)
+            joiner.forget_weights()
             await joiner.take(manifest)
             assert dripping.num_asked == num_asked
         assert joiner.num_avoided("slow") == 2
@@ -222,7 +231,7 @@ async def test_a_peer_that_is_never_slow_enough_is_left_when_the_time_of_all_pee
         manifest = await joiner.manifest()
         manifest.peer = address
         async with asyncio.timeout(4):  # the whole version would take it 40 s
-            assert (await joiner.take(manifest)).payload == payload_of(4)
+            assert (await joiner.take(manifest)).shards[0].payload == payload_of(4)
         assert joiner.num_bytes("peer") + joiner.num_bytes("learner") == len(payload_of(4))
         assert joiner.num_avoided("slow") == 1
 
@@ -245,7 +254,7 @@ async def test_all_peers_together_have_two_minutes_before_the_learner_is_asked(a
         manifest = await joiner.manifest()
         manifest.peer = first
         manifest.other_peers.append(second)
-        assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert (await joiner.take(manifest)).shards[0].payload == payload_of(4)
         assert lying.num_asked == num_asked
         assert joiner.num_bytes("learner") > 0
 
@@ -268,7 +277,7 @@ async def test_what_a_bad_peer_does_not_give_comes_from_another_before_the_learn
         manifest = await joiner.manifest()
         manifest.other_peers.append(manifest.peer)
         manifest.peer = address
-        assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert (await joiner.take(manifest)).shards[0].payload == payload_of(4)
         assert joiner.num_bytes("learner") == 0
 
 
@@ -292,7 +301,7 @@ async def test_what_a_lying_peer_sent_is_refused_and_the_learner_asked():
             await worker.take(manifest)
         again = await worker.manifest()
         assert again.peer == ""
-        assert (await worker.take(again)).payload == payload_of(4)
+        assert (await worker.take(again)).shards[0].payload == payload_of(4)
 
 
 async def test_a_peer_that_lied_is_not_asked_again():
@@ -303,7 +312,7 @@ async def test_a_peer_that_lied_is_not_asked_again():
         manifest.peer = address
         with pytest.raises(CorruptWeightsError):
             await worker.take(manifest)
-        assert (await worker.take(manifest)).payload == payload_of(4)
+        assert (await worker.take(manifest)).shards[0].payload == payload_of(4)
         assert lying.num_asked == 1
         assert worker.num_avoided("corrupt") == 1
 
@@ -315,6 +324,7 @@ async def test_a_peer_that_does_not_hold_a_version_is_asked_for_the_next():
         manifest.peer = f"127.0.0.1:{first.port}"
         await late.take(manifest)
         await first.take()
+        late.forget_weights()
         await late.take(manifest)
         assert late.num_bytes("peer") == len(payload_of(4))
 
@@ -378,7 +388,7 @@ async def test_a_worker_joins_from_peers_that_hold_two_later_versions(num_elemen
         joiner.held = joiner.fetcher.base
         assert joiner.held.policy_version == 4
         weights = await joiner.take()
-        assert weights.payload == payload_of(6)
+        assert weights.shards[0].payload == payload_of(6)
         assert weights.changes is None
         assert joiner.num_avoided("corrupt") == 0
 
@@ -400,4 +410,4 @@ async def test_a_peer_that_claims_a_version_that_does_not_exist_is_found_out_and
         assert joiner.num_avoided("corrupt") == 1
         assert joiner.fetcher.base is None
         joiner.held = None
-        assert (await joiner.take()).payload == payload_of(5)
+        assert (await joiner.take()).shards[0].payload == payload_of(5)

@@ -12,13 +12,18 @@ from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.transport.transfer_buffer import Transfer, TransferCache, TransferKey
 
 
-def key(version=1, base=None, incarnation="now"):
-    return TransferKey(incarnation=incarnation, policy_version=version, base_policy_version=base)
+def key(version=1, base=None, incarnation="now", shard=0):
+    return TransferKey(
+        incarnation=incarnation,
+        policy_version=version,
+        base_policy_version=base,
+        shard=shard,
+    )
 
 
 def cache_with(*transfers):
     cache = TransferCache()
-    cache.announce(transfers)
+    cache.announce(0, transfers)
     return cache
 
 
@@ -71,7 +76,7 @@ async def test_a_version_that_is_not_announced_yet_is_waited_for():
     finding = asyncio.create_task(cache.find(key(2, 1), 30))
     await settle()
     delta = Transfer(key(2, 1), 6)
-    cache.announce([delta])
+    cache.announce(0, [delta])
     assert await finding is delta
 
 
@@ -93,7 +98,7 @@ async def test_the_version_before_is_passed_on_until_the_next_has_come():
     old, new = Transfer(key(1), 60), Transfer(key(2), 60)
     cache = cache_with(old)
     cache.commit(old)
-    cache.announce([new])
+    cache.announce(0, [new])
     assert await cache.find(key(1), 0) is old
     cache.commit(new)
     assert await cache.find(key(2), 0) is new
@@ -112,8 +117,8 @@ async def test_a_version_that_came_to_nothing_is_gone_and_the_one_before_is_not(
     old, new = Transfer(key(1), 60), Transfer(key(2), 60)
     cache = cache_with(old)
     cache.commit(old)
-    cache.announce([new])
-    cache.discard()
+    cache.announce(0, [new])
+    cache.discard(0)
     assert await cache.find(key(1), 0) is old
     with pytest.raises(UnavailableError):
         await new.read(0, 1)
@@ -123,7 +128,7 @@ async def test_a_full_set_is_found_as_each_version_that_it_was_patched_to():
     whole, delta = Transfer(key(1), 60), Transfer(key(2, 1), 6)
     cache = cache_with(whole)
     cache.commit(whole)
-    cache.announce([delta])
+    cache.announce(0, [delta])
     finding = asyncio.create_task(cache.find(key(2), 30))
     await settle()
     assert not finding.done()
@@ -144,9 +149,42 @@ async def test_a_spoiled_full_set_is_found_no_more():
     whole, delta = Transfer(key(1), 60), Transfer(key(2, 1), 6)
     cache = cache_with(whole)
     cache.commit(whole)
-    cache.announce([delta])
-    cache.discard(whole)
+    cache.announce(0, [delta])
+    cache.discard(0, whole)
     with pytest.raises(NotFoundError):
         await cache.find(key(1), 0)
     with pytest.raises(UnavailableError):
         await whole.read(0, 1)
+
+
+async def test_shards_of_one_version_are_found_each_under_its_number():
+    cache = TransferCache()
+    first, second = Transfer(key(1), 60), Transfer(key(1, shard=1), 60)
+    cache.announce(0, [first])
+    cache.announce(1, [second])
+    cache.commit(first)
+    assert await cache.find(key(1), 0) is first
+    assert await cache.find(key(1, shard=1), 0) is second
+    cache.discard(1)
+    assert await cache.find(key(1), 0) is first
+    with pytest.raises(NotFoundError):
+        await cache.find(key(1, shard=1), 0)
+
+
+async def test_who_reads_a_shard_that_is_dropped_gets_an_error():
+    cache = TransferCache()
+    whole = Transfer(key(1, shard=3), 60)
+    cache.announce(3, [whole])
+    cache.commit(whole)
+    cache.drop(3)
+    with pytest.raises(UnavailableError):
+        await whole.read(0, 60)
+    with pytest.raises(NotFoundError):
+        await cache.find(key(1, shard=3), 0)
+
+
+def test_a_transfer_that_no_memory_holds_is_refused():
+    with pytest.raises(
+        CorruptWeightsError, match="total_bytes: must fit into memory, got 18446744073709551615"
+    ):
+        Transfer(key(), (1 << 64) - 1)

@@ -74,7 +74,7 @@ async def test_a_joining_worker_reads_the_anchor_and_the_deltas_from_there(folde
         "00000001-00000002.delta",
     ]
     weights, num_bytes = await fixture.join()
-    assert weights.payload == payload_of(2)
+    assert weights.shards[0].payload == payload_of(2)
     assert weights.changes is None
     assert num_bytes["learner"] == 0
     assert num_bytes["archive"] == sum(
@@ -89,7 +89,7 @@ async def test_there_is_an_anchor_every_so_many_versions_and_the_last_two_stay(f
         "00000004.full",
         "00000006.full",
     ]
-    assert (await fixture.join())[0].payload == payload_of(6)
+    assert (await fixture.join())[0].shards[0].payload == payload_of(6)
 
 
 async def test_the_delta_of_a_version_left_out_is_written_with_the_next_one(folder):
@@ -99,7 +99,7 @@ async def test_the_delta_of_a_version_left_out_is_written_with_the_next_one(fold
     await fixture.publish(3)
     assert "00000001-00000002.delta" in fixture.files()
     assert "00000002-00000003.delta" in fixture.files()
-    assert (await fixture.join())[0].payload == payload_of(3)
+    assert (await fixture.join())[0].shards[0].payload == payload_of(3)
 
 
 async def test_a_version_without_deltas_from_the_one_written_is_an_anchor(folder):
@@ -123,7 +123,7 @@ async def test_an_anchor_that_was_patched_while_it_was_written_is_read_with_the_
     assert fixture.files() == ["00000000-00000001.delta", "00000000.full"]
     assert fixture.archive_writer.archived.policy_version == 1
     weights, num_bytes = await fixture.join()
-    assert weights.payload == payload_of(1)
+    assert weights.shards[0].payload == payload_of(1)
     assert num_bytes["learner"] == 0
 
 
@@ -138,7 +138,7 @@ async def test_the_newest_of_the_versions_that_come_while_one_is_written_is_what
     writes = [fixture.archive_writer.offer(policy) for policy in policies]
     await asyncio.gather(*writes)
     assert fixture.archive_writer.archived.policy_version == 3
-    assert (await fixture.join())[0].payload == payload_of(3)
+    assert (await fixture.join())[0].shards[0].payload == payload_of(3)
 
 
 async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
@@ -146,7 +146,7 @@ async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
     await fixture.publish(0)
     await fixture.publish(1, archive=False)
     weights, num_bytes = await fixture.join()
-    assert weights.payload == payload_of(1)
+    assert weights.shards[0].payload == payload_of(1)
     assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
 
 
@@ -186,7 +186,7 @@ async def test_what_the_archive_lacks_comes_from_elsewhere(folder, damage):
             file.write_bytes(content[:100])
     url = str(folder / "elsewhere") if damage == "folder" else None
     weights, num_bytes = await fixture.join(url)
-    assert weights.payload == payload_of(1)
+    assert weights.shards[0].payload == payload_of(1)
     assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
 
 
@@ -198,7 +198,7 @@ async def test_a_storage_that_takes_nothing_stops_nobody(folder):
     (folder / "run" / INCARNATION).write_text("no folder any more")
     await fixture.publish(1)
     assert fixture.archive_writer.archived.policy_version == 0
-    assert (await fixture.join())[0].payload == payload_of(1)
+    assert (await fixture.join())[0].shards[0].payload == payload_of(1)
 
 
 async def test_any_storage_of_fsspec_will_do():

@@ -19,6 +19,7 @@ from tests.fixtures.rollout.worker import quick_retries, serve_services
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
+from vcpo_learner.shared_file import SharedFile
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.weights.fetcher import WeightFetcher
@@ -55,7 +56,11 @@ async def fetcher_fixture(*versions):
 async def test_whoever_holds_nothing_gets_the_full_set():
     async with fetcher_fixture(0, 1) as fixture:
         weights = await fixture.fetch()
-    assert (weights.policy_version, weights.payload, weights.changes) == (1, payload_of(1), None)
+    assert (weights.policy_version, weights.shards[0].payload, weights.changes) == (
+        1,
+        payload_of(1),
+        None,
+    )
 
 
 async def test_whoever_holds_a_version_gets_the_deltas_from_there():
@@ -65,7 +70,7 @@ async def test_whoever_holds_a_version_gets_the_deltas_from_there():
         fixture.service.num_bytes = 0
         weights = await fixture.fetch(held=0)
         assert fixture.service.num_bytes < len(payload_of(5)) / 10
-    assert weights.payload == payload_of(5)
+    assert weights.shards[0].payload == payload_of(5)
     assert weights.changes.base_policy_version == 0
     ((name, positions),) = weights.changes.positions.items()
     assert (name, positions.tolist()) == ("layer.weight", [0, 1, 2, 3, 4])
@@ -78,14 +83,14 @@ async def test_elements_that_change_twice_stand_once_among_the_changes():
         weights = await fixture.fetch(held=1)
     (positions,) = weights.changes.positions.values()
     assert positions.tolist() == [0, 1]
-    assert weights.payload == payload_of(2)
+    assert weights.shards[0].payload == payload_of(2)
 
 
 async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
     async with fetcher_fixture(0) as fixture:
         manifest = await fixture.manifest()
         for version in (1, 2, 3):  # three full sets, without deltas between them
-            payload = bytearray(payload_of(version))
+            payload = SharedFile.of(payload_of(version))
             fixture.store.publish(fixture.store.prepare(version, payload))
         assert await fixture.fetcher.fetch(manifest) is None
 
@@ -104,7 +109,7 @@ async def test_a_transfer_broken_anywhere_resumes_where_it_stopped(held, offsets
         weights = await fixture.fetcher.fetch(manifest)
         once = sum(delta.total_bytes for delta in manifest.deltas) or manifest.total_bytes
         assert fixture.service.num_bytes == once
-    assert weights.payload == payload_of(7)
+    assert weights.shards[0].payload == payload_of(7)
 
 
 @settings(deadline=None, max_examples=60)
@@ -118,7 +123,7 @@ async def test_a_flipped_bit_of_a_delta_is_refused_or_changes_nothing(position, 
             weights = await fixture.fetch(held=0)
         except CorruptWeightsError:
             return
-    assert weights.payload == payload_of(7)
+    assert weights.shards[0].payload == payload_of(7)
 
 
 @settings(deadline=None, max_examples=30)
@@ -148,14 +153,16 @@ async def test_deltas_from_another_version_than_the_held_one_are_refused():
             await fixture.fetch(held=1)
 
 
-async def test_deltas_for_another_incarnation_are_refused():
+async def test_deltas_of_another_incarnation_are_left_and_its_full_set_is_asked_for():
     async with fetcher_fixture(0) as fixture:
         await fixture.fetch()
         publish(fixture.store, 1)
         manifest = await fixture.manifest(held=0)
         manifest.incarnation = "another"
-        with pytest.raises(CorruptWeightsError, match="not held here"):
-            await fixture.fetcher.fetch(manifest)
+        fixture.service.fetches.clear()
+        assert await fixture.fetcher.fetch(manifest) is None
+    (request,) = fixture.service.fetches
+    assert (request.incarnation, request.HasField("base_policy_version")) == ("another", False)
 
 
 async def test_a_held_set_that_is_no_longer_what_it_was_is_found_out():
@@ -166,7 +173,7 @@ async def test_a_held_set_that_is_no_longer_what_it_was_is_found_out():
         manifest.tensors[0].xxh3 ^= 1
         with pytest.raises(CorruptWeightsError, match="tensor 'layer"):
             await fixture.fetcher.fetch(manifest)
-        assert (await fixture.fetch()).payload == payload_of(1)
+        assert (await fixture.fetch()).shards[0].payload == payload_of(1)
 
 
 async def test_a_transfer_that_ends_early_without_an_error_is_refused():
@@ -191,7 +198,11 @@ async def test_a_full_set_that_is_patched_while_it_is_sent_becomes_the_newest_ve
         assert await fixture.fetch() is None
         assert fixture.fetcher.base.policy_version == 4
         weights = await fixture.fetch(held=4)
-    assert (weights.policy_version, weights.payload, weights.changes) == (6, payload_of(6), None)
+    assert (weights.policy_version, weights.shards[0].payload, weights.changes) == (
+        6,
+        payload_of(6),
+        None,
+    )
 
 
 async def test_a_mixture_up_to_a_version_that_is_not_announced_waits_for_that_one():
@@ -209,7 +220,7 @@ async def test_a_mixture_up_to_a_version_that_is_not_announced_waits_for_that_on
         assert fixture.fetcher.base.policy_version == 5
         fixture.store.publish(coming[0])
         weights = await fixture.fetch(held=5)
-    assert (weights.payload, weights.changes) == (payload_of(6), None)
+    assert (weights.shards[0].payload, weights.changes) == (payload_of(6), None)
 
 
 async def test_the_full_set_in_memory_is_patched_and_not_replaced():
@@ -217,8 +228,8 @@ async def test_the_full_set_in_memory_is_patched_and_not_replaced():
         first = await fixture.fetch()
         publish(fixture.store, 1)
         second = await fixture.fetch(held=0)
-    assert second.payload is first.payload
-    assert second.payload == payload_of(1)
+    assert second.shards[0].payload is first.shards[0].payload
+    assert second.shards[0].payload == payload_of(1)
 
 
 async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
@@ -229,9 +240,10 @@ async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
         with pytest.raises(CorruptWeightsError):
             await fixture.fetch(held=0)
         assert fixture.fetcher.base is None
-        with pytest.raises(CorruptWeightsError, match="not held here"):
-            await fixture.fetch(held=0)
-        assert (await fixture.fetch()).payload == payload_of(7)
+        fixture.service.num_bytes = 0
+        assert (await fixture.fetch(held=0)).shards[0].payload == payload_of(7)
+        assert fixture.service.num_bytes == len(payload_of(7))
+        assert (await fixture.fetch()).shards[0].payload == payload_of(7)
 
 
 async def test_a_version_that_is_retired_leaves_the_base_as_it_is():
@@ -242,4 +254,4 @@ async def test_a_version_that_is_retired_leaves_the_base_as_it_is():
         publish(fixture.store, 2000)  # every element differs: the deltas are gone
         assert await fixture.fetcher.fetch(manifest) is None
         assert fixture.fetcher.base.policy_version == 0
-        assert (await fixture.fetch()).payload == payload_of(2000)
+        assert (await fixture.fetch()).shards[0].payload == payload_of(2000)

@@ -3,8 +3,10 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import make_run
+from tests.fixtures.rollout.shards import cut_in_two
 from vcpo.spec.workloads import Quantization
 from vcpo_rollout.engines.adapters import AdapterUse
+from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_parameters
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
@@ -65,8 +67,17 @@ def test_transforms_follow_one_another_from_file_to_file():
         return {name: each + policy_version for name, each in tensors.items()}
 
     payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
-    found = WeightPostprocessing(transforms=[double, add_version])(payload, 5)
-    assert safetensors.torch.load(found)["a"].tolist() == [7.0, 9.0]
+    found = WeightPostprocessing(transforms=[double, add_version])(PolicyWeights.whole(5, payload))
+    assert safetensors.torch.load(found.shards[0].payload)["a"].tolist() == [7.0, 9.0]
+
+
+def test_shards_are_joined_for_what_needs_whole_matrices():
+    generator = torch.Generator().manual_seed(0)
+    payload = safetensors.torch.save({"layer.weight": torch.randn(9, 16, generator=generator)})
+    whole = PolicyWeights.whole(5, payload)
+    rounding = QuantizationAndNoise(quantization=Quantization.FP8, noise=None, seed=0)
+    postprocess = WeightPostprocessing(transforms=[rounding])
+    assert postprocess(cut_in_two(whole)).shards[0].payload == postprocess(whole).shards[0].payload
 
 
 def test_a_model_that_is_nowhere_is_named():

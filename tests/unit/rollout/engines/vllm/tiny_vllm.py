@@ -60,12 +60,13 @@ def save_settings(path, *, tied=False, **given):
     )
 
 
-async def start(path, *, tied=False, **settings):
+async def start(path, *, tied=False, stop_strings=None, **settings):
     """An engine for models of `build`, with an end token."""
     return await asyncio.to_thread(
         VllmEngine.start,
         save_settings(path, tied=tied, **settings),
         end_token_ids=frozenset({3}),
+        stop_strings=stop_strings,
     )
 
 
@@ -86,7 +87,7 @@ def assert_equal_where_both_sampled(found, expected):
 
 def with_changes(weights, *, base, names):
     """The same version as one of which these tensors differ from the base, in every element."""
-    sections = safetensors.torch.load(weights.payload)
+    sections = safetensors.torch.load(weights.shards[0].payload)
     positions = {name: np.arange(sections[name].numel()) for name in names}
     changes = WeightChanges(base_policy_version=base, positions=positions)
     return replace(weights, changes=changes)

@@ -12,7 +12,7 @@ from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, 
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.environments.verifiers.environments import ModelCalledError
 from vcpo_rollout.environments.verifiers.messages import reply_text, to_prompt
-from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.history import Endings, History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
 END = 0
@@ -293,7 +293,7 @@ async def test_the_history_is_token_by_token_and_continues_after_an_interrupt(ga
         request,
         caught.value.partial_response,
         codec=Characters(),
-        end_token_ids=ENDS,
+        endings=Endings(token_ids=ENDS),
         threads=THREADS,
     )
     assert await hold(conversation, history, Saying("7")) == whole

@@ -1,0 +1,344 @@
+"""A version in shards arrives from several servers, exactly or not at all."""
+
+import asyncio
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.rollout.policy_versions import flip_bit
+from tests.fixtures.rollout.shards import (
+    TWO_RANKS,
+    ShardedWorker,
+    first_tensors,
+    sharded_learner,
+    with_changes,
+)
+from tests.fixtures.rollout.worker import FakeEngine, eventually
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.weights import CorruptWeightsError
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.weights.receiver import WeightReceiver
+
+THREE_RANKS = {
+    "layer.weight": (0, 24, 25, 64),
+    "layer.bias": (0, 64, 64, 64),
+    "scale": (0, 0, 0, 1),
+}
+VERSIONS = [first_tensors()]
+for seed in range(1, 4):
+    VERSIONS.append(with_changes(VERSIONS[-1], seed))
+
+
+def cut_at(num_bytes):
+    return lambda data: data[:num_bytes]
+
+
+def sent(learner):
+    """Bytes that each rank has sent since the last call."""
+    counts = [service.num_bytes for service in learner.services]
+    for service in learner.services:
+        service.num_bytes = 0
+    return counts
+
+
+@pytest.mark.parametrize("cuts", [TWO_RANKS, THREE_RANKS], ids=["two ranks", "three ranks"])
+async def test_shards_arrive_whole_and_then_as_deltas_each_from_its_own_server(cuts):
+    async with sharded_learner(cuts) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        whole = await worker.take()
+        files = [learner.shard_file(n, VERSIONS[0]) for n in range(learner.num_shards)]
+        assert [bytes(shard.payload) for shard in whole.shards] == files
+        assert sent(learner) == [len(file) for file in files]
+        learner.publish(1, VERSIONS[1])
+        patched = await worker.take()
+        assert [
+            shard.payload is was.payload
+            for shard, was in zip(patched.shards, whole.shards, strict=True)
+        ]
+        assert max(sent(learner)[:2]) < len(files[0]) / 2
+    assert (patched.policy_version, patched.changes.base_policy_version) == (1, 0)
+
+
+async def test_changes_stand_where_they_are_in_the_whole_tensor():
+    after = {name: tensor.clone() for name, tensor in VERSIONS[0].items()}
+    after["layer.weight"].view(-1)[[0, 24 * 128 - 1, 24 * 128, 8191]] += 1.0
+    after["layer.bias"][10] = 9.0
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        await worker.take()
+        learner.publish(1, after)
+        weights = await worker.take()
+    found = {name: at.tolist() for name, at in weights.changes.positions.items()}
+    assert found == {"layer.weight": [0, 3071, 3072, 8191], "layer.bias": [10]}
+
+
+async def test_a_corrupt_shard_is_fetched_again_and_the_other_is_kept():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        learner.services[1].failures = [flip_bit(-1, 3)]
+        with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.\w+': differs"):
+            await worker.take()
+        assert worker.fetcher.base.policy_version == 0
+        assert not worker.fetcher.is_level
+        sent(learner)
+        assert (await worker.take()).policy_version == 0
+        assert sent(learner) == [0, len(learner.shard_file(1, VERSIONS[0]))]
+
+
+async def test_a_shard_that_a_delta_spoiled_comes_whole_while_the_other_is_patched():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        await worker.take()
+        learner.publish(1, VERSIONS[1])
+        learner.services[1].failures = [flip_bit(-1, 0)]
+        with pytest.raises(CorruptWeightsError):
+            await worker.take()
+        learner.publish(2, VERSIONS[2])
+        sent(learner)
+        weights = await worker.take()
+        by_first, by_second = sent(learner)
+        assert by_first < len(learner.shard_file(0, VERSIONS[2])) / 2
+        assert by_second == len(learner.shard_file(1, VERSIONS[2]))
+    assert (weights.policy_version, weights.changes) == (2, None)
+
+
+async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        # It breaks off, and then accepts calls without an answer until the worker gives it up.
+        learner.services[1].failures = [cut_at(1000), *[cut_at(0)] * 11]
+        assert await worker.take() is None
+        await learner.stop(1)
+        assert await worker.take() is None
+        await learner.start(1)
+        assert (await worker.take()).policy_version == 0
+        assert [one.offset for one in learner.services[1].fetches] == [0, *[1000] * 12]
+        assert sent(learner) == [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
+
+
+async def test_a_shard_that_stayed_behind_takes_more_deltas_than_the_others():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        await worker.take()
+        await learner.stop(1)
+        learner.publish(1, VERSIONS[1])
+        assert await worker.take() is None
+        assert worker.fetcher.base.policy_version == 0
+        await learner.start(1)
+        learner.publish(2, VERSIONS[2])
+        for service in learner.services:
+            service.fetches.clear()
+        weights = await worker.take()
+        bases = [[one.base_policy_version for one in each.fetches] for each in learner.services]
+        assert bases == [[1], [0, 1]]
+    assert (weights.policy_version, weights.changes) == (2, None)
+
+
+async def test_a_shard_that_is_patched_while_it_is_sent_keeps_the_version_waiting_for_the_next():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        early = []
+
+        def patched(data):
+            early.append(learner.prepare(1, 1, VERSIONS[1]))
+            return data[:500]
+
+        learner.services[1].failures = [patched]
+        assert await worker.take() is None
+        assert not worker.fetcher.lacks(await worker.manifest())
+        learner.announce(1, VERSIONS[1], [learner.prepare(0, 1, VERSIONS[1]), *early])
+        weights = await worker.take()
+    assert (weights.policy_version, weights.changes) == (1, None)
+
+
+async def test_a_worker_joins_from_a_peer_whose_shards_are_of_three_versions():
+    async with (
+        sharded_learner(THREE_RANKS) as learner,
+        ShardedWorker(learner, "peer") as peer,
+        ShardedWorker(learner, "joiner") as joiner,
+    ):
+        learner.publish(0, VERSIONS[0])
+        await peer.take()
+        manifest = await joiner.manifest()
+        manifest.peer = f"127.0.0.1:{peer.port}"
+        for version in (1, 2):
+            await learner.stop(3 - version)
+            learner.publish(version, VERSIONS[version])
+            assert await peer.take() is None
+        assert await joiner.take(manifest) is None
+        sizes = [len(learner.shard_file(n, VERSIONS[0])) for n in range(3)]
+        assert (joiner.num_bytes("peer"), joiner.num_bytes("learner")) == (sum(sizes), 0)
+        for number in (1, 2):
+            await learner.start(number)
+        assert joiner.fetcher.base.policy_version == 0
+        assert (await joiner.take()).policy_version == 2
+        assert (await peer.take()).policy_version == 2
+
+
+async def test_a_peer_passes_shards_on_while_it_waits_for_another():
+    async with (
+        sharded_learner(TWO_RANKS) as learner,
+        ShardedWorker(learner, "peer") as peer,
+        ShardedWorker(learner, "joiner") as joiner,
+    ):
+        learner.publish(0, VERSIONS[0])
+        await learner.stop(1)
+        assert await peer.take() is None
+        await learner.start(1)
+        manifest = await joiner.manifest()
+        manifest.peer = f"127.0.0.1:{peer.port}"
+        assert (await joiner.take(manifest)).policy_version == 0
+        sizes = [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
+        assert (joiner.num_bytes("peer"), joiner.num_bytes("learner")) == tuple(sizes)
+
+
+async def test_no_version_reaches_the_engine_before_every_shard_is_here():
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        engine = FakeEngine()
+        receiver = WeightReceiver(
+            learner=worker.client,
+            engine=engine,
+            gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
+            fetcher=worker.fetcher,
+        )
+        learner.publish(0, VERSIONS[0])
+        await learner.stop(1)
+        async with asyncio.TaskGroup() as group:
+            receiving = group.create_task(receiver.run())
+            await eventually(lambda: worker.fetcher.base is not None)
+            assert engine.swapped == []
+            await learner.start(1)
+            held = await receiver.wait_for_other(None)
+            learner.publish(1, VERSIONS[1])
+            await receiver.wait_for_other(held)
+            receiving.cancel()
+    assert engine.swapped == [0, 1]
+
+
+@st.composite
+def cuts_of_model(draw):
+    """Where one to four ranks' rows begin and end, for each tensor at other rows."""
+    num_ranks = draw(st.integers(1, 4))
+    cuts = {}
+    for name, tensor in VERSIONS[0].items():
+        rows = tensor.shape[0] if tensor.ndim else 1
+        inner = sorted(
+            draw(st.lists(st.integers(0, rows), min_size=num_ranks - 1, max_size=num_ranks - 1))
+        )
+        cuts[name] = (0, *inner, rows)
+    return cuts
+
+
+class History:
+    """A learner's versions, some of whose patches are written before they are announced."""
+
+    def __init__(self, learner):
+        self._learner = learner
+        self._tensors, self.version = VERSIONS[0], -1
+        self._early = {}
+        """Prepared by rank, of the version that is announced next."""
+        self.publish()
+
+    def publish(self, share=0.002):
+        self._renew(share)
+        self.version += 1
+        numbers = range(self._learner.num_shards)
+        ready = [
+            self._early.get(number) or self._prepare(number, self.version) for number in numbers
+        ]
+        self._early = {}
+        self._learner.announce(self.version, self._tensors, ready)
+
+    def patch_early(self, number):
+        self._renew(0.002)
+        if number not in self._early:
+            self._early[number] = self._prepare(number, self.version + 1)
+
+    def _renew(self, share):
+        if not self._early:
+            self._tensors = with_changes(self._tensors, self.version, share=share)
+
+    def _prepare(self, number, version):
+        return self._learner.prepare(number, version, self._tensors)
+
+
+def patched_while_sent(history, number, size):
+    def patch(data):
+        history.patch_early(number)
+        return data[: size % len(data)]
+
+    return patch
+
+
+async def restart(learner, number):
+    if number:  # the first rank's server is the learner itself
+        await learner.stop(number)
+        await learner.start(number)
+
+
+async def take(worker):
+    """Take what there is; the worker compares every version that it gets with the learner's."""
+    with contextlib.suppress(CorruptWeightsError):
+        await worker.take()
+
+
+async def step(action, rank, size, *, history, learner, worker):
+    """What happens next; a failure is met by the next transfer from the rank."""
+    failures = learner.services[rank].failures
+    match action:
+        case "publish":
+            history.publish()
+        case "publish all":
+            history.publish(share=1.0)
+        case "flip":
+            failures.append(flip_bit(size, size % 8))
+        case "break":
+            failures.append(lambda data: data[: size % len(data)])
+        case "patch":
+            failures.append(patched_while_sent(history, rank, size))
+        case "stop" if rank:
+            await learner.stop(rank)
+        case "restart":
+            await restart(learner, rank)
+        case "take":
+            await take(worker)
+
+
+ACTIONS = ("publish", "publish all", "take", "take", "flip", "break", "patch", "stop", "restart")
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    cuts=cuts_of_model(),
+    steps=st.lists(
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(0, 10_000)), max_size=14
+    ),
+)
+async def test_any_cut_and_any_history_give_the_engine_the_exact_whole(cuts, steps):
+    async with sharded_learner(cuts) as learner, ShardedWorker(learner, "w") as worker:
+        history = History(learner)
+        for action, number, size in steps:
+            rank = number % learner.num_shards
+            await step(action, rank, size, history=history, learner=learner, worker=worker)
+        for rank in range(learner.num_shards):
+            learner.services[rank].failures.clear()
+            await restart(learner, rank)
+        history.publish()
+        for _ in range(3):  # a spoiled shard is fetched again
+            await take(worker)
+        assert worker.in_use == history.version
+        assert not worker.fetcher.lacks(await worker.manifest())
+
+
+async def test_nan_and_negative_zero_arrive_as_they_are():
+    odd = {name: tensor.clone() for name, tensor in VERSIONS[0].items()}
+    odd["layer.weight"][30, 5] = torch.nan
+    odd["layer.bias"][3] = -0.0
+    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+        learner.publish(0, VERSIONS[0])
+        await worker.take()
+        learner.publish(1, odd)
+        assert (await worker.take()).changes is not None
