@@ -73,8 +73,10 @@ async def start(path, *, tied=False, stop_strings=None, **settings):
 async def first_logprobs(engine, request):
     """Log-probabilities of a response's first token, as many as sampling finds.
 
-    One request at a time: the same weights then give the same numbers, bit for bit.
+    One request at a time: the same weights then give the same numbers, bit for bit. At temperature
+    1 a single token may have nearly all of the probability, and two runs have no other in common.
     """
+    request = replace(request, temperature=2.0)
     responses = [await engine.generate(request) for _ in range(NUM_SAMPLES)]
     return {response.token_ids[0]: response.logprobs[0] for response in responses}
 
