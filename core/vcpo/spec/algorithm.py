@@ -363,8 +363,8 @@ class Sampling(Section):
     """How training responses are sampled."""
 
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0
-    """Softmax temperature of training responses. The learner scores tokens at the same
-    temperature."""
+    """Softmax temperature of training responses; at most 2 for engine `vllm`. The learner scores
+    tokens at the same temperature."""
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
     """Longest response, in tokens. A longer one is truncated, and the environment judges what there
     is. The model's context must hold it together with the prompt."""
@@ -406,4 +406,4 @@ class Evaluation(Section):
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     """Responses sampled for each held-out prompt."""
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0
-    """Softmax temperature of the evaluation's responses."""
+    """Softmax temperature of the evaluation's responses; at most 2 for engine `vllm`."""

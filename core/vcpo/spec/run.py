@@ -27,6 +27,7 @@ from vcpo.spec.workloads import (
     Checkpoint,
     CleanupPolicy,
     Control,
+    EngineName,
     Environment,
     FailurePolicy,
     Lease,
@@ -54,6 +55,9 @@ BASELINES_OF_PAIRS: Final = (
 
 _CHECKPOINT_STORAGE_GIBIBYTES: Final = 50
 """Size of the volume where the model's size is not known, and the least one."""
+
+_MAX_VLLM_TEMPERATURE: Final = 2.0
+"""Highest temperature that `vllm.SamplingParams` takes (vLLM 0.32); it refuses a request above."""
 
 _Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
 _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Field(max_length=64)]
@@ -179,6 +183,7 @@ class VCPORunSpec(Section):
                 *self._batch_conflicts(),
                 *self._schedule_conflicts(),
                 *self._group_conflicts(),
+                *self._temperature_conflicts(),
                 *self._rank_conflicts(),
                 *self._gradient_conflicts(),
             ]
@@ -219,6 +224,18 @@ class VCPORunSpec(Section):
                 location = ("rollouts", index, "maxModelLen")
                 message = f"must be more than `sampling.maxNewTokens` ({most}): prompts need room"
                 yield conflict(*location, value=longest, message=message)
+
+    def _temperature_conflicts(self) -> Iterator[InitErrorDetails]:
+        groups = [group for group in self.rollouts if group.engine is EngineName.VLLM]
+        for section, given in (("sampling", self.sampling), ("evaluation", self.evaluation)):
+            temperature = given.temperature
+            if groups and temperature > _MAX_VLLM_TEMPERATURE:
+                name = groups[0].name
+                message = (
+                    f"must be at most {_MAX_VLLM_TEMPERATURE} for engine 'vllm',"
+                    f" which rollout group '{name}' uses"
+                )
+                yield conflict(section, "temperature", value=temperature, message=message)
 
     def _rank_conflicts(self) -> Iterator[InitErrorDetails]:
         size, ranks = self.learner.fsdp_size, self.learner.ranks

@@ -291,6 +291,22 @@ def test_a_context_that_leaves_no_room_for_a_prompt_is_refused():
     assert run_with(lines(513)).spec.rollouts[0].max_model_len == 513
 
 
+@pytest.mark.parametrize("section", ["sampling", "evaluation"])
+def test_a_temperature_that_vllm_does_not_sample_at_is_refused(section):
+    def lines(temperature, engine):
+        groups = f"rollouts: [{{name: a}}, {{name: b, engine: {engine}}}]"
+        return f"{section}: {{temperature: {temperature}}}\n{groups}"
+
+    assert problem_lines(lines(2.5, "vllm")) == [
+        (
+            f"spec.{section}.temperature: must be at most 2.0 for engine 'vllm',"
+            " which rollout group 'b' uses (got 2.5)"
+        )
+    ]
+    assert run_with(lines(2.0, "vllm")).spec.rollouts
+    assert run_with(lines(2.5, "hf")).spec.rollouts
+
+
 @pytest.mark.parametrize(
     ("sinks", "problem"),
     [
