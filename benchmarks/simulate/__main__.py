@@ -7,7 +7,7 @@ constants (`constants`), measured by other benchmarks or, of GPUs, calculated. d
 what the numbers mean.
 
     python -m benchmarks.simulate                      everything: two real runs, then the models
-    python -m benchmarks.simulate --only local-run     the real runs: about 5 minutes, two cores
+    python -m benchmarks.simulate --only local-run     the real runs: about 11 minutes, two cores
     python -m benchmarks.simulate --only scaling       simulations only: about 3 minutes of one core
 
 The last line printed is JSON, with what was asked for of:
@@ -167,7 +167,13 @@ def parse_arguments() -> argparse.Namespace:
         default=[10, 100, 1000],
         help="workers with a learner that grows with them; more take many minutes",
     )
-    parser.add_argument("--speed", type=positive, default=20, help="divides the real runs' times")
+    parser.add_argument(
+        "--speed",
+        type=positive,
+        default=10,
+        help="divides the real runs' times; what is not paced, such as gRPC, then takes a larger"
+        " share of a step",
+    )
     parser.add_argument("--folder", type=Path, help="where the real runs stay, new or empty")
     return parser.parse_args()
 

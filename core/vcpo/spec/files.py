@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -112,6 +113,7 @@ def run_to_yaml(run: VCPORun) -> str:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.allow_unicode = False  # else U+0085 is written bare and read back as a line break
+    yaml.width = sys.maxsize  # else a text of two lines can gain a space at the break
     yaml.dump(run.model_dump(mode="json", by_alias=True), stream)
     return stream.getvalue()
 

@@ -175,6 +175,13 @@ class TestWriting:
         assert run.spec.environment.name == "a\x85b:C"
         assert parse_run(run_to_yaml(run)) == run
 
+    def test_a_name_too_long_for_one_line_survives(self):
+        escaped = r"0\x1f\x1f\x1f\x1f\x1f" + r"\U00010000" * 5 + "0 0"
+        text = HEAD.replace("name: m", f'name: "{escaped}"')
+        run = parse_run(f"{text}  steps: 3")
+        assert run.spec.model.name == "0" + "\x1f" * 5 + "\U00010000" * 5 + "0 0"
+        assert parse_run(run_to_yaml(run)) == run
+
     def test_an_empty_parameter_survives(self):
         text = HEAD.replace("{name: countdown}", "{name: a:B, parameters: {limit: null}}")
         run = parse_run(run_to_yaml(parse_run(f"{text}  steps: 3")))
