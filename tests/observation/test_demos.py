@@ -21,9 +21,8 @@ def result_of(run: ObservedRun) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("word", "spec"), [("demo", HEALTHY), ("demo-vllm", VLLM)])
 def test_make_starts_what_is_observed(word: str, spec: Path) -> None:
-    printed = subprocess.run(
-        ["make", "--dry-run", word], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    command = ["make", "--dry-run", "--no-print-directory", word]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == f".venv/bin/vcpo run {spec.relative_to(ROOT)} --json"
 
 
