@@ -18,6 +18,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `ess.verdict`            | Is the step taken, and at which share of the learning rate?       |
 | `ess.learning_rate`      | How does the learning rate follow the ESS ratio?                  |
 | `ess.trust_region`       | Which rate keeps data usable until it is used?                    |
+| `coverage`               | How much of the policy does stale data show?                      |
 | `baseline`               | Which baseline minimizes the variance of the gradient?            |
 | `advantage`              | With which sign and size does each trajectory count?              |
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
@@ -51,8 +52,10 @@ from vcpo.algo.baseline import (
     GradientNormEstimator,
     mean_baseline,
     optimal_baseline,
+    pessimistic_baseline,
     published_baseline,
 )
+from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
 from vcpo.algo.ess.blocks import block_log_weights, near_equal_blocks
 from vcpo.algo.ess.calibration import (
     FRESH_BLOCK_TOKENS,
@@ -174,7 +177,10 @@ __all__ = [
     "log_sum_exp",
     "mean_baseline",
     "near_equal_blocks",
+    "on_policy_mean_weight",
     "optimal_baseline",
+    "pessimistic_baseline",
+    "policy_coverage",
     "published_baseline",
     "truncated_weight",
     "vtrace",

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import chain, repeat
 
-from vcpo.algo.arrays import Matrix, Vector, matrix, vector
+from vcpo.algo.arrays import Matrix, Scalar, Vector, matrix, vector
 from vcpo.algo.baseline import (
     Baseline,
     mean_baseline,
     optimal_baseline,
+    pessimistic_baseline,
     published_baseline,
     require_rewards,
 )
@@ -36,7 +37,12 @@ class BaselineScope(StrEnum):
     BATCH = "batch"
 
 
-_BATCH_BASELINES = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
+_BATCH_BASELINES = (
+    Baseline.OPOB,
+    Baseline.PESSIMISTIC,
+    Baseline.PUBLISHED,
+    Baseline.GROUP_MEAN,
+)
 
 
 def advantages(
@@ -44,20 +50,23 @@ def advantages(
     baseline: Baseline,
     squared_norms: Vector | None = None,
     log_weights: Vector | None = None,
+    coverage: Scalar = 1.0,
 ) -> list[float]:
     """Return the advantages of trajectories that share one baseline, in their order.
 
-    | baseline  | A_i                                                | needs                      |
-    |-----------|----------------------------------------------------|----------------------------|
-    | opob      | R_i - b*                                           | squared_norms              |
-    | published | R_i - b of the released reference                  | squared_norms, log_weights |
-    | groupMean | R_i - mean R                                       |                            |
-    | rloo      | R_i - mean of the others' R                        | two trajectories           |
-    | grpo      | (R_i - mean R) / population std R; 0 when std is 0 |                            |
-    | none      | R_i                                                |                            |
+    | baseline    | A_i                                              | needs                      |
+    |-------------|--------------------------------------------------|----------------------------|
+    | opob        | R_i - b*                                         | squared_norms              |
+    | pessimistic | R_i - b* + (1 - C) (b* - min R)                  | squared_norms, coverage C  |
+    | published   | R_i - b of the released reference                | squared_norms, log_weights |
+    | groupMean   | R_i - mean R                                     |                            |
+    | rloo        | R_i - mean of the others' R                      | two trajectories           |
+    | grpo        | (R_i - mean R) / population std R; 0 if std is 0 |                            |
+    | none        | R_i                                              |                            |
 
     rewards: [n] raw rewards, finite.
     squared_norms, log_weights: [n] as for `published_baseline`; ignored by other baselines.
+    coverage: as for `pessimistic_baseline`; ignored by other baselines.
     Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
     Raises: ValueError if an argument that the baseline needs is missing; and as
     `published_baseline`.
@@ -69,6 +78,9 @@ def advantages(
         case Baseline.OPOB:
             norms = _require_values("squared_norms", squared_norms, baseline)
             return _above(rewards, optimal_baseline(rewards, norms))
+        case Baseline.PESSIMISTIC:
+            norms = _require_values("squared_norms", squared_norms, baseline)
+            return _above(rewards, pessimistic_baseline(rewards, norms, coverage))
         case Baseline.PUBLISHED:
             norms = _require_values("squared_norms", squared_norms, baseline)
             weights = _require_values("log_weights", log_weights, baseline)
@@ -89,17 +101,19 @@ def batch_advantages(
     scope: BaselineScope = BaselineScope.GROUP,
     squared_norms: Matrix | None = None,
     log_weights: Matrix | None = None,
+    coverages: Vector | None = None,
 ) -> list[list[float]]:
     """Return the advantages of a batch of groups, in the shape of the rewards.
 
     groups: [num_groups][n_g] raw rewards; the trajectories of one prompt are one group.
     scope: `group` gives each group its own baseline. `batch` gives all groups one baseline, for
-        opob, published and groupMean only; a group of equal rewards may then have advantages
-        other than 0.
+        opob, pessimistic, published and groupMean only; a group of equal rewards may then have
+        advantages other than 0.
     squared_norms, log_weights: the shape of groups; as for `advantages`.
+    coverages: C of those that share a baseline: [num_groups], or [1] with scope `batch`; 1 if None.
     Returns: [num_groups][n_g].
-    Raises: ValueError if there is no group, if the shapes differ, or if the baseline cannot span a
-    batch; and as `advantages`.
+    Raises: ValueError if there is no group, if the shapes differ, if the number of coverages is
+    another, or if the baseline cannot span a batch; and as `advantages`.
     """
     groups = matrix(groups, "groups")
     squared_norms = None if squared_norms is None else matrix(squared_norms, "squared_norms")
@@ -108,12 +122,16 @@ def batch_advantages(
         raise ValueError("groups is empty: at least one group of rewards is needed")
     _require_shape("squared_norms", squared_norms, groups)
     _require_shape("log_weights", log_weights, groups)
+    shown = _coverages(coverages, len(groups) if scope is BaselineScope.GROUP else 1)
     match scope:
         case BaselineScope.GROUP:
             norms = repeat(None) if squared_norms is None else squared_norms
             weights = repeat(None) if log_weights is None else log_weights
-            rows = zip(groups, norms, weights, strict=False)
-            return [advantages(group, baseline, *numbers) for group, *numbers in rows]
+            rows = zip(groups, norms, weights, shown, strict=False)
+            return [
+                advantages(group, baseline, norms_of_group, weights_of_group, part)
+                for group, norms_of_group, weights_of_group, part in rows
+            ]
         case BaselineScope.BATCH:
             if baseline not in _BATCH_BASELINES:
                 raise ValueError(
@@ -121,7 +139,9 @@ def batch_advantages(
                     f"{', '.join(_BATCH_BASELINES)} can span a batch; use scope group"
                 )
             rewards = list(chain.from_iterable(groups))
-            flat = advantages(rewards, baseline, _flatten(squared_norms), _flatten(log_weights))
+            flat = advantages(
+                rewards, baseline, _flatten(squared_norms), _flatten(log_weights), shown[0]
+            )
             remaining = iter(flat)
             return [[next(remaining) for _ in group] for group in groups]
 
@@ -161,6 +181,17 @@ def _require_shape(
         raise ValueError(
             f"{name} has groups of {sizes} entries and groups of {expected}: give equal shapes"
         )
+
+
+def _coverages(coverages: Vector | None, number: int) -> list[float]:
+    if coverages is None:
+        return [1.0] * number
+    given = vector(coverages, "coverages")
+    if len(given) != number:
+        raise ValueError(
+            f"coverages has {len(given)} entries: give {number}, one for each baseline"
+        )
+    return given
 
 
 def _flatten(groups: Sequence[Sequence[float]] | None) -> list[float] | None:

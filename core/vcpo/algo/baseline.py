@@ -22,7 +22,23 @@ Two caveats. Truncation makes E[h] differ from 0, so b then shifts the mean of G
 computed from the trajectories that it is applied to, like a group mean; for few trajectories this
 is a bias.
 
-Source: VCPO, arXiv 2602.17616, Eq. 7; derivation Eq. 13.
+Pessimism. E[h] = 0 also fails where the behavior policy does not sample what the policy would: the
+data shows a part C < 1 of the policy's probability (`coverage`), and the mean of h_i estimates
+grad C (but for the aggregation over tokens). The gradient with a constant b is that of
+
+    sum over what is shown of pi R  +  b (1 - C),
+
+so b is the value that is taken for the rest. b* takes the rest for as good as what is known, and
+nothing holds the policy where its data is. The pessimistic baseline takes the least reward for it,
+
+    b = C b* + (1 - C) min R,
+
+the expected reward if what is not shown is worth the least. So responses that were seen gain when
+probability leaves them, and the more has left, the more they gain. With C = 1 it is b*. Offline
+reinforcement learning calls this principle pessimism.
+
+Sources: VCPO, arXiv 2602.17616, Eq. 7; derivation Eq. 13. Pessimism in the face of missing data:
+arXiv 2012.15085; the form here is this project's.
 
 Departures from the released reference:
 - The release measures norms of gradients that contain the weight, and multiplies by w^2 again:
@@ -37,7 +53,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
-from vcpo.algo.arrays import Vector, vector
+from vcpo.algo.arrays import Scalar, Vector, vector
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError, require_log_weights
 
 
@@ -45,6 +61,7 @@ class Baseline(StrEnum):
     """The number that is subtracted from a reward; `advantages` has the formulas."""
 
     OPOB = "opob"
+    PESSIMISTIC = "pessimistic"
     GROUP_MEAN = "groupMean"
     RLOO = "rloo"
     GRPO = "grpo"
@@ -87,6 +104,21 @@ def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
     if largest == 0.0:
         return mean_baseline(rewards)
     return _weighted_mean(rewards, [squared_norm / largest for squared_norm in squared_norms])
+
+
+def pessimistic_baseline(rewards: Vector, squared_norms: Vector, coverage: Scalar) -> float:
+    """Return the optimal baseline, lowered where data shows a part of the policy only.
+
+    rewards, squared_norms: [n] as for `optimal_baseline`.
+    coverage: C, the share of the policy's probability that the data shows, in [0, 1].
+    Returns C b* + (1 - C) min R: a value in [min R, b*], and b* itself if C is 1.
+    Raises: as `optimal_baseline`; ValueError if the coverage is outside [0, 1].
+    """
+    rewards, coverage = vector(rewards, "rewards"), float(coverage)
+    if not 0.0 <= coverage <= 1.0:
+        raise ValueError(f"coverage is {coverage}: a share lies in [0, 1]")
+    optimal, least = optimal_baseline(rewards, squared_norms), min(rewards)
+    return max(least, optimal - (1.0 - coverage) * (optimal - least))
 
 
 def published_baseline(rewards: Vector, squared_norms: Vector, log_weights: Vector) -> float:

@@ -209,7 +209,7 @@ LOSS_CONFIGS: Final[Mapping[Method, LossConfig]] = MappingProxyType(
         ),
         Method.VCPO2: replace(
             _SEQUENCE_TIS,
-            baseline=Baseline.OPOB,
+            baseline=Baseline.PESSIMISTIC,
             baseline_scope=BaselineScope.BATCH,
             learning_rate_rule=LearningRateRule.TRUST_REGION,
         ),

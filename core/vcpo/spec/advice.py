@@ -77,11 +77,12 @@ def _about_rule(config: LossConfig) -> Iterator[str]:
 
 
 def _about_baseline(config: LossConfig) -> Iterator[str]:
-    if config.baseline is Baseline.OPOB and config.clipping is not Clipping.OPEN:
+    optimal = (Baseline.OPOB, Baseline.PESSIMISTIC)
+    if config.baseline in optimal and config.clipping is not Clipping.OPEN:
         yield (
-            f"baseline 'opob' weighs trajectories by their gradient before the clipping"
-            f" '{config.clipping}', and takes a second pass; its variance is least for methods"
-            " without clipping, such as 'vcpo' or 'cispo'"
+            f"baseline '{config.baseline}' weighs trajectories by their gradient before the"
+            f" clipping '{config.clipping}', and takes a second pass; its variance is least for"
+            " methods without clipping, such as 'vcpo' or 'cispo'"
         )
 
 

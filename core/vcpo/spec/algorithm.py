@@ -34,18 +34,24 @@ from vcpo.algo import (
 )
 from vcpo.spec.fields import Ratio, Section, Steps, StopString, conflict, refuse
 
-BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
+BASELINES_OF_BATCHES: Final = (
+    Baseline.OPOB,
+    Baseline.PESSIMISTIC,
+    Baseline.PUBLISHED,
+    Baseline.GROUP_MEAN,
+)
 """Baselines that may be taken over a whole batch."""
 
-NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PUBLISHED)
+NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC, Baseline.PUBLISHED)
 """Baselines that weigh trajectories by the norm of their gradient."""
 
 
 class Algorithm(Section):
     """How a batch becomes an optimizer step.
 
-    The default is VCPO (arXiv 2602.17616) with two departures: one baseline for the batch, and a
-    trust region in place of its learning-rate rule (docs/design/093-trust-region.md).
+    The default is VCPO (arXiv 2602.17616) with three departures: one baseline for the batch, which
+    is pessimistic about what stale data does not show (docs/design/110-pessimistic-baseline.md),
+    and a trust region in place of its learning-rate rule (docs/design/093-trust-region.md).
 
     `method` sets every stage. A field that is unset takes the method's own value; a field that is
     set replaces it.
@@ -61,17 +67,18 @@ class Algorithm(Section):
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
     baseline: Baseline | None = None
     """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
-    `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then divided by the deviation),
-    `published` (as the VCPO release computes it, for comparison), `none`. If unset, the method's
-    own."""
+    `pessimistic` (the same, lowered toward the least reward by the part of the policy that stale
+    data does not show), `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then
+    divided by the deviation), `published` (as the VCPO release computes it, for comparison),
+    `none`. If unset, the method's own."""
     baseline_scope: BaselineScope | None = None
     """Trajectories that share one baseline: `group` (those of one prompt) or `batch` (all of the
-    step). `batch` needs the baseline `opob`, `published` or `groupMean`. If unset, `batch` for
-    `vcpo2` with one of these, and `group` for all others."""
+    step). `batch` needs the baseline `opob`, `pessimistic`, `published` or `groupMean`. If unset,
+    `batch` for `vcpo2` with one of these, and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
-    measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner refuses
-    `exact` at its start for a model in which it cannot be measured."""
+    """How the baselines `opob`, `pessimistic` and `published` get each trajectory's gradient norm:
+    `exact` measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner
+    refuses `exact` at its start for a model in which it cannot be measured."""
     router_replay: bool = False
     """Whether workers send which experts computed each token, and the learner computes with the
     same: in a mixture of experts other experts change log-probabilities by more than rounding.
@@ -120,7 +127,7 @@ class Algorithm(Section):
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
-    lag, or of 32 steps where that is more; 0.5 if unset. Raise it if rewards fall or dip; lower it
+    lag, or of 32 steps where that is more; 0.35 if unset. Raise it if rewards fall or dip; lower it
     if the learning rate is scaled down and rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner

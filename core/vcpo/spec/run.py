@@ -46,6 +46,7 @@ RUN_FOLDER_ANNOTATION: Final = "vcpo.dev/run-folder"
 
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
+    Baseline.PESSIMISTIC,
     Baseline.PUBLISHED,
     Baseline.GROUP_MEAN,
     Baseline.RLOO,

@@ -30,14 +30,18 @@ from torch import Tensor
 
 from vcpo.algo import (
     Baseline,
+    BaselineScope,
     KLPenalty,
     LossConfig,
     NonFiniteWeightError,
     advantages,
     batch_advantages,
     optimal_baseline,
+    pessimistic_baseline,
+    policy_coverage,
     published_baseline,
 )
+from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo_learner.estimator.clipping import clip_factors
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.estimator.token_weights import token_weights
@@ -91,21 +95,39 @@ def trajectory_advantages(
     squared_norms: Sequence[Sequence[float]],
     log_weights: Sequence[Sequence[float]],
     config: LossConfig,
+    on_policy_weight: float = 1.0,
 ) -> list[float]:
     """Return reward minus baseline of each trajectory, [B], the groups one after another.
 
     rewards, squared_norms, log_weights: [num_groups][n_g].
+    on_policy_weight: mean truncated weight that the batch would have on policy, in (0, 1].
     Raises: NonFiniteWeightError if a norm is not a number.
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
+    spans_batch = config.baseline_scope is BaselineScope.BATCH
+    sharing = [list(chain.from_iterable(log_weights))] if spans_batch else log_weights
     groups = batch_advantages(
         rewards,
         config.baseline,
         config.baseline_scope,
         squared_norms=squared_norms,
         log_weights=log_weights,
+        coverages=[shared_coverage(each, config, on_policy_weight) for each in sharing],
     )
     return list(chain.from_iterable(groups))
+
+
+def shared_coverage(
+    log_weights: Sequence[float], config: LossConfig, on_policy_weight: float
+) -> float:
+    """Return the coverage by trajectories that share a baseline; 1 where the baseline has no use.
+
+    log_weights: nats, untruncated. on_policy_weight: as for `trajectory_advantages`.
+    Raises: NonFiniteWeightError for a weight that is not a number.
+    """
+    if config.baseline is not Baseline.PESSIMISTIC:
+        return 1.0
+    return policy_coverage(log_weights, config.largest_weight, on_policy_weight)
 
 
 def token_coefficients(
@@ -166,7 +188,7 @@ def group_offsets(
     group's slope; else it is -A_i.
     rewards: [num_groups][n_g]. squared_weights: sum_t a_it^2 of each trajectory.
     """
-    if config.baseline not in (Baseline.OPOB, Baseline.PUBLISHED):
+    if config.baseline not in NORM_BASELINES:
         return [[-each for each in advantages(own, config.baseline)] for own in rewards]
     rows = zip(rewards, squared_weights, strict=True)
     return [relative_offsets([-reward for reward in own], squares) for own, squares in rows]
@@ -177,10 +199,12 @@ def group_slopes(
     squared_norms: Sequence[Sequence[float]],
     log_weights: Sequence[Sequence[float]],
     config: LossConfig,
+    on_policy_weight: float = 1.0,
 ) -> list[float]:
     """Return what completes the c_i of each group, c_i = offset_i + slope, [num_groups].
 
     offsets: as `group_offsets` returns them; the slope is the baseline of the negated offsets.
+    on_policy_weight: as for `trajectory_advantages`.
     Raises: NonFiniteWeightError if a norm is not a number.
     """
     rewards = [[-offset for offset in own] for own in offsets]
@@ -188,6 +212,11 @@ def group_slopes(
     match config.baseline:
         case Baseline.OPOB:
             return [optimal_baseline(own, norms) for own, norms, _ in rows]
+        case Baseline.PESSIMISTIC:
+            return [
+                pessimistic_baseline(own, norms, shared_coverage(weights, config, on_policy_weight))
+                for own, norms, weights in rows
+            ]
         case Baseline.PUBLISHED:
             return [published_baseline(*row) for row in rows]
     return [0.0] * len(rows)

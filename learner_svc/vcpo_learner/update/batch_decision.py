@@ -24,6 +24,7 @@ from vcpo.algo import (
     ess_reading,
     ess_unit,
     judge_step,
+    on_policy_mean_weight,
 )
 from vcpo.spec.algorithm import Algorithm
 
@@ -105,6 +106,22 @@ def on_policy_ess_ratio(
     """ESS ratio of whole trajectories on policy: as the spec gives it, else calibrated."""
     given = algorithm.on_policy_ess_ratio
     return calibration.on_policy_ess_ratio(num_tokens) if given is None else given
+
+
+def on_policy_weight(
+    num_tokens: Sequence[int], algorithm: Algorithm, calibration: MismatchCalibration
+) -> float:
+    """Mean truncated weight of a batch on policy, in (0, 1], as the mismatch alone leaves it.
+
+    num_tokens: [B] trained tokens of each trajectory. An on-policy ratio given by the spec is one
+    of whole trajectories; without a calibration there is no mismatch.
+    """
+    given, per_token = algorithm.on_policy_ess_ratio, calibration.variance_per_token
+    if given is not None:
+        variances = [-math.log(given)]
+    else:
+        variances = [(per_token or 0.0) * length for length in num_tokens]
+    return on_policy_mean_weight(variances, algorithm.loss_config.largest_weight)
 
 
 def batch_ess_unit(

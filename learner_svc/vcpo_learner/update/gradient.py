@@ -140,8 +140,12 @@ class GradientAccumulation:
         """Whether the model is given a micro-batch as one row."""
         return self._runner.one_row
 
-    def score(self, groups: Groups, policy_version: int) -> ScoredBatch:
+    def score(
+        self, groups: Groups, policy_version: int, on_policy_weight: float = 1.0
+    ) -> ScoredBatch:
         """Score a batch, and accumulate its gradient already if one pass is enough.
+
+        on_policy_weight: mean truncated weight that the batch would have on policy, in (0, 1].
 
         Raises: NonFiniteWeightError if a weight or a norm is not a number.
         """
@@ -161,7 +165,9 @@ class GradientAccumulation:
             or self._runner.holds_each(tokens, members)
         )
         if is_one_pass:
-            norms = self._accumulate_groups(record, tokens, shaped, flags, members)
+            norms = self._accumulate_groups(
+                record, tokens, shaped, flags, members, on_policy_weight
+            )
         else:
             norms, graph = self._score(record, tokens, flags)
         self._ranks.share(record.learner_logprobs)
@@ -280,11 +286,13 @@ class GradientAccumulation:
         rewards: Tensor,
         flags: Sequence[bool],
         members: Sequence[Sequence[int]],
+        on_policy_weight: float,
     ) -> list[float]:
         """Both passes in one; return norms [B], 0 where none were measured.
 
         members: [groups] positions of the trajectories that share a baseline. Groups without a flag
             are scored only: equal rewards cost no backward pass.
+        on_policy_weight: as for `score`.
         Raises: LostGradientError if a parameter has no gradient, and the batch depends on it.
         """
         trained = [group for group in members if any(flags[at] for at in group)]
@@ -304,7 +312,7 @@ class GradientAccumulation:
             squares[positions] = part.sums(weights.square())
             log_weights[positions] = part.sums(part.log_ratios)
             if opened is None:
-                opened = self._open_groups(step, trained, rewards, squares)
+                opened = self._open_groups(step, trained, rewards, squares, on_policy_weight)
             weighted_sum = opened.weighted_sum(step.members, weights)
             measured = forward.measure(step.place_trained(weights), weighted_sum)
             norms[positions] = measured.squared_norms[: len(positions)]
@@ -326,11 +334,12 @@ class GradientAccumulation:
         groups: Sequence[Sequence[int]],
         rewards: Tensor,
         squares: Tensor,
+        on_policy_weight: float,
     ) -> OpenGroups:
         """Open the groups of a micro-step, which is the first that runs any of them.
 
         groups: positions of all trajectories that are trained on. squares: [B] sum_t a_it^2 of the
-        trajectories that this rank ran.
+        trajectories that this rank ran. on_policy_weight: as for `score`.
         """
         members = [groups[number] for number in step.numbers]
         known = self._share_in_group(squares[list(chain.from_iterable(members))])
@@ -340,6 +349,7 @@ class GradientAccumulation:
             known.tolist() if step.is_last else None,
             self._sums(step),
             self._config,
+            on_policy_weight,
         )
 
     def _sums(self, step: GroupMicroStep) -> SlotSums:

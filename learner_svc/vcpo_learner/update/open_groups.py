@@ -28,6 +28,7 @@ class OpenGroups:
         squared_weights: Sequence[float] | None,
         sums: SlotSums,
         config: LossConfig,
+        on_policy_weight: float = 1.0,
     ) -> None:
         """Open groups.
 
@@ -35,12 +36,14 @@ class OpenGroups:
         rewards: [B] of the whole batch, shaped.
         squared_weights: sum_t a_it^2 of the members, one group after another; None if they are not
             all known yet, and then they count as equal.
+        on_policy_weight: mean truncated weight that the batch would have on policy, in (0, 1].
         """
         self._members = members
         self._sizes = [len(group) for group in members]
         self._positions = list(chain.from_iterable(members))
         self._sums = sums
         self._config = config
+        self._on_policy_weight = on_policy_weight
         squares = squared_weights or [1.0] * len(self._positions)
         self._offsets = group_offsets(
             self._by_group(rewards[self._positions].tolist()), self._by_group(squares), config
@@ -78,6 +81,7 @@ class OpenGroups:
                 self._by_group(squared_norms),
                 self._by_group(log_weights),
                 self._config,
+                self._on_policy_weight,
             )
         except NonFiniteWeightError:
             slopes = [0.0] * len(self._members)

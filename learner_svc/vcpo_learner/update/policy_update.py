@@ -72,6 +72,7 @@ from vcpo_learner.update.batch_decision import (
     batch_ess_unit,
     decide_step,
     on_policy_ess_ratio,
+    on_policy_weight,
     split_groups,
 )
 from vcpo_learner.update.batch_statistics import (
@@ -310,7 +311,9 @@ class PolicyUpdate:
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""
         started_s = self._clock()
-        scored = self._gradient.score(groups, policy_version)
+        lengths = [each.num_sampled_tokens for each in chain.from_iterable(groups)]
+        expected_weight = on_policy_weight(lengths, self._algorithm, self._calibration)
+        scored = self._gradient.score(groups, policy_version, expected_weight)
         scored_s = self._clock()
         summary, config = scored.summary, self._algorithm.loss_config
         advantages = trajectory_advantages(
@@ -318,6 +321,7 @@ class PolicyUpdate:
             split_groups(summary.squared_norms, summary.group_sizes),
             split_groups(summary.log_weights, summary.group_sizes),
             config,
+            expected_weight,
         )
         masked_share = self._gradient.accumulate(scored, advantages)
         if scored.is_accumulated:

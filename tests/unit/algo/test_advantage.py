@@ -13,7 +13,15 @@ rewards_of_a_group = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 
 
 def test_the_names_are_those_of_the_run_file() -> None:
-    assert set(Baseline) == {"opob", "groupMean", "rloo", "grpo", "published", "none"}
+    assert set(Baseline) == {
+        "opob",
+        "pessimistic",
+        "groupMean",
+        "rloo",
+        "grpo",
+        "published",
+        "none",
+    }
     assert set(BaselineScope) == {"group", "batch"}
 
 
@@ -36,6 +44,35 @@ def test_opob_measures_rewards_against_the_optimal_baseline() -> None:
     got = advantages([1, 0, 1, 0], Baseline.OPOB, squared_norms=[1, 0.25, 16, 16])
     b = 17 / 33.25
     assert got == pytest.approx([1 - b, -b, 1 - b, -b], rel=1e-14)
+
+
+def test_pessimistic_measures_rewards_against_a_lowered_optimal_baseline() -> None:
+    # b* = (1*1 + 1*3) / 2 = 2; half of the way to the least reward, 1, is 1.5.
+    got = advantages([1, 3], Baseline.PESSIMISTIC, squared_norms=[1, 1], coverage=0.5)
+    assert got == [-0.5, 1.5]
+
+
+def test_each_group_has_its_own_coverage_and_a_batch_has_one() -> None:
+    # b* = 2 in both groups and over both; the least reward is 1.
+    groups, norms = [[1, 3], [1, 3]], [[1, 1], [1, 1]]
+    own = batch_advantages(groups, Baseline.PESSIMISTIC, squared_norms=norms, coverages=[1.0, 0.5])
+    assert own == [[-1.0, 1.0], [-0.5, 1.5]]
+    scope = BaselineScope.BATCH
+    shared = batch_advantages(
+        groups, Baseline.PESSIMISTIC, scope, squared_norms=norms, coverages=[0.0]
+    )
+    assert shared == [[0.0, 2.0], [0.0, 2.0]]
+
+
+def test_a_number_of_coverages_that_is_not_that_of_the_baselines_is_refused() -> None:
+    with pytest.raises(ValueError, match="coverages has 2 entries: give 1, one for each baseline"):
+        batch_advantages(
+            [[1, 3], [1, 3]],
+            Baseline.PESSIMISTIC,
+            BaselineScope.BATCH,
+            squared_norms=[[1, 1], [1, 1]],
+            coverages=[1.0, 1.0],
+        )
 
 
 def test_published_measures_rewards_against_the_release() -> None:

@@ -8,6 +8,7 @@ from vcpo.algo import (
     NonFiniteWeightError,
     mean_baseline,
     optimal_baseline,
+    pessimistic_baseline,
     published_baseline,
 )
 
@@ -35,6 +36,63 @@ def test_the_optimal_baseline_weighs_rewards_by_squared_norms() -> None:
 def test_counting_the_weight_once_gives_the_baseline_of_the_paper() -> None:
     # w = (2, 1, .5, .5), equal norms: n = (4, 1, .25, .25); 4.25 / 5.5
     assert optimal_baseline([1, 0, 0, 1], [4, 1, 0.25, 0.25]) == pytest.approx(0.773, abs=5e-4)
+
+
+def test_what_is_not_shown_is_taken_to_be_worth_the_least() -> None:
+    # b* = 4.25 / 5.5 of rewards 0 and 1; the data shows 3/4 of the policy.
+    norms = [4, 1, 0.25, 0.25]
+    assert pessimistic_baseline([1, 0, 0, 1], norms, 0.75) == pytest.approx(0.75 * 4.25 / 5.5)
+    # The same with rewards of 2 and 3.
+    assert pessimistic_baseline([3, 2, 2, 3], norms, 0.75) == pytest.approx(2 + 0.75 * 4.25 / 5.5)
+
+
+@given(rewards_and_norms, st.floats(0, 1))
+def test_pessimism_lies_between_the_least_reward_and_the_optimal_baseline(
+    group: list[tuple[float, float]], coverage: float
+) -> None:
+    rewards, norms = map(list, zip(*group, strict=True))
+    best = optimal_baseline(rewards, norms)
+    found = pessimistic_baseline(rewards, norms, coverage)
+    assert min(rewards) <= found <= best
+    assert pessimistic_baseline(rewards, norms, 1.0) == best
+
+
+@pytest.mark.parametrize("coverage", [-0.1, 1.1, math.nan])
+def test_a_coverage_that_is_no_share_is_refused(coverage: float) -> None:
+    with pytest.raises(ValueError, match="a share lies in"):
+        pessimistic_baseline([1.0, 0.0], [1.0, 1.0], coverage)
+
+
+def test_seen_responses_gain_as_much_as_probability_has_left_them() -> None:
+    # A policy over four responses; the behavior policy samples the first three, each once here.
+    # The gradient of (1 - C) (pi R over what is shown) is found by differences.
+    policy, behavior, rewards = [0.2, 0.3, 0.1, 0.4], [1 / 3] * 3, [1.0, 0.0, 0.5]
+    shown = sum(policy[:3])
+    weights = [pi / mu for pi, mu in zip(policy, behavior, strict=False)]
+    best = optimal_baseline(rewards, [w * w for w in weights])
+    b = pessimistic_baseline(rewards, [w * w for w in weights], shown)
+
+    def value(logits: list[float], rest: float) -> float:
+        total = sum(map(math.exp, logits))
+        return sum(
+            math.exp(logit) / total * reward
+            for logit, reward in zip(logits, [*rewards, rest], strict=True)
+        )
+
+    def slope(rest: float) -> float:
+        logits, step = [math.log(each) for each in policy], 1e-6
+        up, down = ([logits[0] + sign * step, *logits[1:]] for sign in (1, -1))
+        return (value(up, rest) - value(down, rest)) / (2 * step)
+
+    def estimate(baseline: float) -> float:
+        # grad log pi(y) by the first logit is 1 - pi(1) for the first response, -pi(1) for others.
+        gradients = [1 - policy[0], -policy[0], -policy[0]]
+        terms = zip(weights, rewards, gradients, strict=True)
+        return sum(w * (reward - baseline) * g for w, reward, g in terms) / 3
+
+    assert estimate(best) == pytest.approx(slope(rest=best), abs=1e-8)
+    assert estimate(b) == pytest.approx(slope(rest=b), abs=1e-8)
+    assert estimate(b) > estimate(best)
 
 
 def test_the_published_baseline_counts_the_weight_twice() -> None:

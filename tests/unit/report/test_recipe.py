@@ -20,7 +20,7 @@ def test_the_stages_of_vcpo():
     assert words_of() == [
         "method vcpo2",
         *stages,
-        "baseline opob, one per batch",
+        "baseline pessimistic, one per batch",
         "learning-rate rule trustRegion",
     ]
 

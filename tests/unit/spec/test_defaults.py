@@ -40,11 +40,11 @@ def test_version_and_kind_may_be_left_out():
     assert (run.api_version, run.kind) == (API_VERSION, KIND) == ("vcpo.dev/v1alpha1", "VCPORun")
 
 
-def test_the_default_algorithm_is_the_papers_with_a_baseline_of_the_batch_and_a_trust_region():
+def test_the_default_algorithm_is_the_papers_with_three_departures():
     algorithm = minimal_run().spec.algorithm
     config = algorithm.loss_config
     assert algorithm.method is Method.VCPO2
-    assert (config.baseline, config.baseline_scope) == (Baseline.OPOB, BaselineScope.BATCH)
+    assert (config.baseline, config.baseline_scope) == (Baseline.PESSIMISTIC, BaselineScope.BATCH)
     assert config.learning_rate_rule is LearningRateRule.TRUST_REGION
     assert (config.weight, config.weight_cap) == (Weight.SEQUENCE, 8.0)
     assert config.aggregation is Aggregation.SEQUENCE_MEAN

@@ -124,7 +124,7 @@ def test_norms_are_measured_unless_a_stand_in_is_asked_for():
 
 
 @pytest.mark.parametrize("estimator", list(GradientNormEstimator))
-@pytest.mark.parametrize("baseline", ["opob", "published"])
+@pytest.mark.parametrize("baseline", ["opob", "pessimistic", "published"])
 def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estimator):
     found = algorithm(baseline=baseline, gradientNorms=estimator.value)
     assert found.gradient_norms is estimator
@@ -134,7 +134,7 @@ def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estima
 def test_an_estimator_of_norms_that_the_baseline_does_not_use_is_refused(estimator):
     assert refusal(method="grpo", gradientNorms=estimator) == (
         "gradientNorms: baseline 'grpo' uses no norms; give a `baseline` of 'opob',"
-        f" 'published' (got '{estimator}')"
+        f" 'pessimistic', 'published' (got '{estimator}')"
     )
 
 

@@ -38,7 +38,9 @@ def test_two_groups_of_one_name_are_refused_at_the_second():
     ]
 
 
-@pytest.mark.parametrize("baseline", ["opob", "published", "groupMean", "rloo", "grpo"])
+@pytest.mark.parametrize(
+    "baseline", ["opob", "pessimistic", "published", "groupMean", "rloo", "grpo"]
+)
 def test_a_baseline_over_others_needs_two_trajectories(baseline):
     lines = f"batch: {{trajectoriesPerPrompt: 1}}\nalgorithm: {{baseline: {baseline}}}"
     (line,) = problem_lines(lines)
@@ -55,11 +57,12 @@ def test_without_a_baseline_one_trajectory_is_enough():
 def test_a_baseline_defined_on_groups_cannot_span_the_batch(baseline):
     lines = f"algorithm: {{baselineScope: batch, baseline: {baseline}}}"
     (line,) = problem_lines(lines)
-    rule = f"'batch' needs a `baseline` of 'groupMean', 'opob', 'published', not '{baseline}'"
+    allowed = "'groupMean', 'opob', 'pessimistic', 'published'"
+    rule = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
     assert line == f"spec.algorithm.baselineScope: {rule} (got 'batch')"
 
 
-@pytest.mark.parametrize("baseline", ["opob", "published", "groupMean"])
+@pytest.mark.parametrize("baseline", ["opob", "pessimistic", "published", "groupMean"])
 def test_a_mean_may_span_the_batch(baseline):
     run = run_with(f"algorithm: {{baselineScope: batch, baseline: {baseline}}}")
     assert run.spec.algorithm.baseline == baseline

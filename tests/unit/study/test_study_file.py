@@ -41,7 +41,7 @@ def test_a_methods_fields_stand_over_those_of_the_run():
 
 
 def test_what_nobody_names_keeps_its_default():
-    assert spec_of("vcpo").algorithm.loss_config.baseline is Baseline.OPOB
+    assert spec_of("vcpo").algorithm.loss_config.baseline is Baseline.PESSIMISTIC
 
 
 def test_lag_rate_and_seed_are_the_cells():

@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-TARGET_ESS_RATIO: Final = 0.5
+TARGET_ESS_RATIO: Final = 0.35
 """Share of the on-policy ESS ratio that data has left at the edge of the region."""
 
 SHORT_STEPS: Final = 10

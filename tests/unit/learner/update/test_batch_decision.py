@@ -13,6 +13,7 @@ from vcpo_learner.update.batch_decision import (
     decide_step,
     may_have_advantage,
     on_policy_ess_ratio,
+    on_policy_weight,
 )
 from vcpo_learner.update.batch_statistics import batch_moments
 
@@ -66,6 +67,35 @@ def test_the_published_baseline_multiplies_the_weight_in_once_more():
     group = [summary_row(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
     advantages = advantages_of(group, baseline="published")
     assert advantages[1] == pytest.approx(-16.0625 / 17.125)
+
+
+def test_the_pessimistic_baseline_falls_with_what_the_weights_miss():
+    # b* = (1*1 + 1*0) / 2; the mean weight is 3/4, and the least reward 0: b = 3/8.
+    group = [summary_row(reward=1.0, weight=0.5), summary_row(reward=0.0, weight=1.0)]
+    assert advantages_of(group, baseline="pessimistic") == pytest.approx([0.625, -0.375])
+
+
+def calibrated(variance_per_token):
+    """Fresh blocks of four tokens whose mean square is what this variance gives."""
+    variance = 4 * variance_per_token
+    nats = math.sqrt(variance + variance**2 / 4)
+    return MismatchCalibration().observe([nats, -nats] * 64, [4] * 128)
+
+
+def test_the_mismatch_of_the_engines_alone_takes_some_of_the_mean_weight():
+    # Log weights of variance 2 over 40 tokens, truncated at 8; by integration over their density.
+    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    density = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    weights = torch.exp(math.sqrt(2.0) * z - 1.0).clamp(max=8.0)
+    expected = float(torch.trapezoid(weights * density, z))
+    found = on_policy_weight([40] * 8, Algorithm(), calibrated(0.05))
+    assert found == pytest.approx(expected, rel=2e-3)
+    given = Algorithm.model_validate({"onPolicyEssRatio": math.exp(-2.0)})
+    assert on_policy_weight([40] * 8, given, UNCALIBRATED) == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_a_calibration_no_weight_is_expected_to_be_missing():
+    assert on_policy_weight([40] * 8, Algorithm(), UNCALIBRATED) == 1.0
 
 
 def test_the_ess_sees_the_whole_batch_before_truncation():

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from operator import mul
+from statistics import fmean
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from tests.fixtures.learner.updates import (
     expected_gradient,
     gradient_of_step,
     make_spec,
+    truncated_weight,
     with_micro_batches,
 )
 from vcpo.spec.learner import ActivationCheckpointing, GradientMode
@@ -34,7 +36,7 @@ from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
 from vcpo_learner.update.gradient import GradientAccumulation
 from vcpo_learner.update.policy_update import PolicyUpdate
 
-BASELINES = ["opob", "groupMean", "rloo", "grpo", "none"]
+BASELINES = ["opob", "pessimistic", "groupMean", "rloo", "grpo", "none"]
 
 
 def assert_same(gradient, expected, rtol=1e-9):
@@ -127,11 +129,21 @@ def test_a_batch_baseline_spans_the_groups():
 
 @pytest.mark.parametrize("mode", ["onePass", "twoPass"])
 @pytest.mark.parametrize("micro_batch", [64, 5, 1], ids=["whole", "several", "one by one"])
-def test_one_optimal_baseline_for_the_batch_is_that_of_one_large_group(micro_batch, mode):
+@pytest.mark.parametrize("baseline", ["opob", "pessimistic"])
+def test_one_baseline_for_the_batch_is_that_of_one_large_group(baseline, micro_batch, mode):
     model = seeded_model(llama, dtype=torch.float64)
-    groups = sampled_groups(model)
-    expected = expected_gradient(model, [[one for group in groups for one in group]], "opob")
-    spec = with_micro_batches(make_spec(baselineScope="batch"), micro_batch)
+    groups = [
+        [
+            replace(one, rollout_logprobs=[each + 0.3 for each in one.rollout_logprobs])
+            for one in group
+        ]
+        for group in sampled_groups(model)
+    ]
+    together = [one for group in groups for one in group]
+    assert fmean(truncated_weight(model, one) for one in together) < 0.9
+    expected = expected_gradient(model, [together], baseline)
+    spec = make_spec(baseline=baseline, baselineScope="batch")
+    spec = with_micro_batches(spec, micro_batch)
     learner = spec.learner.model_copy(update={"gradient_mode": GradientMode(mode)})
     found = gradient_of_step(model, spec.model_copy(update={"learner": learner}), groups)
     assert_same(found, expected)

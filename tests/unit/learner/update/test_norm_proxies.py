@@ -44,7 +44,7 @@ def expected_gradient(model, groups, proxy, *, over_batch=False):
     total = torch.zeros(())
     for group in sharing:
         proxies = [proxy_by_hand(proxy, model, one) for one in group]
-        weighed = by_hand("opob", [one.reward for one in group], proxies)
+        weighed = by_hand("opob", [one.reward for one in group], proxies, [1.0] * len(group))
         for advantage, one in zip(weighed, group, strict=True):
             total = total - advantage * contribution(model, one)
     return total / sum(len(group) for group in groups)
