@@ -11,7 +11,13 @@ from tests.fixtures.observation.panels import PanelAnswers, answer_panels
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
 from tests.observation.alerts import FiredAlert, fired_alerts
-from tests.observation.local_runs import COLLAPSE, SCALE, Observation, ObservedRun
+from tests.observation.local_runs import (
+    COLLAPSE,
+    SCALE,
+    SCRAPE_INTERVAL_MS,
+    Observation,
+    ObservedRun,
+)
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics import catalogue
 from vcpo.metrics.metric import Feature, Metric
@@ -46,6 +52,9 @@ CRITICAL_ALERT_S = 60 * SCALE
 """Time for which a run must be critical before that alert fires, in the rules' faster time."""
 WARNING_WINDOW_S = 300 * SCALE
 """Time for which a run must show no warning before the warning's alert ends, likewise."""
+
+_STEP_S = SCRAPE_INTERVAL_MS / 1000
+"""Step of queries, so that none of them passes over what a single scrape saw."""
 
 
 def exposures(observation: Observation) -> dict[str, Exposure]:
@@ -125,7 +134,7 @@ def warning_outlasts_s(
     if last_fired_s is None:
         return None
     expression = f'vcpo_collapse_warning_ratio{{run="{run.name}"}} >= 1 / 3'
-    found = server.query_range(expression, run.started_s, run.ended_s, step_s=0.25)
+    found = server.query_range(expression, run.started_s, run.ended_s, step_s=_STEP_S)
     return round(last_fired_s - max(each.points[-1][0] for each in found), 2)
 
 
@@ -136,6 +145,6 @@ def throttle_reason_is_visible(server: PrometheusServer, run: ObservedRun) -> bo
     condition = f'vcpo_run_condition_reason{{condition="Stable",reason=~"Critical|Dead",{of_run}}}'
     metric = f'vcpo_run_throttles_total{{direction="tighten",{of_run}}} > 0'
     return any("early warning" in each for each in events) and all(
-        server.query_range(expression, run.started_s, run.ended_s)
+        server.query_range(expression, run.started_s, run.ended_s, step_s=_STEP_S)
         for expression in (condition, metric)
     )

@@ -22,7 +22,7 @@ ENDLESS = 30_000
 PATIENCE_S = 120.0
 
 STARTER = """
-import multiprocessing, sys
+import multiprocessing, os, sys
 from pathlib import Path
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.vllm.engine import VllmEngine
@@ -41,10 +41,14 @@ if __name__ == "__main__":
         for children in Path(f"/proc/{process.pid}/task").glob("*/children")
         for child in children.read_text().split()
     ]
-    print("started", process.pid, *below, flush=True)
+    with os.fdopen(int(sys.argv[3]), "w") as pids:
+        print(process.pid, *below, file=pids)
     sys.stdin.read()
 """
-"""A worker in miniature: starts an engine, says its process and those below, and waits."""
+"""A worker in miniature: starts an engine, says its process and those below, and waits.
+
+It says so in a pipe of its own: other processes write to the standard output, also into a line.
+"""
 
 
 class DyingLlm:
@@ -159,17 +163,17 @@ def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path, gpus):
     build(seed=0).config.save_pretrained(tmp_path)
     script = tmp_path / "starter.py"
     script.write_text(STARTER)
+    pids, pids_of_worker = os.pipe()
     worker = subprocess.Popen(
-        [sys.executable, script, tmp_path, str(gpus)],
+        [sys.executable, script, tmp_path, str(gpus), str(pids_of_worker)],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        pass_fds=[pids_of_worker],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    with worker:
-        line = next(line for line in worker.stdout if line.startswith("started"))
+    os.close(pids_of_worker)
+    with worker, os.fdopen(pids) as said:
         running = []
-        for pid in line.split()[1:]:
+        for pid in said.read().split():
             with contextlib.suppress(ProcessLookupError):  # a command that vLLM ran, and its end
                 running.append(os.pidfd_open(int(pid)))
         assert len(running) >= (1 if gpus == 1 else 1 + gpus)
