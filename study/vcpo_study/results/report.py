@@ -13,11 +13,13 @@ from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.alarms import WatchedRun, alarm_qualities, watched_run
 from vcpo_study.results.figures import figures
 from vcpo_study.results.summary import (
+    COMMON_HEADLINE_LAG,
     Headline,
     StudySummary,
     claim_records,
     has_variance_control,
     headline,
+    headline_lag,
     summarize,
 )
 from vcpo_study.results.tables import (
@@ -58,7 +60,7 @@ update. {cells} cells took {cpu_time} of processor time.
 - **The others**: methods without variance control, which neither weigh their baseline by gradient
   norms nor scale their learning rate.
 
-## In short: k = 32
+## In short: k = 32, or the largest of the study
 
 {headlines}
 """
@@ -74,8 +76,8 @@ With variance control: {controlled}.
 
 ### All methods
 
-Final accuracy at the synchronous rate without lag and at k = 32, with the collapses and the safe
-decades there; on the right, final accuracy at k = 32 and each learning rate of the plane.
+Final accuracy at the synchronous rate without lag and at k = {lag}, with the collapses and the safe
+decades there; on the right, final accuracy at k = {lag} and each learning rate of the plane.
 
 {overview}
 
@@ -192,13 +194,15 @@ def _judge(data: StudyData) -> _Judged:
 
 def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
     """Return `results.json`: a few numbers by study, method and lag, then every table."""
+    headlines = {each.data.name: each.headline for each in judged}
+    comparable = {n: found for n, found in headlines.items() if found.lag == COMMON_HEADLINE_LAG}
     return {
         "command": command,
         "collapse_probability": {each.data.name: _collapses(each.summary) for each in judged},
         "safe_rate_decades": {each.data.name: _widths(each.summary) for each in judged},
-        "steps_ratio_k32": {each.data.name: each.headline.steps_ratio for each in judged},
+        "steps_ratio_k32": {name: found.steps_ratio for name, found in comparable.items()},
         "best_other_safe_decades_k32": {
-            each.data.name: each.headline.best_other_safe_decades for each in judged
+            name: found.best_other_safe_decades for name, found in comparable.items()
         },
         "alarms": _alarms(judged),
         "studies": {
@@ -259,6 +263,7 @@ def _section(judged: _Judged) -> str:
     mapped = sorted({point.lag for point in summary.plane})
     section = _STUDY.format(
         name=data.name,
+        lag=headline_lag(spec),
         run=spec.run,
         cells=len(data.records),
         cpu_time=duration(_cpu_s([judged])),

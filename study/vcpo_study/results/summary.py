@@ -20,7 +20,7 @@ from vcpo_study.results.tuning import (
 )
 from vcpo_study.study import StudyMethod, StudySpec, cell_spec
 
-HEADLINE_LAG: Final = 32
+COMMON_HEADLINE_LAG: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class StudySummary:
         found = (row.decades for row in self.safe if (row.method, row.lag) == (method, lag))
         return next(found, None)
 
-    def steps_ratio(self, method: str) -> float | None:
-        """Return a method's steps to the target at lag 32 over those at lag 0.
+    def steps_ratio(self, method: str, lag: int) -> float | None:
+        """Return a method's steps to the target at a lag over those at lag 0.
 
         None where a row is missing, the target is never reached, or it needs no step at lag 0.
         """
-        stale, synchronous = self.claim(method, HEADLINE_LAG), self.claim(method, 0)
+        stale, synchronous = self.claim(method, lag), self.claim(method, 0)
         if stale is None or synchronous is None:
             return None
         steps, reference = stale.steps_to_target, synchronous.steps_to_target
@@ -58,11 +58,13 @@ class StudySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """A study's answer in a few numbers, at lag 32; None where the study has no such cell.
+    """A study's answer in a few numbers, at one lag; None where the study has no such cell.
 
     The others are the methods without variance control.
     """
 
+    lag: int
+    """Policy lag, in versions."""
     subject: str
     collapse: Proportion | None
     """Collapses of the subject at its synchronous rate."""
@@ -124,31 +126,37 @@ def has_variance_control(study: StudySpec, method: StudyMethod) -> bool:
     )
 
 
+def headline_lag(study: StudySpec) -> int:
+    """Return the lag at which a study is judged: 32, or the largest of a study without it."""
+    lags = {*study.lags, *(study.claims.lags if study.claims else ())}
+    return COMMON_HEADLINE_LAG if COMMON_HEADLINE_LAG in lags else max(lags)
+
+
 def headline(study: StudySpec, summary: StudySummary) -> Headline:
     """Return the headline of a study."""
+    lag = headline_lag(study)
     others = [each.name for each in study.methods if not has_variance_control(study, each)]
     collapses = {
         row.method: row.collapse
         for row in summary.claims
-        if row.lag == HEADLINE_LAG and row.method in others
+        if row.lag == lag and row.method in others
     }
     widths = {
-        row.method: row.decades
-        for row in summary.safe
-        if row.lag == HEADLINE_LAG and row.method in others
+        row.method: row.decades for row in summary.safe if row.lag == lag and row.method in others
     }
     worst = max(collapses, key=lambda name: collapses[name].share, default=None)
     widest = max(widths, key=lambda name: widths[name], default=None)
-    own = summary.claim(study.subject, HEADLINE_LAG)
+    own = summary.claim(study.subject, lag)
     return Headline(
+        lag=lag,
         subject=study.subject,
         collapse=None if own is None else own.collapse,
         most_collapsed_other=worst,
         most_other_collapse=None if worst is None else collapses[worst],
-        safe_decades=summary.safe_decades(study.subject, HEADLINE_LAG),
+        safe_decades=summary.safe_decades(study.subject, lag),
         widest_other=widest,
         best_other_safe_decades=None if widest is None else widths[widest],
-        steps_ratio=summary.steps_ratio(study.subject),
+        steps_ratio=summary.steps_ratio(study.subject, lag),
     )
 
 

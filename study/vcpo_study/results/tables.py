@@ -11,28 +11,20 @@ from vcpo_study.results.alarms import AlarmQuality
 from vcpo_study.results.claims import ClaimRow
 from vcpo_study.results.plane import PlanePoint, SafeRates
 from vcpo_study.results.proportion import Proportion
-from vcpo_study.results.summary import HEADLINE_LAG, Headline, StudySummary
+from vcpo_study.results.summary import Headline, StudySummary, headline_lag
 from vcpo_study.results.tuning import TunedRate
 from vcpo_study.study import StudySpec
 
 _HEADLINE_COLUMNS: Final = (
     "study",
     "target",
+    "k",
     "subject",
     "collapsed",
     "most collapsed of the others",
     "safe decades",
     "widest of the others",
-    "steps, k = 32 over k = 0",
-)
-_OVERVIEW_COLUMNS: Final = (
-    "method",
-    "rate",
-    "k = 0",
-    "k = 32",
-    "collapsed",
-    "steps, k = 32 over k = 0",
-    "safe decades",
+    "steps, over k = 0",
 )
 _CLAIM_COLUMNS: Final = (
     "method",
@@ -64,6 +56,7 @@ def headline_table(headlines: Iterable[tuple[str, float | None, Headline]]) -> s
             (
                 name,
                 decimal(target, ".3f"),
+                str(found.lag),
                 found.subject,
                 _collapses(found.collapse),
                 UNKNOWN if most is None else f"{most}: {_collapses(found.most_other_collapse)}",
@@ -78,16 +71,19 @@ def headline_table(headlines: Iterable[tuple[str, float | None, Headline]]) -> s
 
 
 def overview_table(study: StudySpec, summary: StudySummary) -> str:
-    """Return a row for each method: lags 0 and 32 at its synchronous rate, and 32 at all rates."""
+    """Return a row for each method: lag 0 and the headline's at its synchronous rate; all rates."""
+    lag = headline_lag(study)
+    columns = ["method", "rate", "k = 0", f"k = {lag}", "collapsed"]
+    columns += [f"steps, k = {lag} over k = 0", "safe decades", *_rates(study).values()]
     at_rates = {
         (each.method, each.learning_rate): f"{each.final_accuracy_mean:.3f}"
         for each in summary.plane
-        if each.lag == HEADLINE_LAG
+        if each.lag == lag
     }
     chosen = {each.method: compact(each.learning_rate) for each in summary.tuned if each.chosen}
     lines = []
     for method in study.methods:
-        synchronous, stale = (summary.claim(method.name, lag) for lag in (0, HEADLINE_LAG))
+        synchronous, stale = summary.claim(method.name, 0), summary.claim(method.name, lag)
         lines.append(
             (
                 method.label,
@@ -95,12 +91,12 @@ def overview_table(study: StudySpec, summary: StudySummary) -> str:
                 UNKNOWN if synchronous is None else _spread(synchronous),
                 UNKNOWN if stale is None else _spread(stale),
                 _collapses(None if stale is None else stale.collapse),
-                decimal(summary.steps_ratio(method.name), ".2f"),
-                decimal(summary.safe_decades(method.name, HEADLINE_LAG), ".2f"),
+                decimal(summary.steps_ratio(method.name, lag), ".2f"),
+                decimal(summary.safe_decades(method.name, lag), ".2f"),
                 *(at_rates.get((method.name, rate), UNKNOWN) for rate in _rates(study)),
             )
         )
-    return table([*_OVERVIEW_COLUMNS, *_rates(study).values()], lines)
+    return table(columns, lines)
 
 
 def tuning_table(study: StudySpec, tuned: Iterable[TunedRate]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.study import STUDY, record, study, study_document
-from vcpo_study.results.summary import has_variance_control, headline, summarize
+from vcpo_study.results.summary import has_variance_control, headline, headline_lag, summarize
 
 TUNING = [
     record("vcpo", 0, [0.2, 0.8], seed=101, learning_rate=1e-4),
@@ -130,6 +130,15 @@ def test_a_ratio_of_steps_needs_steps(stale):
     assert found.steps_ratio is None
 
 
-def test_a_study_without_lag_32_has_no_headline():
+def test_a_study_without_lag_32_is_judged_at_its_largest_lag():
+    text = STUDY.replace("lags: [0, 32, 128]", "lags: [0, 128]")
+    spec = study_document(text.replace("lags: [0, 32]", "lags: [0, 8, 128]")).spec
+    records = [*TUNING, claimed("vcpo", 8, [0.2, 0.9]), claimed("vcpo", 128, [0.2, 0.3])]
+    found = headline(spec, summarize(spec, records))
+    assert (found.lag, found.collapse.count, found.collapse.trials) == (128, 1, 1)
+    assert headline_lag(study()) == 32
+
+
+def test_the_headline_of_cells_that_were_not_run_is_empty():
     found = headline_of(claimed("vcpo", 0, [0.8]))
     assert (found.collapse, found.safe_decades, found.widest_other) == (None, None, None)
