@@ -33,6 +33,8 @@ class ClaimRow:
     steps_to_target_min: float | None
     steps_to_target_max: float | None
     """None when a seed never arrives."""
+    steps_to_target_by_seed: tuple[float | None, ...]
+    """In order of seeds; None for one that never arrives."""
     deepest_dip_mean: float
     deepest_dip_max: float
     """Largest fall of an evaluation below an earlier one of the same cell, over seeds."""
@@ -76,6 +78,7 @@ def _row(group: Sequence[CellRecord], target: float) -> ClaimRow:
         steps_to_target=median_steps_to(group, target),
         steps_to_target_min=min(arrived, default=None),
         steps_to_target_max=max(arrived) if len(arrived) == len(steps) else None,
+        steps_to_target_by_seed=tuple(steps),
         deepest_dip_mean=fmean(dips),
         deepest_dip_max=max(dips),
         ess_median=median(ess) if ess else None,

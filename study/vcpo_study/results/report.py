@@ -55,6 +55,7 @@ update. {cells} cells took {cpu_time} of processor time.
   on the tuning seeds, which nothing else uses. It stays as k grows.
 - **Collapse**: an evaluation falls below half of the best one before it, or the final accuracy is
   below half of the target. Shares have their exact (Clopper-Pearson) interval of 95 %.
+- **Steps over k = 0**: ratio of the medians over seeds, with its bootstrap interval of 95 %.
 - **Safe rates**: the widest range of neighboring rates whose mean final accuracy reaches the
   target, in decades, interpolated between rates. `>=`: it reaches an end of the rates tried.
 - **The others**: methods without variance control, which neither weigh their baseline by gradient
@@ -200,7 +201,7 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
         "command": command,
         "collapse_probability": {each.data.name: _collapses(each.summary) for each in judged},
         "safe_rate_decades": {each.data.name: _widths(each.summary) for each in judged},
-        "steps_ratio_k32": {name: found.steps_ratio for name, found in comparable.items()},
+        "steps_ratio_k32": _ratios(comparable),
         "best_other_safe_decades_k32": {
             name: found.best_other_safe_decades for name, found in comparable.items()
         },
@@ -218,6 +219,12 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
             for each in judged
         },
     }
+
+
+def _ratios(headlines: Mapping[str, Headline]) -> dict[str, float | None]:
+    """Return the subject's steps over its steps at lag 0, by study; intervals are further down."""
+    ratios = {name: found.steps_ratio for name, found in headlines.items()}
+    return {name: None if each is None else each.ratio for name, each in ratios.items()}
 
 
 def _collapses(summary: StudySummary) -> dict[str, dict[str, list[float]]]:

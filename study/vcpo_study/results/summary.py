@@ -10,6 +10,7 @@ from vcpo.algo import LearningRateRule
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.claims import ClaimRow, claim_rows
+from vcpo_study.results.median_ratio import MedianRatio, median_ratio
 from vcpo_study.results.plane import PlanePoint, SafeRates, plane_points, safe_rates
 from vcpo_study.results.proportion import Proportion
 from vcpo_study.results.tuning import (
@@ -44,16 +45,15 @@ class StudySummary:
         found = (row.decades for row in self.safe if (row.method, row.lag) == (method, lag))
         return next(found, None)
 
-    def steps_ratio(self, method: str, lag: int) -> float | None:
+    def steps_ratio(self, method: str, lag: int) -> MedianRatio | None:
         """Return a method's steps to the target at a lag over those at lag 0.
 
-        None where a row is missing, the target is never reached, or it needs no step at lag 0.
+        None where a row is missing, a median is infinite, or the one at lag 0 is no step.
         """
         stale, synchronous = self.claim(method, lag), self.claim(method, 0)
         if stale is None or synchronous is None:
             return None
-        steps, reference = stale.steps_to_target, synchronous.steps_to_target
-        return steps / reference if steps is not None and reference else None
+        return median_ratio(stale.steps_to_target_by_seed, synchronous.steps_to_target_by_seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Headline:
     widest_other: str | None
     best_other_safe_decades: float | None
     """The widest safe rates of another method."""
-    steps_ratio: float | None
+    steps_ratio: MedianRatio | None
     """The subject's steps to the target over its steps at lag 0."""
 
 

@@ -9,6 +9,7 @@ from vcpo.report.numbers import UNKNOWN, compact, decimal
 from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES
 from vcpo_study.results.alarms import AlarmQuality
 from vcpo_study.results.claims import ClaimRow
+from vcpo_study.results.median_ratio import MedianRatio
 from vcpo_study.results.plane import PlanePoint, SafeRates
 from vcpo_study.results.proportion import Proportion
 from vcpo_study.results.summary import Headline, StudySummary, headline_lag
@@ -64,7 +65,7 @@ def headline_table(headlines: Iterable[tuple[str, float | None, Headline]]) -> s
                 UNKNOWN
                 if widest is None
                 else f"{widest}: {decimal(found.best_other_safe_decades, '.2f')}",
-                decimal(found.steps_ratio, ".2f"),
+                _multiple(found.steps_ratio),
             )
         )
     return table(_HEADLINE_COLUMNS, lines)
@@ -91,7 +92,7 @@ def overview_table(study: StudySpec, summary: StudySummary) -> str:
                 UNKNOWN if synchronous is None else _spread(synchronous),
                 UNKNOWN if stale is None else _spread(stale),
                 _collapses(None if stale is None else stale.collapse),
-                decimal(summary.steps_ratio(method.name, lag), ".2f"),
+                _multiple(summary.steps_ratio(method.name, lag)),
                 decimal(summary.safe_decades(method.name, lag), ".2f"),
                 *(at_rates.get((method.name, rate), UNKNOWN) for rate in _rates(study)),
             )
@@ -213,6 +214,12 @@ def _claim(row: ClaimRow) -> Sequence[str]:
         f"{decimal(row.ess_median, '.1f')} ({decimal(row.ess_low, '.1f')})",
         ", ".join(shown) or UNKNOWN,
     )
+
+
+def _multiple(found: MedianRatio | None) -> str:
+    if found is None:
+        return UNKNOWN
+    return f"{found.ratio:.2f} ({found.low:.2f} to {decimal(found.high, '.2f')})"
 
 
 def _collapses(found: Proportion | None) -> str:

@@ -121,7 +121,7 @@ def test_the_headline_compares_the_subject_with_the_others_at_lag_32():
 def test_the_steps_at_lag_32_are_a_multiple_of_those_at_lag_0():
     # To 0.76: 9.5 tenths of the way from 0 to 0.8, at step 9.5 and, a step later, at 19.5.
     found = headline_of(claimed("vcpo", 0, [0, 0.8]), claimed("vcpo", 32, [0, 0, 0.8]))
-    assert found.steps_ratio == pytest.approx(19.5 / 9.5)
+    assert found.steps_ratio.ratio == pytest.approx(19.5 / 9.5)
 
 
 @pytest.mark.parametrize("stale", [[0.2, 0.5], [0.8, 0.8]], ids=["never", "at once"])
