@@ -101,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=96, help="of every run")
     parser.add_argument("--speed", type=positive, default=40, help="divides all times of hardware")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--prompts", type=positive, default=1024, help="for each accuracy")
+    parser.add_argument("--prompts", type=positive, default=4096, help="for each accuracy")
     parser.add_argument("--folder", type=Path, help="where run directories stay, new or empty")
     return parser.parse_args()
 
