@@ -23,6 +23,7 @@ README_COLUMNS = {
     "sort-long": ("k = 0", "k = 32", "collapsed", "at 3e-4", "safe decades"),
     "countdown": ("k = 0", "k = 32", "at 3e-4", "safe decades"),
     "tool": ("k = 32", "collapsed", "at 3e-4"),
+    "countdown-k128": ("k = 128", "collapsed"),
 }
 """Columns of the README's table by study, after that of the method's name."""
 
@@ -68,24 +69,26 @@ def test_the_published_folders_hold_no_record_that_counts_for_nothing(published)
 
 def _readme_row(method: str, title: str) -> list[str]:
     """A row of the README's table, from the published numbers alone."""
-    row = [title]
-    for study, columns in README_COLUMNS.items():
-        found = RESULTS["studies"][study]
-        plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
-        claims = {x["lag"]: x for x in found["claims"] if x["method"] == method}
+    columns = [(study, column) for study, each in README_COLUMNS.items() for column in each]
+    return [title, *(_readme_cell(method, study, column) for study, column in columns)]
+
+
+def _readme_cell(method: str, study: str, column: str) -> str:
+    found = RESULTS["studies"][study]
+    plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
+    if not plane:
+        return ""
+    lag = found["headline"]["lag"]
+    claims = {x["lag"]: x for x in found["claims"] if x["method"] == method}
+    if column == "collapsed":
+        return _share(claims[lag]["collapse"]) if claims else ""
+    if column == "at 3e-4":
+        return f"{plane[lag, 3e-4]['final_accuracy_mean']:.2f}"
+    if column == "safe decades":
         safe = {x["lag"]: x["decades"] for x in found["safe"] if x["method"] == method}
-        if not plane:
-            row += [""] * len(columns)
-            continue
-        cells = {
-            "k = 0": _spread(claims.get(0, plane[0, 1e-4])),
-            "k = 32": _spread(claims.get(32, plane[32, 1e-4])),
-            "collapsed": _share(claims[32]["collapse"]) if claims else "",
-            "at 3e-4": f"{plane[32, 3e-4]['final_accuracy_mean']:.2f}",
-            "safe decades": f"{safe[32]:.2f}",
-        }
-        row += [cells[column] for column in columns]
-    return row
+        return f"{safe[lag]:.2f}"
+    shown = int(column.removeprefix("k = "))
+    return _spread(claims.get(shown, plane[shown, 1e-4]))
 
 
 def _share(collapse: dict[str, int]) -> str:
