@@ -18,6 +18,12 @@ from vcpo_study.study import load_study, model_directory
 ROOT = Path(__file__).parents[4]
 DOCS, STUDIES = ROOT / "docs", ROOT / "examples" / "studies"
 RESULTS = json.loads((DOCS / "results.json").read_text(encoding="utf-8"))
+REPORTS = {
+    name: report
+    for report in (DOCS, DOCS / "ablation")
+    for name in json.loads((report / "results.json").read_text(encoding="utf-8"))["studies"]
+}
+"""Folder of the report that has a study, by the study's name."""
 
 README_COLUMNS = {
     "sort-long": ("k = 0", "k = 32", "collapsed", "at 3e-4", "safe decades"),
@@ -28,13 +34,13 @@ README_COLUMNS = {
 """Columns of the README's table by study, after that of the method's name."""
 
 
-@pytest.fixture(scope="module", params=sorted(RESULTS["studies"]))
+@pytest.fixture(scope="module", params=sorted(REPORTS))
 def published(request):
     """The name and the file of a study, and its records in the repository."""
-    file = STUDIES / f"{request.param}.yaml"
+    (file,) = STUDIES.rglob(f"{request.param}.yaml")
     study = load_study(file)
     model = model_identity(model_directory(study, file), study.spec.run.model.revision)
-    store = CellStore(DOCS / "results" / request.param / "cells", model=model)
+    store = CellStore(REPORTS[request.param] / "results" / request.param / "cells", model=model)
     tuning = list(filter(None, map(store.load, tuning_cells(study.spec))))
     cells = [
         *tuning_cells(study.spec),
@@ -47,7 +53,8 @@ def published(request):
 
 def test_the_published_numbers_are_those_of_the_published_records(published):
     name, study, records = published
-    found = RESULTS["studies"][name]
+    text = (REPORTS[name] / "results.json").read_text(encoding="utf-8")
+    found = json.loads(text)["studies"][name]
     computed = json.loads(json.dumps(asdict(summarize(study, records))))
     assert {part: found[part] for part in computed} == computed
     assert found["cells"] == len(records)
@@ -58,12 +65,13 @@ def test_the_published_figures_are_those_of_the_published_records(published):
     summary = summarize(study, records)
     claims = claim_records(study, records, summary.tuned)
     for figure, drawing in figures(study, summary, claims).items():
-        assert (DOCS / "results" / name / figure).read_text(encoding="utf-8") == drawing, figure
+        file = REPORTS[name] / "results" / name / figure
+        assert file.read_text(encoding="utf-8") == drawing, figure
 
 
 def test_the_published_folders_hold_no_record_that_counts_for_nothing(published):
     name, _, records = published
-    files = list((DOCS / "results" / name / "cells").glob("*.json.xz"))
+    files = list((REPORTS[name] / "results" / name / "cells").glob("*.json.xz"))
     assert len(files) == len(records)
 
 
@@ -135,3 +143,27 @@ def test_the_runbooks_tell_how_far_an_alarm_can_be_trusted(page, alarm, words):
     assert f"{found['num_warned']} of {found['num_collapses']} collapses {words}" in text
     assert f"{found['lead_steps']:.0f} steps ahead in the median" in text
     assert f"{100 * found['false_alarm_rate']:.1f} % of the" in text
+
+
+@pytest.mark.parametrize(
+    ("region", "pessimism", "per_group", "per_batch"),
+    [
+        ("no", "no", "vcpo", "vcpo-batch"),
+        ("no", "yes", "vcpo-pessimistic", "vcpo2-no-region"),
+        ("yes", "no", "vcpo-region", "vcpo2-no-pessimism"),
+        ("yes", "yes", "vcpo2-group", "vcpo2"),
+    ],
+)
+def test_the_discussion_shows_every_combination_of_the_parts(
+    region, pessimism, per_group, per_batch
+):
+    report = json.loads((REPORTS["sort-long-parts"] / "results.json").read_text(encoding="utf-8"))
+    plane = {
+        (each["method"], each["learning_rate"]): _spread(each)
+        for each in report["studies"]["sort-long-parts"]["plane"]
+        if each["lag"] == 32
+    }
+    shown = [plane[method, rate] for method in (per_group, per_batch) for rate in (1e-4, 3e-4)]
+    row = f"| {' | '.join([region, pessimism, *shown])} |"
+    discussion = DOCS / "design" / "024-study-results.md"
+    assert row in discussion.read_text(encoding="utf-8").splitlines()
