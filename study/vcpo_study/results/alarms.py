@@ -38,6 +38,8 @@ LOW_ESS_STEPS: Final = 30
 class WatchedRun:
     """When a finished run raised alarms, and when it collapsed."""
 
+    lag: int
+    """Age of its batches, in policy versions."""
     first_alarms: Mapping[str, int | None]
     """First step of each alarm, by its name; None when it never came."""
     collapse: int | None
@@ -67,7 +69,9 @@ def watched_run(record: CellRecord) -> WatchedRun:
             if first[judged] is None and level.is_at_least(judged):
                 first[judged] = step
     first[LOW_ESS] = _low_ess_step(record.steps)
-    return WatchedRun(first_alarms=first, collapse=collapse_step(record.evaluations))
+    return WatchedRun(
+        lag=record.lag, first_alarms=first, collapse=collapse_step(record.evaluations)
+    )
 
 
 def alarm_qualities(runs: Sequence[WatchedRun]) -> Mapping[str, AlarmQuality]:

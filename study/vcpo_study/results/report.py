@@ -126,7 +126,7 @@ _ALARMS: Final = """
 A collapse is here an evaluation below half of the best one before it, in a cell of any part. Lead
 is counted from the first alarm, and is 0 without one. `warn` and `critical` are levels of the early
 warning; `low_ess` is a mean ESS below 30 % of the on-policy one for 30 steps. No cell reacts to an
-alarm.
+alarm. A row of a lag has the cells of all studies.
 
 {alarms}
 """
@@ -195,6 +195,7 @@ def _judge(data: StudyData) -> _Judged:
 
 def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
     """Return `results.json`: a few numbers by study, method and lag, then every table."""
+    runs = _runs(judged)
     headlines = {each.data.name: each.headline for each in judged}
     comparable = {n: found for n, found in headlines.items() if found.lag == COMMON_HEADLINE_LAG}
     return {
@@ -205,7 +206,8 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
         "best_other_safe_decades_k32": {
             name: found.best_other_safe_decades for name, found in comparable.items()
         },
-        "alarms": _alarms(judged),
+        "alarms": _numbers_of_alarms(runs),
+        "alarms_by_lag": {lag: _numbers_of_alarms(of_lag) for lag, of_lag in _by_lag(runs).items()},
         "studies": {
             each.data.name: {
                 "cells": len(each.data.records),
@@ -213,7 +215,7 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
                 "failed_cells": sorted(each.data.failures),
                 "variance_control": _controlled(each.data.spec),
                 "headline": asdict(each.headline),
-                "alarms": _alarms([each]),
+                "alarms": _numbers_of_alarms(each.runs),
                 **asdict(each.summary),
             }
             for each in judged
@@ -244,8 +246,16 @@ def _widths(summary: StudySummary) -> dict[str, dict[str, float]]:
     return found
 
 
-def _alarms(judged: Iterable[_Judged]) -> dict[str, Any]:
-    runs = [run for each in judged for run in each.runs]
+def _runs(judged: Iterable[_Judged]) -> list[WatchedRun]:
+    return [run for each in judged for run in each.runs]
+
+
+def _by_lag(runs: Sequence[WatchedRun]) -> dict[int, list[WatchedRun]]:
+    lags = sorted({run.lag for run in runs})
+    return {lag: [run for run in runs if run.lag == lag] for lag in lags}
+
+
+def _numbers_of_alarms(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     return {name: asdict(found) for name, found in alarm_qualities(runs).items()}
 
 
@@ -257,10 +267,13 @@ def _document(judged: Sequence[_Judged], command: str) -> str:
         cpu_time=duration(_cpu_s(judged)),
         headlines=headline_table(headlines),
     )
-    alarms = [(each.data.name, alarm_qualities(each.runs)) for each in judged]
+    watched = {each.data.name: each.runs for each in judged}
+    runs = _runs(judged)
     if len(judged) > 1:
-        alarms.append(("all", alarm_qualities([run for each in judged for run in each.runs])))
-    return "".join([head, *map(_section, judged), _ALARMS.format(alarms=alarm_table(alarms))])
+        watched["all"] = runs
+    watched |= {f"k = {lag}": of_lag for lag, of_lag in _by_lag(runs).items()}
+    alarms = alarm_table((cells, alarm_qualities(of_cells)) for cells, of_cells in watched.items())
+    return "".join([head, *map(_section, judged), _ALARMS.format(alarms=alarms)])
 
 
 def _section(judged: _Judged) -> str:

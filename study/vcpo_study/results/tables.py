@@ -38,7 +38,7 @@ _CLAIM_COLUMNS: Final = (
     "log weights: 1 %, median, 99 %, largest",
 )
 _ALARM_COLUMNS: Final = (
-    "study",
+    "cells",
     "alarm",
     "collapses warned of",
     "median lead, steps",
@@ -150,16 +150,16 @@ def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
 
 
 def alarm_table(alarms: Iterable[tuple[str, Mapping[str, AlarmQuality]]]) -> str:
-    """Return a row for each study and alarm."""
+    """Return a row for each set of cells, given with its name, and alarm."""
     lines = (
         (
-            study,
+            cells,
             name,
             f"{found.num_warned} of {found.num_collapses}",
             decimal(found.lead_steps, ".0f"),
             decimal(found.false_alarm_rate, ".1%"),
         )
-        for study, qualities in alarms
+        for cells, qualities in alarms
         for name, found in qualities.items()
     )
     return table(_ALARM_COLUMNS, lines)

@@ -33,24 +33,24 @@ def _collect(ranks: Ranks) -> None:
 
 
 def test_ranks_of_the_fork_server_call_grpc_beside_a_channel_that_a_test_left_open():
-    channel = asyncio.run(_open_channel("127.0.0.1:1"))
-    assert run_ranks(2, _wait_for_a_server, start_method="forkserver") == [True, True]
-    asyncio.run(channel.close())
+    async def open_channel() -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel("127.0.0.1:1")
+
+    channel = asyncio.run(open_channel())
+    try:
+        assert run_ranks(2, _call_grpc, start_method="forkserver") == [True, True]
+    finally:
+        asyncio.run(channel.close())
 
 
-async def _open_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address)
+def _call_grpc(ranks: Ranks) -> bool:
+    async def reach_own_server() -> bool:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await channel.channel_ready()
+        await server.stop(0.0)
+        return True
 
-
-def _wait_for_a_server(ranks: Ranks) -> bool:
-    return asyncio.run(_reach_a_server())
-
-
-async def _reach_a_server() -> bool:
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await channel.channel_ready()
-    await server.stop(0.0)
-    return True
+    return asyncio.run(reach_own_server())

@@ -9,7 +9,7 @@ COLLAPSE = 30
 
 def run(alarm_at=None, *, collapse=COLLAPSE):
     alarms = dict.fromkeys([*JUDGED_LEVELS, LOW_ESS]) | {"warn": alarm_at}
-    return WatchedRun(first_alarms=alarms, collapse=collapse)
+    return WatchedRun(lag=8, first_alarms=alarms, collapse=collapse)
 
 
 def quality(*runs, name="warn"):

@@ -17,13 +17,14 @@ from vcpo_study.study import load_study, model_directory
 
 ROOT = Path(__file__).parents[4]
 DOCS, STUDIES = ROOT / "docs", ROOT / "examples" / "studies"
-RESULTS = json.loads((DOCS / "results.json").read_text(encoding="utf-8"))
 REPORTS = {
-    name: report
-    for report in (DOCS, DOCS / "ablation")
-    for name in json.loads((report / "results.json").read_text(encoding="utf-8"))["studies"]
+    folder: json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    for folder in (DOCS, DOCS / "ablation")
 }
-"""Folder of the report that has a study, by the study's name."""
+"""The published numbers by the folder of their report."""
+RESULTS = REPORTS[DOCS]
+FOLDERS = {name: folder for folder, report in REPORTS.items() for name in report["studies"]}
+"""The folder of the report that has a study, by the study's name."""
 
 README_COLUMNS = {
     "sort-long": ("k = 0", "k = 32", "collapsed", "at 3e-4", "safe decades"),
@@ -34,13 +35,13 @@ README_COLUMNS = {
 """Columns of the README's table by study, after that of the method's name."""
 
 
-@pytest.fixture(scope="module", params=sorted(REPORTS))
+@pytest.fixture(scope="module", params=sorted(FOLDERS))
 def published(request):
     """The name and the file of a study, and its records in the repository."""
     (file,) = STUDIES.rglob(f"{request.param}.yaml")
     study = load_study(file)
     model = model_identity(model_directory(study, file), study.spec.run.model.revision)
-    store = CellStore(REPORTS[request.param] / "results" / request.param / "cells", model=model)
+    store = CellStore(FOLDERS[request.param] / "results" / request.param / "cells", model=model)
     tuning = list(filter(None, map(store.load, tuning_cells(study.spec))))
     cells = [
         *tuning_cells(study.spec),
@@ -53,8 +54,7 @@ def published(request):
 
 def test_the_published_numbers_are_those_of_the_published_records(published):
     name, study, records = published
-    text = (REPORTS[name] / "results.json").read_text(encoding="utf-8")
-    found = json.loads(text)["studies"][name]
+    found = REPORTS[FOLDERS[name]]["studies"][name]
     computed = json.loads(json.dumps(asdict(summarize(study, records))))
     assert {part: found[part] for part in computed} == computed
     assert found["cells"] == len(records)
@@ -65,13 +65,13 @@ def test_the_published_figures_are_those_of_the_published_records(published):
     summary = summarize(study, records)
     claims = claim_records(study, records, summary.tuned)
     for figure, drawing in figures(study, summary, claims).items():
-        file = REPORTS[name] / "results" / name / figure
+        file = FOLDERS[name] / "results" / name / figure
         assert file.read_text(encoding="utf-8") == drawing, figure
 
 
 def test_the_published_folders_hold_no_record_that_counts_for_nothing(published):
     name, _, records = published
-    files = list((REPORTS[name] / "results" / name / "cells").glob("*.json.xz"))
+    files = list((FOLDERS[name] / "results" / name / "cells").glob("*.json.xz"))
     assert len(files) == len(records)
 
 
@@ -157,7 +157,7 @@ def test_the_runbooks_tell_how_far_an_alarm_can_be_trusted(page, alarm, words):
 def test_the_discussion_shows_every_combination_of_the_parts(
     region, pessimism, per_group, per_batch
 ):
-    report = json.loads((REPORTS["sort-long-parts"] / "results.json").read_text(encoding="utf-8"))
+    report = REPORTS[FOLDERS["sort-long-parts"]]
     plane = {
         (each["method"], each["learning_rate"]): _spread(each)
         for each in report["studies"]["sort-long-parts"]["plane"]
@@ -167,3 +167,18 @@ def test_the_discussion_shows_every_combination_of_the_parts(
     row = f"| {' | '.join([region, pessimism, *shown])} |"
     discussion = DOCS / "design" / "024-study-results.md"
     assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_discussion_tells_at_which_lags_the_warning_comes():
+    by_lag = RESULTS["alarms_by_lag"]
+    stale = [found["critical"] for lag, found in by_lag.items() if int(lag) >= 8]
+    fresh = [found["critical"] for lag, found in by_lag.items() if int(lag) < 8]
+    text = " ".join((DOCS / "design/024-study-results.md").read_text(encoding="utf-8").split())
+    for found, words in (
+        ([RESULTS["alarms"]["critical"]], "collapses had a `critical` before them"),
+        (stale, "at lags of 8 or more"),
+        (fresh, "at lags of 0 and 2"),
+    ):
+        num_warned = sum(each["num_warned"] for each in found)
+        num_collapses = sum(each["num_collapses"] for each in found)
+        assert f"{num_warned} of {num_collapses} {words}" in text

@@ -158,3 +158,13 @@ def test_alarms_are_judged_for_each_study_and_for_all(document, numbers):
     assert "| all | warn | 0 of 1 | 0 | 0.0% |" in document
     assert numbers["alarms"]["warn"]["num_collapses"] == 1
     assert numbers["studies"]["other"]["alarms"]["warn"]["num_collapses"] == 0
+
+
+def test_alarms_are_judged_for_each_lag_over_all_studies(document, numbers):
+    by_lag = numbers["alarms_by_lag"]
+    assert {lag: found["warn"]["num_collapses"] for lag, found in by_lag.items()} == {
+        "0": 0,
+        "32": 1,
+    }
+    assert "| k = 0 | warn | 0 of 0 |" in document
+    assert "| k = 32 | warn | 0 of 1 |" in document
