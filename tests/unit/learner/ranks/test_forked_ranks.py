@@ -6,7 +6,7 @@ import gc
 import grpc
 import torch.distributed as dist
 
-from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from vcpo_learner.ranks.ranks import Ranks
 
 
@@ -41,6 +41,11 @@ def test_ranks_of_the_fork_server_call_grpc_beside_a_channel_that_a_test_left_op
         assert run_ranks(2, _call_grpc, start_method="forkserver") == [True, True]
     finally:
         asyncio.run(channel.close())
+
+
+def test_a_forked_rank_that_calls_grpc_is_refused_also_where_no_channel_is_open():
+    for rank in end_ranks(2, _call_grpc):
+        assert "start it with start_method='forkserver'" in rank.error
 
 
 def _call_grpc(ranks: Ranks) -> bool:

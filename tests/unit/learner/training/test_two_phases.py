@@ -288,7 +288,7 @@ def test_a_version_of_a_rank_that_dies_between_the_phases_is_never_announced(tmp
     assert (told, held) == (1, 1)
     # The ranks start again, as what supervises them has them do, and publish as another learner.
     work = Publishing(publish_four, tmp_path / "2")
-    (another, (is_equal, _, _)), _ = run_ranks(2, work)
+    (another, (is_equal, _, _)), _ = run_ranks(2, work, start_method="forkserver")
     assert another != incarnation
     assert is_equal == [True] * 4
 
