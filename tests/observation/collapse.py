@@ -17,22 +17,6 @@ def first_critical_step(steps: Sequence[StepRecord]) -> int | None:
     return next((each.step for each in steps if is_critical(each)), None)
 
 
-def longest_critical_s(steps: Sequence[StepRecord]) -> float:
-    """The longest time in which every step's early warning was critical or worse, in seconds.
-
-    A step's warning stands until the next step ends.
-    """
-    longest_s, since_s = 0.0, None
-    for each in steps:
-        if since_s is not None:
-            longest_s = max(longest_s, each.time_unix_s - since_s)
-        if not is_critical(each):
-            since_s = None
-        elif since_s is None:
-            since_s = each.time_unix_s
-    return longest_s
-
-
 def first_tightened_step(steps: Sequence[StepRecord], max_lag_steps: int) -> int | None:
     """The first step whose batch was taken under an admission lag below the run's own bound."""
     return next((each.step for each in steps if each.admission_lag_steps < max_lag_steps), None)

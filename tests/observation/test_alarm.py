@@ -40,12 +40,11 @@ def test_no_alert_outlives_the_run(found: dict[str, Any]) -> None:
 def test_the_critical_alert_fires_if_the_run_was_critical_for_as_long_as_the_rule_says(
     found: dict[str, Any],
 ) -> None:
-    # In between, scrapes decide: four of them make the time, and one more may be missed.
-    assert found["critical_s"] > 0
-    if found["critical_s"] >= 1.5 * CRITICAL_ALERT_S:
+    assert found["critical_step"] is not None
+    assert found["critical_fired_early"] == []
+    # Twice the time has four evaluations in which the whole of it has passed.
+    if found["critical_s"] >= 2 * CRITICAL_ALERT_S:
         assert CRITICAL_ALERT in found["fired"]
-    if found["critical_s"] < 0.75 * CRITICAL_ALERT_S:
-        assert CRITICAL_ALERT not in found["fired"]
 
 
 def test_the_admission_lag_is_tightened_within_two_steps_of_the_warning(

@@ -9,7 +9,6 @@ from tests.observation.collapse import (
     critical_to_throttle_steps,
     first_critical_step,
     has_recovered,
-    longest_critical_s,
     steps_on_older_data,
 )
 from vcpo.records.step_record import StepRecord
@@ -38,16 +37,6 @@ def test_steps_are_counted_from_the_first_critical_warning_to_the_first_tightene
 
 def test_a_limit_that_was_tightened_before_the_warning_took_no_steps():
     assert critical_to_throttle_steps(history(("warn", 4, 4), ("critical", 4, 4)), BOUND) == 0
-
-
-def test_a_critical_time_lasts_until_the_step_that_ends_it():
-    levels = ("ok", "critical", "dead", "warn", "critical", "ok")
-    steps = [
-        step_record(step=number, warning_level=level, time_unix_s=10.0 * number)
-        for number, level in enumerate(levels, start=1)
-    ]
-    assert longest_critical_s(steps) == 40 - 20
-    assert longest_critical_s(steps[:1]) == 0.0
 
 
 def test_without_a_warning_or_without_a_throttle_there_is_no_number_of_steps():
