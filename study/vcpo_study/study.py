@@ -12,7 +12,7 @@ cells are of one kind, a base run with one method, lag, learning rate and seed:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -54,6 +54,7 @@ def _distinct(numbers: tuple[_Number, ...]) -> tuple[_Number, ...]:
 _Lags = Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
 _Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64), AfterValidator(_distinct)]
 _Rates = Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
+_Methods = Annotated[tuple[DnsLabel, ...], Field(min_length=1, max_length=32)]
 
 
 class StudyMethod(Section):
@@ -94,6 +95,49 @@ class Tuning(Section):
     """Seeds of all cells of plane and tuning at lag 0; neither stale cells nor claims use them."""
 
 
+class MoreSeeds(Section):
+    """Seeds beside those of a whole part, where chance has to be smaller."""
+
+    seeds: _Seeds
+    """Seeds that the part does not have anyway."""
+    lags: _Lags | None = None
+    """Lags of the part; None takes all."""
+    methods: _Methods | None = None
+    """Names of methods of the part; None takes all."""
+
+    def has_seed(self, method: str, lag: int, seed: int) -> bool:
+        """Return whether a method has a seed at a lag."""
+        return (
+            seed in self.seeds
+            and (self.lags is None or lag in self.lags)
+            and (self.methods is None or method in self.methods)
+        )
+
+    def conflicts(
+        self, *location: str | int, lags: Sequence[int], methods: Sequence[str]
+    ) -> Iterator[InitErrorDetails]:
+        """Yield an error for each lag and method that the part does not have.
+
+        location: of this section, from the spec. lags, methods: those of the part.
+        """
+        unknown_lags = [lag for lag in self.lags or () if lag not in lags]
+        unknown_methods = [name for name in self.methods or () if name not in methods]
+        for field, unknown, allowed in (
+            ("lags", unknown_lags, lags),
+            ("methods", unknown_methods, methods),
+        ):
+            if unknown:
+                message = f"must be among {list(allowed)}; remove the others"
+                yield conflict(*location, field, value=unknown, message=message)
+
+
+_MoreSeeds = Annotated[tuple[MoreSeeds, ...], Field(max_length=32)]
+
+
+def _all_seeds(seeds: tuple[int, ...], more: tuple[MoreSeeds, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*seeds, *(seed for each in more for seed in each.seeds))))
+
+
 class Claims(Section):
     """Cells at each method's synchronous rate, on more seeds than the plane."""
 
@@ -101,8 +145,20 @@ class Claims(Section):
     """Age of every batch, in policy versions; 0 must be among them."""
     seeds: _Seeds
     """Seeds of training prompts and sampling; they may include those of the plane."""
-    methods: Annotated[tuple[DnsLabel, ...], Field(min_length=1, max_length=32)] | None = None
+    methods: _Methods | None = None
     """Names of methods; None takes all."""
+    more_seeds: _MoreSeeds = ()
+    """Seeds of some of the lags and methods only."""
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Seeds of any cell of the claims, each once, in the order of the file."""
+        return _all_seeds(self.seeds, self.more_seeds)
+
+    def has_seed(self, method: str, lag: int, seed: int) -> bool:
+        """Return whether the claims have a seed for a method at a lag."""
+        has_more = any(more.has_seed(method, lag, seed) for more in self.more_seeds)
+        return lag in self.lags and (seed in self.seeds or has_more)
 
 
 class StudySpec(Section):
@@ -118,6 +174,8 @@ class StudySpec(Section):
     among them."""
     seeds: _Seeds
     """Seeds of the plane beyond lag 0: of its training prompts and its sampling."""
+    more_seeds: _MoreSeeds = ()
+    """Seeds of the plane at some of the lags beyond 0, and of some of the methods, only."""
     tuning: Tuning
     claims: Claims | None = None
     """None makes no cells beside plane and tuning."""
@@ -160,7 +218,12 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        conflicts = [*self._unknown_methods(), *self._wrong_lags(), *self._shared_seeds()]
+        conflicts = [
+            *self._unknown_methods(),
+            *self._wrong_lags(),
+            *self._shared_seeds(),
+            *self._wrong_more_seeds(),
+        ]
         for index, method in enumerate(self.methods):
             try:
                 cell_spec(self, method, lag=0, learning_rate=1e-6, seed=self.seeds[0])
@@ -190,15 +253,33 @@ class StudySpec(Section):
                 yield conflict(*location, value=list(lags), message=message)
 
     def _shared_seeds(self) -> Iterator[InitErrorDetails]:
-        claimed = self.claims.seeds if self.claims else ()
-        for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
+        claimed = self.claims.all_seeds if self.claims else ()
+        for location, seeds in ((("seeds",), self.all_seeds), (("claims", "seeds"), claimed)):
             if shared := sorted(set(seeds) & set(self.tuning.seeds)):
                 message = f"must not be seeds of `tuning` too; replace {shared} in one of them"
                 yield conflict(*location, value=list(seeds), message=message)
 
-    def plane_seeds(self, lag: int) -> tuple[int, ...]:
-        """Return the seeds of the plane at a lag."""
-        return self.seeds if lag else self.tuning.seeds
+    def _wrong_more_seeds(self) -> Iterator[InitErrorDetails]:
+        names = [method.name for method in self.methods]
+        stale = [lag for lag in self.lags if lag > 0]
+        for index, more in enumerate(self.more_seeds):
+            yield from more.conflicts("moreSeeds", index, lags=stale, methods=names)
+        if self.claims is not None:
+            lags, claimed = self.claims.lags, self.claims.methods or names
+            for index, more in enumerate(self.claims.more_seeds):
+                yield from more.conflicts("claims", "moreSeeds", index, lags=lags, methods=claimed)
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Seeds of any cell of the plane beyond lag 0, each once, in the order of the file."""
+        return _all_seeds(self.seeds, self.more_seeds)
+
+    def plane_has_seed(self, method: str, lag: int, seed: int) -> bool:
+        """Return whether the plane has a seed for a method at a lag."""
+        if lag == 0:
+            return seed in self.tuning.seeds
+        has_more = any(more.has_seed(method, lag, seed) for more in self.more_seeds)
+        return lag in self.lags and (seed in self.seeds or has_more)
 
     def method(self, name: str) -> StudyMethod:
         """Return the method with a name.

@@ -135,12 +135,11 @@ def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cel
     """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
     return [
         _cell(study, method, lag, rate, seed)
-        for seed in (*study.tuning.seeds, *study.seeds)
+        for seed in (*study.tuning.seeds, *study.all_seeds)
         for lag in study.lags
-        if seed in study.plane_seeds(lag)
         for rate in study.learning_rates
         for method in _methods(study, selection)
-        if _takes(selection, Part.PLANE, lag)
+        if study.plane_has_seed(method, lag, seed) and _takes(selection, Part.PLANE, lag)
     ]
 
 
@@ -156,10 +155,11 @@ def claims_cells(
         return []
     return [
         _cell(study, method, lag, synchronous_rates[method], seed)
-        for seed in claims.seeds
+        for seed in claims.all_seeds
         for lag in claims.lags
         for method in _methods(study, selection, claims.methods)
-        if method in synchronous_rates and _takes(selection, Part.CLAIMS, lag)
+        if method in synchronous_rates and claims.has_seed(method, lag, seed)
+        if _takes(selection, Part.CLAIMS, lag)
     ]
 
 

@@ -85,6 +85,7 @@ def _heat_maps(study: StudySpec, summary: StudySummary) -> list[HeatMap]:
             HeatMap(
                 title=method.label,
                 x_title="policy lag k",
+                y_title="rate",
                 rows=tuple(map(compact, rates)),
                 columns=tuple(map(str, lags)),
                 values=values,

@@ -1,7 +1,7 @@
 """A heat map as SVG elements: a table of numbers, each on a ground that is darker if it is larger.
 
-Labels and frames carry the classes `y-tick`, `x-tick`, `plot-title`, `x-title`, `cell`, `on-dark`,
-`framed` and `chosen` for a style sheet.
+Labels and frames carry the classes `y-tick`, `x-tick`, `plot-title`, `x-title`, `y-title`, `cell`,
+`on-dark`, `framed` and `chosen` for a style sheet.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class HeatMap:
 
     title: str
     x_title: str
+    y_title: str
+    """Stands above the labels of the rows, so it is short."""
     rows: tuple[str, ...]
     """Labels of the rows, from the top."""
     columns: tuple[str, ...]
@@ -45,7 +47,10 @@ def draw_heat_map(shown: HeatMap, size: Size) -> str:
     width = (size.width - size.left - size.right) / len(shown.columns)
     height = (size.height - size.top - size.bottom) / len(shown.rows)
     floor = size.height - size.bottom
-    parts = [text("plot-title", size.left, 16, shown.title)]
+    parts = [
+        text("plot-title", size.left, 16, shown.title),
+        text("y-title", size.left - 7, 16, shown.y_title),
+    ]
     for row, label in enumerate(shown.rows):
         name = "y-tick chosen" if row == shown.chosen_row else "y-tick"
         parts.append(text(name, size.left - 7, size.top + (row + 0.5) * height + 3.5, label))

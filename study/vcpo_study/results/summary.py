@@ -111,9 +111,7 @@ def claim_records(
     at_their_rates = [each for each in records if each.learning_rate == rates.get(each.method)]
     if (claims := study.claims) is None:
         return _plane_records(study, at_their_rates)
-    return [
-        each for each in at_their_rates if each.seed in claims.seeds and each.lag in claims.lags
-    ]
+    return [each for each in at_their_rates if claims.has_seed(each.method, each.lag, each.seed)]
 
 
 def has_variance_control(study: StudySpec, method: StudyMethod) -> bool:
@@ -164,7 +162,6 @@ def _plane_records(study: StudySpec, records: Iterable[CellRecord]) -> list[Cell
     return [
         each
         for each in records
-        if each.lag in study.lags
-        and each.seed in study.plane_seeds(each.lag)
+        if study.plane_has_seed(each.method, each.lag, each.seed)
         and each.learning_rate in study.learning_rates
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.study import STUDY, study, study_document
+from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo import Baseline, LearningRateRule
 from vcpo.spec import SpecError
 from vcpo_study.study import cell_spec, load_study, model_directory
@@ -102,6 +102,39 @@ def test_claims_are_made_for_methods_of_the_study_and_the_subject():
         "spec.claims.methods[0]: must name one of the methods: vcpo, plain (got 'other')"
     )
     assert without.startswith("spec.claims.methods: must hold the subject, 'vcpo'; add it")
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "problem"),
+    [
+        (
+            "plane",
+            "lags: [2, 32, 0]",
+            "moreSeeds[0].lags: must be among [32, 128]; remove the others (got [2, 0])",
+        ),
+        (
+            "claims",
+            "lags: [0, 128]",
+            "claims.moreSeeds[0].lags: must be among [0, 32]; remove the others (got [128])",
+        ),
+        (
+            "claims",
+            "methods: [x, plain]",
+            (
+                "claims.moreSeeds[0].methods: must be among ['vcpo', 'plain']; remove the others"
+                " (got ['x'])"
+            ),
+        ),
+    ],
+)
+def test_more_seeds_name_lags_and_methods_of_their_part(part, given, problem):
+    assert problems(with_more_seeds(part, f"seeds: [7], {given}")) == [f"spec.{problem}"]
+
+
+@pytest.mark.parametrize(("part", "field"), [("plane", "seeds"), ("claims", "claims.seeds")])
+def test_more_seeds_are_none_of_the_tuning(part, field):
+    (problem,) = problems(with_more_seeds(part, "seeds: [7, 101]"))
+    assert problem.startswith(f"spec.{field}: must not be seeds of `tuning` too; replace [101]")
 
 
 def test_the_subject_must_be_a_method():

@@ -31,14 +31,15 @@ COLORS: Final = (
 
 FRAME_COLOR: Final = "#d55e00"
 """Of the frames in a heat map."""
-PANEL: Final = Size(width=300, height=210, left=48, right=10, top=26, bottom=38)
+PANEL: Final = Size(width=306, height=210, left=54, right=10, top=26, bottom=38)
 _LEGEND_LINE = 18
 _LETTER_WIDTH = 6
 STYLE: Final = (
     "text{font:11px system-ui,sans-serif;fill:#333}"
     ".plot-title{font-weight:600;font-size:12px}"
     ".grid{stroke:#e4e4e4}.axis{stroke:#888}"
-    "path{fill:none}.y-tick{text-anchor:end}.x-tick,.x-title,.cell{text-anchor:middle}"
+    "path{fill:none}.y-tick,.y-title{text-anchor:end}"
+    ".x-tick,.x-title,.cell{text-anchor:middle}"
     ".on-dark{fill:#fff}.chosen{font-weight:700}"
     f".framed{{fill:none;stroke:{FRAME_COLOR};stroke-width:2}}"
 )

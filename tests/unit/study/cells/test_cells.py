@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from tests.fixtures.study import STUDY, cell, study, study_document
+from tests.fixtures.study import STUDY, cell, study, study_document, with_more_seeds
 from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo_study.cells.cell import (
     Part,
@@ -71,6 +71,21 @@ def test_claims_may_be_made_for_some_methods():
     some = STUDY.replace("seeds: [1, 2, 3]}", "seeds: [1, 2, 3], methods: [vcpo]}")
     cells = claims_cells(study_document(some).spec, RATES)
     assert {each.method for each in cells} == {"vcpo"}
+
+
+def test_more_seeds_are_of_their_lags_and_methods_only():
+    given = "lags: [32], methods: [plain], seeds: [7]"
+    plane = plane_cells(study_document(with_more_seeds("plane", given)).spec)
+    claims = claims_cells(study_document(with_more_seeds("claims", given)).spec, RATES)
+    for cells, without in ((plane, plane_cells(study())), (claims, claims_cells(study(), RATES))):
+        assert {(each.method, each.lag) for each in cells if each.seed == 7} == {("plain", 32)}
+        assert [each for each in cells if each.seed != 7] == without
+
+
+def test_a_seed_that_is_given_again_makes_no_second_cell():
+    again = with_more_seeds("plane", "seeds: [2, 7]}, {lags: [32], seeds: [7]")
+    found = places(plane_cells(study_document(again).spec))
+    assert len(found) == len(set(found)) == 2 * 2 * (1 + 2 * 3)
 
 
 def test_a_cell_of_plane_and_claims_is_one_cell():

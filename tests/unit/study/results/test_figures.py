@@ -113,12 +113,12 @@ def test_values_stand_where_the_axes_say():
     curve = colored_curve([(0.0, 0.0), (1.0, 1.0)], "#000", bars=((0.5, 0.0, 1.0),), has_dots=True)
     plot = draw_plot(Plot(title="<t>", x=scale, y=scale, curves=(curve,)), PANEL)
     figure = ET.fromstring(draw_sheet([plot], [], columns=1, about="a & b"))
-    # The plot area is 48..290 pixels wide and 172..26 pixels high.
+    # The plot area is 54..296 pixels wide and 172..26 pixels high.
     line, bar = [path for path in figure.iter(f"{SVG}path") if path.get("stroke") == "#000"]
-    assert (line.get("d"), bar.get("d")) == ("M48 172L290 26", "M169 172V26")
+    assert (line.get("d"), bar.get("d")) == ("M54 172L296 26", "M175 172V26")
     assert [(c.get("cx"), c.get("cy")) for c in figure.iter(f"{SVG}circle")] == [
-        ("48", "172"),
-        ("290", "26"),
+        ("54", "172"),
+        ("296", "26"),
     ]
     assert texts(figure)[0] == "<t>"
     assert figure.get("aria-label") == "a & b"

@@ -15,6 +15,7 @@ SIZE = Size(width=120, height=130, left=10, right=10, top=10, bottom=20)
 MAP = HeatMap(
     title="<t>",
     x_title="lag",
+    y_title="rate",
     rows=("0.001", "0.0001"),
     columns=("0", "32"),
     values={(0, 0): 0.0, (0, 1): 0.25, (1, 0): 0.5},
@@ -72,4 +73,5 @@ def test_labels_stand_beside_their_rows_and_the_chosen_one_is_told(drawn):
     assert texts(drawn, "y-tick") == ["0.001", "0.0001"]
     assert texts(drawn, "chosen") == ["0.0001"]
     assert texts(drawn, "x-tick") == ["0", "32"]
-    assert (texts(drawn, "plot-title"), texts(drawn, "x-title")) == (["<t>"], ["lag"])
+    titles = [texts(drawn, name) for name in ("plot-title", "x-title", "y-title")]
+    assert titles == [["<t>"], ["lag"], ["rate"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.study import STUDY, record, study, study_document
+from tests.fixtures.study import STUDY, record, study, study_document, with_more_seeds
 from vcpo_study.results.summary import has_variance_control, headline, headline_lag, summarize
 
 TUNING = [
@@ -70,6 +70,17 @@ def test_the_plane_has_its_own_seeds_only_and_at_lag_0_those_of_the_tuning():
     found = [(each.lag, each.learning_rate, each.final_accuracy_mean) for each in of_vcpo]
     assert found == [(0, 1e-4, 0.8), (0, 1e-3, 0.8), (32, 1e-3, 0.8)]
     assert {each.num_seeds for each in points} == {1}
+
+
+def test_more_seeds_count_at_their_lags_and_for_their_methods_only():
+    given = "lags: [32], methods: [vcpo], seeds: [7]"
+    records = [
+        claimed(method, lag, [0.8], seed=7) for method in ("vcpo", "plain") for lag in (32, 128)
+    ]
+    plane = summarize(study_document(with_more_seeds("plane", given)).spec, [*TUNING, *records])
+    assert [(each.method, each.lag) for each in plane.plane if each.lag] == [("vcpo", 32)]
+    claims = summarize(study_document(with_more_seeds("claims", given)).spec, [*TUNING, *records])
+    assert [(each.method, each.lag) for each in claims.claims] == [("vcpo", 32)]
 
 
 def test_the_order_of_the_records_changes_nothing():
