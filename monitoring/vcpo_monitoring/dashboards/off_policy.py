@@ -80,8 +80,8 @@ _MAY_WE_STEP: Final = Row(
             slug="collapse-warning",
             title="Early warning of a collapse",
             question="Is the run about to collapse?",
-            reading="1/3 warns, 2/3 is critical: in the studies a collapse followed within a few "
-            "steps, and half of all came without. 1 is dead: the policy no longer changes.",
+            reading="1/3 warns, 2/3 is critical: in the studies a collapse followed within ten "
+            "steps in the median, and a third came without. 1 is dead: the policy stands still.",
             maximum=1.0,
             bands=_WARNING_BANDS,
             queries=(Query(value("vcpo_collapse_warning_ratio"), "warning"),),

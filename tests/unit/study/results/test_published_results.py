@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vcpo_study.cells.cell import claims_cells, plane_cells, tuning_cells
-from vcpo_study.cells.records import CellStore, model_identity
+from vcpo_study.cells.records import LOG_WEIGHT_QUANTILES, CellStore, model_identity
 from vcpo_study.results.figures import figures
 from vcpo_study.results.summary import claim_records, summarize
 from vcpo_study.results.tuning import synchronous_rates
@@ -37,7 +38,7 @@ README_COLUMNS = {
 
 @pytest.fixture(scope="module", params=sorted(FOLDERS))
 def published(request):
-    """The name and the file of a study, and its records in the repository."""
+    """The name and the file of a study, the cells that it asks for, and their records."""
     (file,) = STUDIES.rglob(f"{request.param}.yaml")
     study = load_study(file)
     model = model_identity(model_directory(study, file), study.spec.run.model.revision)
@@ -48,12 +49,12 @@ def published(request):
         *plane_cells(study.spec),
         *claims_cells(study.spec, synchronous_rates(summarize(study.spec, tuning).tuned)),
     ]
-    once = {cell.name: cell for cell in cells}.values()
-    return request.param, study.spec, list(filter(None, map(store.load, once)))
+    once = {cell.name: cell for cell in cells}
+    return request.param, study.spec, list(once), list(filter(None, map(store.load, once.values())))
 
 
 def test_the_published_numbers_are_those_of_the_published_records(published):
-    name, study, records = published
+    name, study, _, records = published
     found = REPORTS[FOLDERS[name]]["studies"][name]
     computed = json.loads(json.dumps(asdict(summarize(study, records))))
     assert {part: found[part] for part in computed} == computed
@@ -61,7 +62,7 @@ def test_the_published_numbers_are_those_of_the_published_records(published):
 
 
 def test_the_published_figures_are_those_of_the_published_records(published):
-    name, study, records = published
+    name, study, _, records = published
     summary = summarize(study, records)
     claims = claim_records(study, records, summary.tuned)
     for figure, drawing in figures(study, summary, claims).items():
@@ -69,8 +70,13 @@ def test_the_published_figures_are_those_of_the_published_records(published):
         assert file.read_text(encoding="utf-8") == drawing, figure
 
 
+def test_every_cell_that_a_published_study_asks_for_has_been_run(published):
+    _, _, cells, records = published
+    assert len(records) == len(cells)
+
+
 def test_the_published_folders_hold_no_record_that_counts_for_nothing(published):
-    name, _, records = published
+    name, *_, records = published
     files = list((FOLDERS[name] / "results" / name / "cells").glob("*.json.xz"))
     assert len(files) == len(records)
 
@@ -167,6 +173,79 @@ def test_the_discussion_shows_every_combination_of_the_parts(
     row = f"| {' | '.join([region, pessimism, *shown])} |"
     discussion = DOCS / "design" / "024-study-results.md"
     assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("reinforce-batch", "REINFORCE, sequence TIS 8, one mean for the batch"),
+        ("rloo-sqrt", "`vcpo`, mean of the other answers of the group"),
+        ("vcpo-batch", "`vcpo`, one baseline per batch"),
+        ("vcpo-batch-clip", "the same, weights, clip and average of M2PO"),
+        ("vcpo-batch-refuse", "the same, no step below half of the on-policy ratio"),
+        ("vcpo-batch-beta2", "the same, AdamW's β₂ 0.999 in place of 0.95"),
+        ("vcpo2", "`vcpo2`"),
+        ("vcpo2-clip", "`vcpo2`, weights, clip and average of M2PO"),
+    ],
+)
+def test_the_discussion_shows_what_else_was_tried(method, title):
+    plane = {
+        (each["lag"], each["learning_rate"]): _spread(each)
+        for each in REPORTS[FOLDERS["sort-long-parts"]]["studies"]["sort-long-parts"]["plane"]
+        if each["method"] == method
+    }
+    row = f"| {title} | {plane[0, 1e-4]} | {plane[32, 1e-4]} | {plane[32, 3e-4]} |"
+    discussion = DOCS / "design" / "024-study-results.md"
+    assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+SHORT_TITLES = {
+    "reinforce": "REINFORCE, sequence TIS 8",
+    "grpo": "GRPO, token clip 0.2",
+    "m2po": "M2PO",
+    "vcpo": "`vcpo`",
+    "vcpo-batch": "`vcpo`, one baseline per batch",
+    "vcpo2": "`vcpo2`",
+}
+"""Names of methods on the pages of the design."""
+
+
+def _claims_of_sorting(method: str) -> dict[int, dict[str, Any]]:
+    claims = RESULTS["studies"]["sort-long"]["claims"]
+    return {each["lag"]: each for each in claims if each["method"] == method}
+
+
+@pytest.mark.parametrize("method", SHORT_TITLES)
+def test_the_discussion_shows_what_a_lag_does_to_each_method(method):
+    claims = _claims_of_sorting(method)
+    stale = claims[32]
+    lowest, highest = (
+        stale["log_weights"][LOG_WEIGHT_QUANTILES.index(0.01)],
+        stale["log_weights"][-1],
+    )
+    cells = (
+        SHORT_TITLES[method],
+        f"{claims[0]['final_accuracy_mean']:.2f}",
+        _spread(stale),
+        _share(stale["collapse"]),
+        f"{stale['ess_median']:.0f}, {stale['ess_low']:.0f}",
+        f"{lowest:.1f}, {highest:.1f}",
+    )
+    discussion = DOCS / "design" / "024-study-results.md"
+    assert f"| {' | '.join(cells)} |" in discussion.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("method", SHORT_TITLES)
+def test_the_page_of_the_trust_region_shows_every_rate_and_the_collapses(method):
+    rates = [
+        f"{each['final_accuracy_mean']:.3f}"
+        for each in RESULTS["studies"]["sort-long"]["plane"]
+        if (each["method"], each["lag"]) == (method, 32)
+    ]
+    collapses = _share(_claims_of_sorting(method)[32]["collapse"])
+    page = DOCS / "design" / "093-trust-region.md"
+    row = f"| {' | '.join([SHORT_TITLES[method], *rates, collapses])} |"
+    assert row in page.read_text(encoding="utf-8").splitlines()
 
 
 def test_the_discussion_tells_at_which_lags_the_warning_comes():
