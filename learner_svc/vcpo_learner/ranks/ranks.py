@@ -187,21 +187,24 @@ def _meet(
     control = dist.new_group(backend="gloo", timeout=timeout)
     named = [uuid.uuid4().hex[:8]]
     dist.broadcast_object_list(named, src=0, group=control)
+    communication = Communication(
+        mesh=mesh,
+        control=control,
+        checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
+        # Clients of their own: one that waits for a key blocks its other users.
+        store=PrefixStore("commands", store.clone()),  # type: ignore[attr-defined] # not in its stubs
+        reports=PrefixStore("reports", store.clone()),  # type: ignore[attr-defined] # as above
+        timeout=timeout,
+    )
+    # A first rank that soon ends would take its store with it while others still connect.
+    dist.barrier(group=control)
     return Ranks(
         device=device,
         rank=environment.rank,
         size=environment.size,
         num_shards=num_shards,
         incarnation=named[0],
-        communication=Communication(
-            mesh=mesh,
-            control=control,
-            checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
-            # Clients of their own: one that waits for a key blocks its other users.
-            store=PrefixStore("commands", store.clone()),  # type: ignore[attr-defined] # not in its stubs
-            reports=PrefixStore("reports", store.clone()),  # type: ignore[attr-defined] # as above
-            timeout=timeout,
-        ),
+        communication=communication,
     )
 
 
