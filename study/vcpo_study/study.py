@@ -42,6 +42,7 @@ _Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 _SET_BY_STUDY: Final = "is set by the study; remove it and use `lags`"
 _RATE_SET_BY_STUDY: Final = "is set by the study; remove it and use `learningRates`"
+_SEEDS_OF_TUNING: Final = "must not be seeds of `tuning` too; replace them in one of the two"
 _Number = TypeVar("_Number", int, float)
 
 
@@ -99,7 +100,7 @@ class MoreSeeds(Section):
     """Seeds beside those of a whole part, where chance has to be smaller."""
 
     seeds: _Seeds
-    """Seeds that the part does not have anyway."""
+    """Seeds that the part does not have anyway, and the tuning neither."""
     lags: _Lags | None = None
     """Lags of the part; None takes all."""
     methods: _Methods | None = None
@@ -114,68 +115,61 @@ class MoreSeeds(Section):
         )
 
     def conflicts(
-        self, *location: str | int, lags: Sequence[int], methods: Sequence[str]
+        self, *location: str | int, lags: Sequence[int], methods: Sequence[str], tuning: Tuning
     ) -> Iterator[InitErrorDetails]:
-        """Yield an error for each lag and method that the part does not have.
+        """Yield an error for each field that names what it may not.
 
         location: of this section, from the spec. lags, methods: those of the part.
         """
-        unknown_lags = [lag for lag in self.lags or () if lag not in lags]
-        unknown_methods = [name for name in self.methods or () if name not in methods]
-        for field, unknown, allowed in (
-            ("lags", unknown_lags, lags),
-            ("methods", unknown_methods, methods),
-        ):
-            if unknown:
-                message = f"must be among {list(allowed)}; remove the others"
-                yield conflict(*location, field, value=unknown, message=message)
+        if unknown := [lag for lag in self.lags or () if lag not in lags]:
+            message = f"must be among {list(lags)}; remove the others"
+            yield conflict(*location, "lags", value=unknown, message=message)
+        if others := [name for name in self.methods or () if name not in methods]:
+            message = f"must be among {list(methods)}; remove the others"
+            yield conflict(*location, "methods", value=others, message=message)
+        if shared := sorted(set(self.seeds) & set(tuning.seeds)):
+            yield conflict(*location, "seeds", value=shared, message=_SEEDS_OF_TUNING)
 
 
-_MoreSeeds = Annotated[tuple[MoreSeeds, ...], Field(max_length=32)]
-
-
-def _all_seeds(seeds: tuple[int, ...], more: tuple[MoreSeeds, ...]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((*seeds, *(seed for each in more for seed in each.seeds))))
-
-
-class Claims(Section):
-    """Cells at each method's synchronous rate, on more seeds than the plane."""
+class _SeededPart(Section):
+    """A part of a study that has seeds at several lags."""
 
     lags: _Lags
-    """Age of every batch, in policy versions; 0 must be among them."""
+    """Age of every batch of a cell, in policy versions; the first batches are younger. 0 must be
+    among them."""
     seeds: _Seeds
-    """Seeds of training prompts and sampling; they may include those of the plane."""
-    methods: _Methods | None = None
-    """Names of methods; None takes all."""
-    more_seeds: _MoreSeeds = ()
-    """Seeds of some of the lags and methods only."""
+    """Seeds of training prompts and sampling. Those of the plane are for the lags beyond 0; claims
+    may have the same ones."""
+    more_seeds: Annotated[tuple[MoreSeeds, ...], Field(max_length=32)] = ()
+    """Seeds of some of the lags and methods only; of the plane, at lags beyond 0."""
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        """Seeds of any cell of the claims, each once, in the order of the file."""
-        return _all_seeds(self.seeds, self.more_seeds)
+        """Seeds of any cell, each once, in the order of the file."""
+        more = (seed for each in self.more_seeds for seed in each.seeds)
+        return tuple(dict.fromkeys((*self.seeds, *more)))
 
     def has_seed(self, method: str, lag: int, seed: int) -> bool:
-        """Return whether the claims have a seed for a method at a lag."""
+        """Return whether the part has a seed for a method at a lag."""
         has_more = any(more.has_seed(method, lag, seed) for more in self.more_seeds)
         return lag in self.lags and (seed in self.seeds or has_more)
 
 
-class StudySpec(Section):
-    """The parts of a study, and what its cells have in common."""
+class Claims(_SeededPart):
+    """Cells at each method's synchronous rate, on more seeds than the plane."""
+
+    methods: _Methods | None = None
+    """Names of methods; None takes all."""
+
+
+class StudySpec(_SeededPart):
+    """The parts of a study, and what its cells have in common; lags and seeds are the plane's."""
 
     run: VCPORunSpec
     """The base run. Its `seed` draws the held-out prompts, which are equal for all cells."""
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1, max_length=32)]
     learning_rates: _Rates
     """Candidates, the same for every method; half-decades from too low to one above the best."""
-    lags: _Lags
-    """Age of every batch of a cell, in policy versions; the first batches are younger. 0 must be
-    among them."""
-    seeds: _Seeds
-    """Seeds of the plane beyond lag 0: of its training prompts and its sampling."""
-    more_seeds: _MoreSeeds = ()
-    """Seeds of the plane at some of the lags beyond 0, and of some of the methods, only."""
     tuning: Tuning
     claims: Claims | None = None
     """None makes no cells beside plane and tuning."""
@@ -253,33 +247,31 @@ class StudySpec(Section):
                 yield conflict(*location, value=list(lags), message=message)
 
     def _shared_seeds(self) -> Iterator[InitErrorDetails]:
-        claimed = self.claims.all_seeds if self.claims else ()
-        for location, seeds in ((("seeds",), self.all_seeds), (("claims", "seeds"), claimed)):
+        claimed = self.claims.seeds if self.claims else ()
+        for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
             if shared := sorted(set(seeds) & set(self.tuning.seeds)):
-                message = f"must not be seeds of `tuning` too; replace {shared} in one of them"
-                yield conflict(*location, value=list(seeds), message=message)
+                yield conflict(*location, value=shared, message=_SEEDS_OF_TUNING)
 
     def _wrong_more_seeds(self) -> Iterator[InitErrorDetails]:
         names = [method.name for method in self.methods]
         stale = [lag for lag in self.lags if lag > 0]
         for index, more in enumerate(self.more_seeds):
-            yield from more.conflicts("moreSeeds", index, lags=stale, methods=names)
-        if self.claims is not None:
-            lags, claimed = self.claims.lags, self.claims.methods or names
-            for index, more in enumerate(self.claims.more_seeds):
-                yield from more.conflicts("claims", "moreSeeds", index, lags=lags, methods=claimed)
-
-    @property
-    def all_seeds(self) -> tuple[int, ...]:
-        """Seeds of any cell of the plane beyond lag 0, each once, in the order of the file."""
-        return _all_seeds(self.seeds, self.more_seeds)
+            yield from more.conflicts(
+                "moreSeeds", index, lags=stale, methods=names, tuning=self.tuning
+            )
+        if (claims := self.claims) is not None:
+            claimed = claims.methods or names
+            for index, more in enumerate(claims.more_seeds):
+                place = "claims", "moreSeeds", index
+                yield from more.conflicts(
+                    *place, lags=claims.lags, methods=claimed, tuning=self.tuning
+                )
 
     def plane_has_seed(self, method: str, lag: int, seed: int) -> bool:
-        """Return whether the plane has a seed for a method at a lag."""
+        """Return whether the plane has a seed for a method at a lag; at 0, one of the tuning."""
         if lag == 0:
             return seed in self.tuning.seeds
-        has_more = any(more.has_seed(method, lag, seed) for more in self.more_seeds)
-        return lag in self.lags and (seed in self.seeds or has_more)
+        return self.has_seed(method, lag, seed)
 
     def method(self, name: str) -> StudyMethod:
         """Return the method with a name.
