@@ -15,6 +15,8 @@ from vcpo_study.study import cell_spec, load_study, model_directory
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
 
+SEED_OF_TUNING = "must not be seeds of `tuning` too; replace them in one of the two (got [101])"
+
 
 def problems(text: str) -> list[str]:
     with pytest.raises(SpecError) as caught:
@@ -87,9 +89,7 @@ def test_a_rate_outside_of_learning_rates_is_refused(old, new, field):
 @pytest.mark.parametrize(("old", "field"), [("[1, 2]", "seeds"), ("[1, 2, 3]", "claims.seeds")])
 def test_no_other_part_uses_a_seed_of_the_tuning(old, field):
     (problem,) = problems(STUDY.replace(f"seeds: {old}", "seeds: [1, 101]"))
-    assert problem == (
-        f"spec.{field}: must not be seeds of `tuning` too; replace them in one of the two (got [101])"
-    )
+    assert problem == f"spec.{field}: {SEED_OF_TUNING}"
 
 
 @pytest.mark.parametrize(("old", "field"), [("[0, 32, 128]", "lags"), ("[0, 32],", "claims.lags")])
@@ -138,9 +138,7 @@ def test_more_seeds_name_lags_and_methods_of_their_part(part, given, problem):
 )
 def test_more_seeds_are_none_of_the_tuning(part, field):
     (problem,) = problems(with_more_seeds(part, "seeds: [7, 101]"))
-    assert problem == (
-        f"spec.{field}[0].seeds: must not be seeds of `tuning` too; replace them in one of the two (got [101])"
-    )
+    assert problem == f"spec.{field}[0].seeds: {SEED_OF_TUNING}"
 
 
 def test_the_subject_must_be_a_method():
