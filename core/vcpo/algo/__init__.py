@@ -20,6 +20,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `ess.trust_region`       | Which rate keeps data usable until it is used?                    |
 | `coverage`               | How much of the policy does stale data show?                      |
 | `baseline`               | Which baseline minimizes the variance of the gradient?            |
+| `shrinkage`              | How far is the baseline of a prompt its own?                      |
 | `advantage`              | With which sign and size does each trajectory count?              |
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
 | `methods`                | Which settings make up a published method?                        |
@@ -46,10 +47,16 @@ Source of the method: VCPO, "Stable Asynchrony: Variance-Controlled Off-Policy R
 2602.17616. Each module names its equations and how it differs from the released code.
 """
 
-from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.advantage import (
+    BASELINES_OF_SCOPE,
+    BaselineScope,
+    advantages,
+    batch_advantages,
+)
 from vcpo.algo.baseline import (
     Baseline,
     GradientNormEstimator,
+    left_out_baselines,
     mean_baseline,
     optimal_baseline,
     pessimistic_baseline,
@@ -103,9 +110,11 @@ from vcpo.algo.methods import (
     Weight,
 )
 from vcpo.algo.rollout_noise import NoiseSchedule
+from vcpo.algo.shrinkage import shrunk_baselines
 from vcpo.algo.vtrace import VTrace, vtrace
 
 __all__ = [
+    "BASELINES_OF_SCOPE",
     "FRESH_BLOCK_TOKENS",
     "LOSS_CONFIGS",
     "MIN_FRESH_BLOCKS",
@@ -172,6 +181,7 @@ __all__ = [
     "judge_step",
     "lag_breakdown",
     "learning_rate_scale",
+    "left_out_baselines",
     "log_importance_weight",
     "log_norms",
     "log_sum_exp",
@@ -182,6 +192,7 @@ __all__ = [
     "pessimistic_baseline",
     "policy_coverage",
     "published_baseline",
+    "shrunk_baselines",
     "truncated_weight",
     "vtrace",
     "warning_level",

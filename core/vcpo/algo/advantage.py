@@ -15,34 +15,50 @@ of one trajectory; other implementations return its raw reward.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, repeat
+from types import MappingProxyType
+from typing import Final
 
 from vcpo.algo.arrays import Matrix, Scalar, Vector, matrix, vector
 from vcpo.algo.baseline import (
     Baseline,
+    left_out_baselines,
+    lowered_baseline,
     mean_baseline,
     optimal_baseline,
     pessimistic_baseline,
     published_baseline,
     require_rewards,
 )
+from vcpo.algo.shrinkage import shrunk_baselines
 
 
 class BaselineScope(StrEnum):
-    """Which trajectories share one baseline: the trajectories of a prompt, or the whole batch."""
+    """Which trajectories a baseline is computed from."""
 
     GROUP = "group"
+    """Those of the prompt."""
     BATCH = "batch"
+    """All of the batch, which share one."""
+    SHRUNK = "shrunk"
+    """Those of the prompt, shrunk toward the one of the batch (`vcpo.algo.shrinkage`)."""
 
 
-_BATCH_BASELINES = (
-    Baseline.OPOB,
-    Baseline.PESSIMISTIC,
-    Baseline.PUBLISHED,
-    Baseline.GROUP_MEAN,
+BASELINES_OF_SCOPE: Final[Mapping[BaselineScope, Collection[Baseline]]] = MappingProxyType(
+    {
+        BaselineScope.GROUP: tuple(Baseline),
+        BaselineScope.BATCH: (
+            Baseline.OPOB,
+            Baseline.PESSIMISTIC,
+            Baseline.PUBLISHED,
+            Baseline.GROUP_MEAN,
+        ),
+        BaselineScope.SHRUNK: (Baseline.OPOB, Baseline.PESSIMISTIC),
+    }
 )
+"""Baselines that can be computed from the trajectories of a scope."""
 
 
 def advantages(
@@ -54,15 +70,17 @@ def advantages(
 ) -> list[float]:
     """Return the advantages of trajectories that share one baseline, in their order.
 
-    | baseline    | A_i                                              | needs                      |
-    |-------------|--------------------------------------------------|----------------------------|
-    | opob        | R_i - b*                                         | squared_norms              |
-    | pessimistic | R_i - b* + (1 - C) (b* - min R)                  | squared_norms, coverage C  |
-    | published   | R_i - b of the released reference                | squared_norms, log_weights |
-    | groupMean   | R_i - mean R                                     |                            |
-    | rloo        | R_i - mean of the others' R                      | two trajectories           |
-    | grpo        | (R_i - mean R) / population std R; 0 if std is 0 |                            |
-    | none        | R_i                                              |                            |
+    | baseline        | A_i                                    | needs                           |
+    |-----------------|----------------------------------------|---------------------------------|
+    | opob            | R_i - b*                               | squared_norms                   |
+    | opobLeaveOneOut | R_i - b* of the others                 | squared_norms, two trajectories |
+    | pessimistic     | R_i - b* + (1 - C) (b* - min R)        | squared_norms, coverage C       |
+    | published       | R_i - b of the released reference      | squared_norms, log_weights      |
+    | groupMean       | R_i - mean R                           |                                 |
+    | rloo            | R_i - mean of the others' R            | two trajectories                |
+    | grpo            | (R_i - mean R) / population std R;     |                                 |
+    |                 | 0 if std is 0                          |                                 |
+    | none            | R_i                                    |                                 |
 
     rewards: [n] raw rewards, finite.
     squared_norms, log_weights: [n] as for `published_baseline`; ignored by other baselines.
@@ -78,6 +96,10 @@ def advantages(
         case Baseline.OPOB:
             norms = _require_values("squared_norms", squared_norms, baseline)
             return _above(rewards, optimal_baseline(rewards, norms))
+        case Baseline.OPOB_LEAVE_ONE_OUT:
+            norms = _require_values("squared_norms", squared_norms, baseline)
+            left_out = left_out_baselines(rewards, norms)
+            return [reward - other for reward, other in zip(rewards, left_out, strict=True)]
         case Baseline.PESSIMISTIC:
             norms = _require_values("squared_norms", squared_norms, baseline)
             return _above(rewards, pessimistic_baseline(rewards, norms, coverage))
@@ -106,14 +128,15 @@ def batch_advantages(
     """Return the advantages of a batch of groups, in the shape of the rewards.
 
     groups: [num_groups][n_g] raw rewards; the trajectories of one prompt are one group.
-    scope: `group` gives each group its own baseline. `batch` gives all groups one baseline, for
-        opob, pessimistic, published and groupMean only; a group of equal rewards may then have
-        advantages other than 0.
+    scope: `group` gives each group its own baseline. `batch` gives all groups one, and `shrunk`
+        each its own, shrunk toward that one, for the baselines in `BASELINES_OF_SCOPE`; a group of
+        equal rewards may then have advantages other than 0.
     squared_norms, log_weights: the shape of groups; as for `advantages`.
-    coverages: C of those that share a baseline: [num_groups], or [1] with scope `batch`; 1 if None.
+    coverages: C of those that a baseline is computed from: [num_groups] with scope `group`, else
+        [1]; 1 if None. With scope `shrunk`, min R is the batch's too.
     Returns: [num_groups][n_g].
     Raises: ValueError if there is no group, if the shapes differ, if the number of coverages is
-    another, or if the baseline cannot span a batch; and as `advantages`.
+    another, or if the baseline does not have the scope; and as `advantages`.
     """
     groups = matrix(groups, "groups")
     squared_norms = None if squared_norms is None else matrix(squared_norms, "squared_norms")
@@ -123,6 +146,11 @@ def batch_advantages(
     _require_shape("squared_norms", squared_norms, groups)
     _require_shape("log_weights", log_weights, groups)
     shown = _coverages(coverages, len(groups) if scope is BaselineScope.GROUP else 1)
+    if baseline not in BASELINES_OF_SCOPE[scope]:
+        raise ValueError(
+            f"baseline is {baseline.value} with scope {scope.value}: only "
+            f"{', '.join(BASELINES_OF_SCOPE[scope])} can have it; use scope group"
+        )
     match scope:
         case BaselineScope.GROUP:
             norms = repeat(None) if squared_norms is None else squared_norms
@@ -133,17 +161,21 @@ def batch_advantages(
                 for group, norms_of_group, weights_of_group, part in rows
             ]
         case BaselineScope.BATCH:
-            if baseline not in _BATCH_BASELINES:
-                raise ValueError(
-                    f"baseline is {baseline.value} with scope batch: only "
-                    f"{', '.join(_BATCH_BASELINES)} can span a batch; use scope group"
-                )
             rewards = list(chain.from_iterable(groups))
             flat = advantages(
                 rewards, baseline, _flatten(squared_norms), _flatten(log_weights), shown[0]
             )
             remaining = iter(flat)
             return [[next(remaining) for _ in group] for group in groups]
+        case BaselineScope.SHRUNK:
+            if squared_norms is None:
+                raise ValueError(f"squared_norms is None: baseline {baseline.value} needs them")
+            part = shown[0] if baseline is Baseline.PESSIMISTIC else 1.0
+            least = min(chain.from_iterable(groups))
+            return [
+                _above(group, lowered_baseline(own, least, part))
+                for group, own in zip(groups, shrunk_baselines(groups, squared_norms), strict=True)
+            ]
 
 
 def _leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:

@@ -20,7 +20,8 @@ paper. For a per-sequence token mean, h_i contains the factor 1/L_i as well. No 
 
 Two caveats. Truncation makes E[h] differ from 0, so b then shifts the mean of G a little. And b* is
 computed from the trajectories that it is applied to, like a group mean; for few trajectories this
-is a bias.
+is a bias. `left_out_baselines` gives each trajectory the b* of the others, which is free of it and
+estimated from one trajectory less.
 
 Pessimism. E[h] = 0 also fails where the behavior policy does not sample what the policy would: the
 data shows a part C < 1 of the policy's probability (`coverage`), and the mean of h_i estimates
@@ -61,6 +62,7 @@ class Baseline(StrEnum):
     """The number that is subtracted from a reward; `advantages` has the formulas."""
 
     OPOB = "opob"
+    OPOB_LEAVE_ONE_OUT = "opobLeaveOneOut"
     PESSIMISTIC = "pessimistic"
     GROUP_MEAN = "groupMean"
     RLOO = "rloo"
@@ -106,6 +108,28 @@ def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
     return _weighted_mean(rewards, [squared_norm / largest for squared_norm in squared_norms])
 
 
+def left_out_baselines(rewards: Vector, squared_norms: Vector) -> list[float]:
+    """Return for each trajectory the optimal baseline of the others.
+
+    rewards, squared_norms: [n] as for `optimal_baseline`, n at least 2.
+    Returns [n] values in [min R, max R]: R_i - b_i = (R_i - b*) / (1 - n_i / sum_j n_j), computed
+    from the others, so that a trajectory with all of the norm has a finite one.
+    Raises: as `optimal_baseline`; ValueError for fewer than two trajectories.
+    """
+    rewards, squared_norms = vector(rewards, "rewards"), vector(squared_norms, "squared_norms")
+    require_rewards(rewards)
+    _require_squared_norms(squared_norms, rewards)
+    if len(rewards) < 2:
+        raise ValueError("rewards has 1 entry: a baseline of the others needs at least 2")
+    return [
+        optimal_baseline(
+            rewards[:index] + rewards[index + 1 :],
+            squared_norms[:index] + squared_norms[index + 1 :],
+        )
+        for index in range(len(rewards))
+    ]
+
+
 def pessimistic_baseline(rewards: Vector, squared_norms: Vector, coverage: Scalar) -> float:
     """Return the optimal baseline, lowered where data shows a part of the policy only.
 
@@ -114,11 +138,21 @@ def pessimistic_baseline(rewards: Vector, squared_norms: Vector, coverage: Scala
     Returns C b* + (1 - C) min R: a value in [min R, b*], and b* itself if C is 1.
     Raises: as `optimal_baseline`; ValueError if the coverage is outside [0, 1].
     """
-    rewards, coverage = vector(rewards, "rewards"), float(coverage)
+    rewards = vector(rewards, "rewards")
+    return lowered_baseline(optimal_baseline(rewards, squared_norms), min(rewards), coverage)
+
+
+def lowered_baseline(baseline: float, least_reward: float, coverage: Scalar) -> float:
+    """Return a baseline that takes what the data does not show to be worth the least reward.
+
+    baseline: at least `least_reward`. coverage: C in [0, 1].
+    Returns C baseline + (1 - C) least_reward, and the baseline itself if C is 1.
+    Raises: ValueError if the coverage is outside [0, 1].
+    """
+    coverage = float(coverage)
     if not 0.0 <= coverage <= 1.0:
         raise ValueError(f"coverage is {coverage}: a share lies in [0, 1]")
-    optimal, least = optimal_baseline(rewards, squared_norms), min(rewards)
-    return max(least, optimal - (1.0 - coverage) * (optimal - least))
+    return max(least_reward, baseline - (1.0 - coverage) * (baseline - least_reward))
 
 
 def published_baseline(rewards: Vector, squared_norms: Vector, log_weights: Vector) -> float:

@@ -152,7 +152,7 @@ class LossConfig:
 
     baseline: Baseline = Baseline.GROUP_MEAN
     baseline_scope: BaselineScope = BaselineScope.GROUP
-    """Which trajectories share one baseline."""
+    """Which trajectories a baseline is computed from."""
     kl_penalty: KLPenalty = KLPenalty.NONE
     kl_coefficient: float = 0.0
     """tau or beta of the KL penalty."""
@@ -189,8 +189,16 @@ class LossConfig:
 
     @property
     def has_fixed_shape(self) -> bool:
-        """Whether k_it = c_i a_it, with c_i a function of the rewards and norms of i's group."""
-        return self.clipping is Clipping.OPEN and not self.has_critic
+        """Whether k_it = c_i a_it, with c_i known before any norm but for one number.
+
+        The number is the baseline of those that share one. A baseline of the others, or one that is
+        shrunk, is another number for each trajectory or group.
+        """
+        shares_baseline = (
+            self.baseline is not Baseline.OPOB_LEAVE_ONE_OUT
+            and self.baseline_scope is not BaselineScope.SHRUNK
+        )
+        return self.clipping is Clipping.OPEN and not self.has_critic and shares_baseline
 
 
 _SEQUENCE_TIS = LossConfig(weight=Weight.SEQUENCE, weight_cap=8.0)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Final
+
 from vcpo.algo import BaselineScope
 from vcpo.spec.algorithm import Algorithm
 
 _OFF = ("none", "open")
 """Values of stages that do nothing; they are left out."""
+
+_SCOPES: Final = MappingProxyType(
+    {
+        BaselineScope.GROUP: "",
+        BaselineScope.BATCH: ", one per batch",
+        BaselineScope.SHRUNK: ", shrunk toward one per batch",
+    }
+)
 
 
 def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
@@ -15,7 +26,7 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     Baseline and learning-rate rule are always named, the other stages where they do something.
     """
     config = algorithm.loss_config
-    scope = ", one per batch" if config.baseline_scope is BaselineScope.BATCH else ""
+    scope = _SCOPES[config.baseline_scope]
     optional = (
         ("filter", config.group_filter),
         ("KL penalty", config.kl_penalty),

@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo import (
+    BASELINES_OF_SCOPE,
     LOSS_CONFIGS,
     TARGET_ESS_RATIO,
     Aggregation,
@@ -34,15 +35,12 @@ from vcpo.algo import (
 )
 from vcpo.spec.fields import Ratio, Section, Steps, StopString, conflict, refuse
 
-BASELINES_OF_BATCHES: Final = (
+NORM_BASELINES: Final = (
     Baseline.OPOB,
+    Baseline.OPOB_LEAVE_ONE_OUT,
     Baseline.PESSIMISTIC,
     Baseline.PUBLISHED,
-    Baseline.GROUP_MEAN,
 )
-"""Baselines that may be taken over a whole batch."""
-
-NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC, Baseline.PUBLISHED)
 """Baselines that weigh trajectories by the norm of their gradient."""
 
 
@@ -67,16 +65,17 @@ class Algorithm(Section):
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
     baseline: Baseline | None = None
     """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
-    `pessimistic` (the same, lowered toward the least reward by the part of the policy that stale
-    data does not show), `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then
-    divided by the deviation), `published` (as the VCPO release computes it, for comparison),
-    `none`. If unset, the method's own."""
+    `opobLeaveOneOut` (the same of the other responses), `pessimistic` (`opob`, lowered toward the
+    least reward by the part of the policy that stale data does not show), `groupMean`, `rloo` (mean
+    of the other responses), `grpo` (mean, then divided by the deviation), `published` (as the VCPO
+    release computes it, for comparison), `none`. If unset, the method's own."""
     baseline_scope: BaselineScope | None = None
-    """Trajectories that share one baseline: `group` (those of one prompt) or `batch` (all of the
-    step). `batch` needs the baseline `opob`, `pessimistic`, `published` or `groupMean`. If unset,
-    `batch` for `vcpo2` with one of these, and `group` for all others."""
+    """Trajectories that a baseline is computed from: `group` (those of one prompt), `batch` (all of
+    the step) or `shrunk` (those of one prompt, shrunk toward `batch` by how noisy they are).
+    `batch` needs the baseline `opob`, `pessimistic`, `published` or `groupMean`, and `shrunk` one
+    of the first two. If unset, `batch` for `vcpo2` where it may be, and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How the baselines `opob`, `pessimistic` and `published` get each trajectory's gradient norm:
+    """How `published` and the optimal baselines get each trajectory's gradient norm:
     `exact` measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner
     refuses `exact` at its start for a model in which it cannot be measured."""
     router_replay: bool = False
@@ -155,7 +154,10 @@ class Algorithm(Section):
             if (value := getattr(self, field)) is not None
         }
         config = replace(LOSS_CONFIGS[self.method], **given)
-        if self.baseline_scope is None and config.baseline not in BASELINES_OF_BATCHES:
+        if (
+            self.baseline_scope is None
+            and config.baseline not in BASELINES_OF_SCOPE[config.baseline_scope]
+        ):
             return replace(config, baseline_scope=BaselineScope.GROUP)
         return config
 
@@ -227,9 +229,9 @@ class Algorithm(Section):
             message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
             yield conflict("baseline", value=str(self.baseline), message=message)
         baseline, scope = self.loss_config.baseline, self.loss_config.baseline_scope
-        if scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
-            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
-            message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
+        if baseline not in BASELINES_OF_SCOPE[scope]:
+            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_SCOPE[scope]))
+            message = f"'{scope}' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(scope), message=message)
 
     def _norm_conflicts(self) -> Iterator[InitErrorDetails]:

@@ -46,6 +46,7 @@ RUN_FOLDER_ANNOTATION: Final = "vcpo.dev/run-folder"
 
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
+    Baseline.OPOB_LEAVE_ONE_OUT,
     Baseline.PESSIMISTIC,
     Baseline.PUBLISHED,
     Baseline.GROUP_MEAN,
@@ -251,7 +252,7 @@ class VCPORunSpec(Section):
     def _gradient_conflicts(self) -> Iterator[InitErrorDetails]:
         mode = self.learner.gradient_mode
         if mode is GradientMode.ONE_PASS and not self.algorithm.fits_one_pass:
-            message = "the method needs the whole batch before it weighs a token; use 'auto'"
+            message = "the method or its baseline needs two passes; use 'auto'"
             yield conflict("learner", "gradientMode", value=mode.value, message=message)
         norms = self.algorithm.gradient_norms
         is_head = norms is GradientNormEstimator.LM_HEAD and self.learner.ranks > 1

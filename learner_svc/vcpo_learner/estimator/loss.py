@@ -104,8 +104,8 @@ def trajectory_advantages(
     Raises: NonFiniteWeightError if a norm is not a number.
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
-    spans_batch = config.baseline_scope is BaselineScope.BATCH
-    sharing = [list(chain.from_iterable(log_weights))] if spans_batch else log_weights
+    is_of_groups = config.baseline_scope is BaselineScope.GROUP
+    sharing = log_weights if is_of_groups else [list(chain.from_iterable(log_weights))]
     groups = batch_advantages(
         rewards,
         config.baseline,

@@ -66,7 +66,7 @@ def may_have_advantage(rewards: Sequence[Sequence[float]], config: LossConfig) -
         return [True for group in rewards for _ in group]
     if config.baseline is Baseline.NONE:
         return [reward != 0.0 for reward in chain.from_iterable(rewards)]
-    if config.baseline_scope is BaselineScope.BATCH:
+    if config.baseline_scope is not BaselineScope.GROUP:
         differ = _differ(chain.from_iterable(rewards))
         return [differ for group in rewards for _ in group]
     return list(chain.from_iterable([_differ(group)] * len(group) for group in rewards))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from vcpo.algo import LOSS_CONFIGS, Baseline
-from vcpo.spec.algorithm import BASELINES_OF_BATCHES, Algorithm
+from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
+from vcpo.spec.algorithm import Algorithm
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
 from vcpo.spec.tracking import SINKS_BY_FIELD
@@ -66,6 +66,13 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
 _ONE_PASS_METHODS: Final = [
     method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
 ]
+_HAS_SHARED_BASELINE: Final = " && ".join(
+    f"(!has(self.algorithm.{field}) || self.algorithm.{field} != '{value}')"
+    for field, value in (
+        ("baseline", Baseline.OPOB_LEAVE_ONE_OUT),
+        ("baselineScope", BaselineScope.SHRUNK),
+    )
+)
 SPEC: Final = (
     Rule(
         rule="self.batch.trajectoriesPerPrompt >= 2"
@@ -101,9 +108,10 @@ SPEC: Final = (
     ),
     Rule(
         rule="self.learner.gradientMode != 'onePass'"
-        f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}",
-        message="`learner.gradientMode` may not be 'onePass' where the method needs the whole"
-        " batch before it weighs a token; use 'auto'",
+        f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}"
+        f" && {_HAS_SHARED_BASELINE}",
+        message="`learner.gradientMode` may not be 'onePass' where the method or its baseline"
+        " needs two; use 'auto'",
     ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _immutable_field_rule("model.name"),
@@ -124,17 +132,18 @@ SPEC: Final = (
     ),
 )
 
-ALGORITHM: Final = (
+ALGORITHM: Final = tuple(
     Rule(
         rule=_where_given(
             "method",
             "baselineScope",
-            rule="self.baselineScope == 'group'"
-            f" || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
+            rule=f"self.baselineScope != '{scope}' || {_baseline_among(baselines, 'self')}",
         ),
-        message="`baselineScope` may be 'batch' only when the baseline is one of "
-        + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),
-    ),
+        message=f"`baselineScope` may be '{scope}' only when the baseline is one of "
+        + ", ".join(f"'{name}'" for name in baselines),
+    )
+    for scope, baselines in BASELINES_OF_SCOPE.items()
+    if scope is not BaselineScope.GROUP
 )
 
 BATCH: Final = (

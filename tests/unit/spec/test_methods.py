@@ -77,7 +77,7 @@ def test_a_method_with_a_fixed_baseline_refuses_another(method):
     assert "always uses" in refusal(method=method, baseline="opob")
 
 
-@pytest.mark.parametrize("baseline", ["rloo", "grpo", "none"])
+@pytest.mark.parametrize("baseline", ["opobLeaveOneOut", "rloo", "grpo", "none"])
 def test_a_baseline_that_has_no_scope_of_batches_is_of_the_group(baseline):
     assert algorithm(baseline=baseline).loss_config.baseline_scope is BaselineScope.GROUP
     assert "'batch' needs a `baseline`" in refusal(baseline=baseline, baselineScope="batch")
@@ -134,7 +134,7 @@ def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estima
 def test_an_estimator_of_norms_that_the_baseline_does_not_use_is_refused(estimator):
     assert refusal(method="grpo", gradientNorms=estimator) == (
         "gradientNorms: baseline 'grpo' uses no norms; give a `baseline` of 'opob',"
-        f" 'pessimistic', 'published' (got '{estimator}')"
+        f" 'opobLeaveOneOut', 'pessimistic', 'published' (got '{estimator}')"
     )
 
 

@@ -39,7 +39,8 @@ def test_two_groups_of_one_name_are_refused_at_the_second():
 
 
 @pytest.mark.parametrize(
-    "baseline", ["opob", "pessimistic", "published", "groupMean", "rloo", "grpo"]
+    "baseline",
+    ["opob", "opobLeaveOneOut", "pessimistic", "published", "groupMean", "rloo", "grpo"],
 )
 def test_a_baseline_over_others_needs_two_trajectories(baseline):
     lines = f"batch: {{trajectoriesPerPrompt: 1}}\nalgorithm: {{baseline: {baseline}}}"
@@ -53,7 +54,7 @@ def test_without_a_baseline_one_trajectory_is_enough():
     assert run.spec.batch.trajectories == 16
 
 
-@pytest.mark.parametrize("baseline", ["rloo", "grpo", "none"])
+@pytest.mark.parametrize("baseline", ["opobLeaveOneOut", "rloo", "grpo", "none"])
 def test_a_baseline_defined_on_groups_cannot_span_the_batch(baseline):
     lines = f"algorithm: {{baselineScope: batch, baseline: {baseline}}}"
     (line,) = problem_lines(lines)
@@ -66,6 +67,13 @@ def test_a_baseline_defined_on_groups_cannot_span_the_batch(baseline):
 def test_a_mean_may_span_the_batch(baseline):
     run = run_with(f"algorithm: {{baselineScope: batch, baseline: {baseline}}}")
     assert run.spec.algorithm.baseline == baseline
+
+
+@pytest.mark.parametrize("baseline", ["published", "groupMean", "opobLeaveOneOut", "none"])
+def test_only_an_optimal_baseline_is_shrunk(baseline):
+    (line,) = problem_lines(f"algorithm: {{baselineScope: shrunk, baseline: {baseline}}}")
+    rule = f"'shrunk' needs a `baseline` of 'opob', 'pessimistic', not '{baseline}'"
+    assert line == f"spec.algorithm.baselineScope: {rule} (got 'shrunk')"
 
 
 @pytest.mark.parametrize("selection", ["posterior", "teacher"])
@@ -358,14 +366,21 @@ def test_a_call_of_the_environment_has_half_of_a_lease_unless_the_run_says_more(
 
 @pytest.mark.parametrize(
     ("algorithm", "is_fine"),
-    [("{}", True), ("{method: grpo}", False), ("{baselineScope: batch}", True)],
+    [
+        ("{}", True),
+        ("{method: grpo}", False),
+        ("{baselineScope: batch}", True),
+        ("{baselineScope: shrunk}", False),
+        ("{baseline: opobLeaveOneOut}", False),
+        ("{baseline: rloo}", True),
+    ],
 )
 def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, is_fine):
     lines = f"learner: {{gradientMode: onePass}}\nalgorithm: {algorithm}"
     if is_fine:
         assert run_with(lines).spec.learner.gradient_mode == "onePass"
     else:
-        rule = "the method needs the whole batch before it weighs a token; use 'auto'"
+        rule = "the method or its baseline needs two passes; use 'auto'"
         assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule} (got 'onePass')"]
 
 

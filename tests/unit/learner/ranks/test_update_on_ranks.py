@@ -39,6 +39,7 @@ BATCH_CASES = (
     "one baseline per batch, many micro-steps",
     "one baseline per batch, idle ranks",
     "one baseline per batch, logitEnergy",
+    "shrunk toward one baseline per batch",
 )
 ON_FOUR = (
     "untied",
@@ -143,6 +144,9 @@ CASES = {
     ),
     "one baseline per batch, logitEnergy": Case(
         sections={"algorithm": {**BATCH, "gradientNorms": "logitEnergy"}, **ONE_PASS}
+    ),
+    "shrunk toward one baseline per batch": Case(
+        change=equal_rewards, sections={"algorithm": {**BATCH, "baselineScope": "shrunk"}}
     ),
     "experts": Case(make=lambda: seeded_model(qwen3_moe), sections=TWO_PASSES),
     "one pass, experts": Case(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
-from vcpo.algo import Method
+from vcpo.algo import Baseline, BaselineScope, Method
 from vcpo.spec import VCPORun
 from vcpo_operator.crd import run_crd
 
@@ -82,6 +82,11 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"batch": {"promptSelection": "posterior"}}, "`promptPool`"),
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
+        ({"algorithm": {"baseline": "groupMean", "baselineScope": "shrunk"}}, "`baselineScope`"),
+        (
+            {"algorithm": {"baselineScope": "shrunk"}, "learner": {"gradientMode": "onePass"}},
+            "`learner.gradientMode`",
+        ),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
         (
             {"optimizer": {"schedule": "cosine", "warmupSteps": 400}, "steps": 400},
@@ -211,12 +216,14 @@ def test_a_learner_of_several_pods_may_get_another_number_of_ranks():
     assert changes(before, {"learner": {"replicas": 2, "gpusPerReplica": 4}}) == []
 
 
-@pytest.mark.parametrize("scope", [None, "group", "batch"])
+@pytest.mark.parametrize("baseline", [None, "opob", "opobLeaveOneOut"])
+@pytest.mark.parametrize("scope", [None, "group", "batch", "shrunk"])
 @pytest.mark.parametrize("method", list(Method))
-def test_rules_and_model_agree_about_one_pass(method, scope):
-    algorithm = {"method": method.value} | ({} if scope is None else {"baselineScope": scope})
+def test_rules_and_model_agree_about_one_pass(method, scope, baseline):
+    fields = {"method": method.value, "baselineScope": scope, "baseline": baseline}
+    algorithm = {name: value for name, value in fields.items() if value is not None}
     spec = {"algorithm": algorithm, "learner": {"gradientMode": "onePass"}}
-    assert (problems(**spec) == []) == accepts(spec)
+    assert not accepts({"algorithm": algorithm}) or (problems(**spec) == []) == accepts(spec)
 
 
 @given(
@@ -233,9 +240,9 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
 
 
 @given(
-    baseline=st.sampled_from([None, "opob", "published", "groupMean", "rloo", "grpo", "none"]),
+    baseline=st.sampled_from([None, *Baseline]),
     method=st.sampled_from(["vcpo", "vcpo2", "reinforce", "grpo", "rloo", "sequenceTis"]),
-    scope=st.sampled_from([None, "group", "batch"]),
+    scope=st.sampled_from([None, *BaselineScope]),
     size=st.integers(1, 4),
     places=st.integers(1, 4),
     bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
