@@ -19,6 +19,8 @@ after every step, and the learning rate is lowered by the learner's own update.
     python -m benchmarks.estimators.critical_policy              three methods, two seeds each
     python -m benchmarks.estimators.critical_policy --methods vcpo --seeds 101 --policies none
     python -m benchmarks.estimators.critical_policy --learning-rate 3e-5 --seeds 1 2   healthy cells
+    python -m benchmarks.estimators.critical_policy --study examples/studies/sort-long.yaml
+        --methods vcpo-batch --seeds 1 2 3 --policies throttle          another study's cells
 
 A cell takes about 25 seconds. The last line printed is JSON. For each policy, over the cells:
 
@@ -64,7 +66,6 @@ from vcpo_study.cells.records import EvaluationRow
 from vcpo_study.results.measures import final_accuracy
 from vcpo_study.study import StudySpec, cell_spec, load_study, model_directory
 
-_STUDY = Path("examples/study.yaml")
 _CLEAN_STEPS = 50
 _CHECKPOINT_STEPS = 25
 
@@ -271,6 +272,7 @@ def _cells(study: StudySpec, options: argparse.Namespace) -> Iterable[Cell]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--study", type=Path, default=Path("examples/study.yaml"))
     parser.add_argument("--methods", nargs="+", default=["opob-only", "reinforce", "vcpo"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102])
     parser.add_argument("--policies", nargs="+", choices=_POLICIES, default=list(_POLICIES))
@@ -284,8 +286,8 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
-    loaded = load_study(_STUDY)
-    model = model_directory(loaded, _STUDY)
+    loaded = load_study(options.study)
+    model = model_directory(loaded, options.study)
     outcomes: dict[str, list[_Outcome]] = {name: [] for name in options.policies}
     for cell in _cells(loaded.spec, options):
         for name in options.policies:
