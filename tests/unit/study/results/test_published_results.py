@@ -180,11 +180,14 @@ def test_the_discussion_shows_every_combination_of_the_parts(
     [
         ("reinforce-batch", "REINFORCE, sequence TIS 8, one mean for the batch"),
         ("rloo-sqrt", "`vcpo`, mean of the other answers of the group"),
+        ("vcpo-leave-one-out", "`vcpo`, optimal baseline of the other answers of the group"),
+        ("vcpo-shrunk", "`vcpo`, baseline of the group shrunk toward the batch's"),
         ("vcpo-batch", "`vcpo`, one baseline per batch"),
         ("vcpo-batch-clip", "the same, weights, clip and average of M2PO"),
         ("vcpo-batch-refuse", "the same, no step below half of the on-policy ratio"),
         ("vcpo-batch-beta2", "the same, AdamW's β₂ 0.999 in place of 0.95"),
         ("vcpo2", "`vcpo2`"),
+        ("vcpo2-shrunk", "`vcpo2`, baseline of the group shrunk toward the batch's"),
         ("vcpo2-clip", "`vcpo2`, weights, clip and average of M2PO"),
     ],
 )
@@ -197,6 +200,33 @@ def test_the_discussion_shows_what_else_was_tried(method, title):
     row = f"| {title} | {plane[0, 1e-4]} | {plane[32, 1e-4]} | {plane[32, 3e-4]} |"
     discussion = DOCS / "design" / "024-study-results.md"
     assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("vcpo", "`vcpo`: group"),
+        ("vcpo-leave-one-out", "`vcpo`: the others of the group"),
+        ("vcpo-shrunk", "`vcpo`: shrunk"),
+        ("vcpo-batch", "`vcpo`: batch"),
+        ("vcpo2-shrunk", "`vcpo2`: shrunk"),
+        ("vcpo2", "`vcpo2`: batch"),
+    ],
+)
+def test_the_page_of_the_shrunk_baseline_shows_both_tasks(method, title):
+    shown = {
+        (name, each["lag"], each["learning_rate"]): _spread(each)
+        for name in ("sort-long-parts", "countdown-baselines")
+        for each in REPORTS[FOLDERS[name]]["studies"][name]["plane"]
+        if each["method"] == method
+    }
+    cells = [
+        shown[name, *place]
+        for name in ("sort-long-parts", "countdown-baselines")
+        for place in ((0, 1e-4), (32, 1e-4), (32, 3e-4))
+    ]
+    page = DOCS / "design" / "111-shrunk-baseline.md"
+    assert f"| {' | '.join([title, *cells])} |" in page.read_text(encoding="utf-8").splitlines()
 
 
 SHORT_TITLES = {
