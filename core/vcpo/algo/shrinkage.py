@@ -66,8 +66,7 @@ def _kept_parts(
     shares = [_shares(norms) for _, norms in rows]
     sizes_inverse = [math.fsum(share * share for share in each) for each in shares]
     freedom = math.fsum(1.0 - inverse for inverse in sizes_inverse)
-    total = math.fsum(masses)
-    parts = [mass / total for mass in masses]
+    parts = _shares(masses)
     between = math.fsum(part * (1.0 - part) for part in parts)
     if freedom <= 0.0 or between <= 0.0:
         return [0.0] * len(rows)
