@@ -111,7 +111,7 @@ SPEC: Final = (
         f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}"
         f" && {_HAS_SHARED_BASELINE}",
         message="`learner.gradientMode` may not be 'onePass' where the method or its baseline"
-        " needs two; use 'auto'",
+        " needs two passes; use 'auto'",
     ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _immutable_field_rule("model.name"),
