@@ -2,10 +2,10 @@
 
 The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_learner.estimator`.
 
-    one pass    if k_it = c_i a_it, with a_it the trajectory's own weights, c_i known before any
-                norm but for one number b of those that share a baseline: each micro-batch is run forward and backward once. c_i =
-                -(R_i - b): the backward pass measures the norms for the baseline b, and b completes
-                the gradient with the last micro-batch of the group, or of the batch if all groups
+    one pass    if k_it = c_i a_it, with a_it the trajectory's own weights, and c_i = -(R_i - b)
+                with one number b for those that share a baseline: each micro-batch is run forward
+                and backward once. The backward pass measures the norms for b, and b completes the
+                gradient with the last micro-batch of the group, or of the batch if all groups
                 share one baseline (`vcpo_learner.per_sample_gradients`).
     two passes  if k_it depends on the whole batch in another way, or those that share a baseline
                 exceed a micro-batch and their norms are not exact: score the batch, with norms if
