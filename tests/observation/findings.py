@@ -161,10 +161,15 @@ def critical_alert(server: PrometheusServer, run: ObservedRun) -> dict[str, Any]
 
 
 def throttle_reason_is_visible(server: PrometheusServer, run: ObservedRun) -> bool:
-    """Whether event, condition and metric all say that the early warning tightened the limit."""
+    """Whether event, condition and metric all say that the early warning tightened the limit.
+
+    The condition has the level of each poll. A fast machine is critical for less time than passes
+    between two polls, and is warned for longer. The event is the learner's own.
+    """
     events = [each.message for each in run.events if each.kind == ChangeKind.THROTTLED]
     of_run = f'run="{run.name}"'
-    condition = f'vcpo_run_condition_reason{{condition="Stable",reason=~"Critical|Dead",{of_run}}}'
+    levels = 'reason=~"Warn|Critical|Dead"'
+    condition = f'vcpo_run_condition_reason{{condition="Stable",{levels},{of_run}}}'
     metric = f'vcpo_run_throttles_total{{direction="tighten",{of_run}}} > 0'
     return any("early warning" in each for each in events) and all(
         server.query_range(expression, run.started_s, run.ended_s, step_s=_STEP_S)
