@@ -31,7 +31,7 @@ README_COLUMNS = {
     "sort-long": ("k = 0", "k = 32", "collapsed", "at 3e-4", "safe decades"),
     "countdown": ("k = 0", "k = 32", "at 3e-4", "safe decades"),
     "tool": ("k = 32", "collapsed", "at 3e-4"),
-    "countdown-k128": ("k = 128", "collapsed"),
+    "countdown-k128": ("k = 128", "collapsed", "at 1e-4"),
 }
 """Columns of the README's table by study, after that of the method's name."""
 
@@ -89,20 +89,17 @@ def _readme_row(method: str, title: str) -> list[str]:
 
 def _readme_cell(method: str, study: str, column: str) -> str:
     found = RESULTS["studies"][study]
-    plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
-    if not plane:
-        return ""
     lag = found["headline"]["lag"]
     claims = {x["lag"]: x for x in found["claims"] if x["method"] == method}
     if column == "collapsed":
-        return _share(claims[lag]["collapse"]) if claims else ""
-    if column == "at 3e-4":
-        return f"{plane[lag, 3e-4]['final_accuracy_mean']:.2f}"
+        return _share(claims[lag]["collapse"])
+    if column.startswith("at "):
+        plane = {(x["lag"], x["learning_rate"]): x for x in found["plane"] if x["method"] == method}
+        return f"{plane[lag, float(column.removeprefix('at '))]['final_accuracy_mean']:.2f}"
     if column == "safe decades":
         safe = {x["lag"]: x["decades"] for x in found["safe"] if x["method"] == method}
         return f"{safe[lag]:.2f}"
-    shown = int(column.removeprefix("k = "))
-    return _spread(claims.get(shown, plane[shown, 1e-4]))
+    return _spread(claims[int(column.removeprefix("k = "))])
 
 
 def _share(collapse: dict[str, int]) -> str:
@@ -124,16 +121,20 @@ def _readme_rows() -> list[list[str]]:
     return rows
 
 
-def test_the_readme_shows_every_method_of_the_studies_at_one_rate():
+def test_the_readme_shows_every_method_of_the_studies():
     study = load_study(STUDIES / "sort-long.yaml").spec
-    rates = {
-        each["learning_rate"]
-        for found in RESULTS["studies"].values()
-        for each in found["tuned"]
-        if each["chosen"]
-    }
-    assert rates == {1e-4}
     assert _readme_rows() == [_readme_row(each.name, each.label) for each in study.methods]
+
+
+def test_the_synchronous_rates_are_those_that_the_readme_and_the_discussion_name():
+    rates = {
+        name: {each["method"]: each["learning_rate"] for each in found["tuned"] if each["chosen"]}
+        for name, found in RESULTS["studies"].items()
+    }
+    long_runs = rates.pop("countdown-k128")
+    assert long_runs.pop("vcpo-batch") == 1e-4
+    assert set(long_runs.values()) == {3e-5}
+    assert {rate for each in rates.values() for rate in each.values()} == {1e-4}
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,32 @@ def test_the_discussion_shows_what_a_lag_does_to_each_method(method):
         f"{stale['ess_median']:.0f}, {stale['ess_low']:.0f}",
         f"{lowest:.1f}, {highest:.1f}",
     )
+    discussion = DOCS / "design" / "024-study-results.md"
+    assert f"| {' | '.join(cells)} |" in discussion.read_text(encoding="utf-8").splitlines()
+
+
+SAFE_PLACES = (
+    *(("sort-long", lag) for lag in (2, 8, 32)),
+    *(("countdown", lag) for lag in (2, 8, 32)),
+    ("countdown-k128", 128),
+    ("tool", 32),
+)
+"""Studies and lags of the discussion's table of safe rates, by column."""
+
+
+def _safe_decades(method: str, study: str, lag: int) -> str:
+    (safe,) = (
+        each
+        for each in RESULTS["studies"][study]["safe"]
+        if (each["method"], each["lag"]) == (method, lag)
+    )
+    is_cut = safe["range"] is not None and safe["range"]["is_cut"]
+    return f"{'≥ ' if is_cut else ''}{safe['decades']:.2f}"
+
+
+@pytest.mark.parametrize("method", SHORT_TITLES)
+def test_the_discussion_shows_how_wide_the_safe_rates_of_each_method_are(method):
+    cells = (SHORT_TITLES[method], *(_safe_decades(method, *place) for place in SAFE_PLACES))
     discussion = DOCS / "design" / "024-study-results.md"
     assert f"| {' | '.join(cells)} |" in discussion.read_text(encoding="utf-8").splitlines()
 
