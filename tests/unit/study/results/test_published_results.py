@@ -126,7 +126,7 @@ def test_the_readme_shows_every_method_of_the_studies():
     assert _readme_rows() == [_readme_row(each.name, each.label) for each in study.methods]
 
 
-def test_the_synchronous_rates_are_those_that_the_readme_and_the_discussion_name():
+def test_long_runs_tune_to_a_lower_rate_than_others_in_all_methods_but_one():
     rates = {
         name: {each["method"]: each["learning_rate"] for each in found["tuned"] if each["chosen"]}
         for name, found in RESULTS["studies"].items()
