@@ -1,7 +1,5 @@
 """A step after one that failed on all ranks alike, against the same step alone."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 
@@ -16,11 +14,10 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 
 @pytest.mark.parametrize("fails_in", ["begin", "rehearse"])
 def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_in):
-    model = seeded_model(llama)
-    groups = sampled_groups(model)
+    groups = sampled_groups(seeded_model(llama))
 
     def gradient(ranks, fails_in=None):
-        network = PolicyNetwork(deepcopy(model))
+        network = PolicyNetwork(seeded_model(llama))
         spec = VCPORunSpec.model_validate(
             {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.learner.ranks import CONTEXT, Ended, end_processes
+from vcpo.spec.learner import Learner
 from vcpo_learner.ranks import ranks as ranks_module
-from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.ranks import join_ranks
 
 
-def test_the_first_rank_stays_until_all_others_are_connected(monkeypatch):
-    first_has_left = multiprocessing.get_context("fork").Event()
+def test_the_first_rank_stays_until_all_others_are_connected():
+    met = end_processes(2, meet_at_a_late_store, Learner(), CONTEXT.Event())
+    assert met == [Ended(), Ended()]
 
+
+def meet_at_a_late_store(environment, learner, first_has_left):
     class LateStore(TCPStore):
         def __init__(self, *, is_master: bool, **options: Any) -> None:
             super().__init__(is_master=is_master, **options)
@@ -25,9 +28,8 @@ def test_the_first_rank_stays_until_all_others_are_connected(monkeypatch):
             assert self.is_server or not first_has_left.wait(0.5)
             return super().clone()
 
-    def leave(ranks: Ranks) -> None:
-        if ranks.rank == 0:
-            first_has_left.set()
-
-    monkeypatch.setattr(ranks_module, "TCPStore", LateStore)
-    assert run_ranks(2, leave) == [None, None]
+    ranks_module.TCPStore = LateStore
+    ranks = join_ranks(environment, learner, "cpu")
+    if ranks.is_leader:
+        first_has_left.set()
+    ranks.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,13 +178,14 @@ METHODS = {
 }
 """On two ranks only: one pass, whitened, sorted tokens, lags, entropies, a reference policy, a KL
 penalty of rollouts, and a critic."""
+ALL = {**CASES, **METHODS}
 
 
 def names_of(mesh: str) -> list[str]:
     """The cases that a mesh runs."""
     match mesh:
         case "2 ranks":
-            return [*CASES, *METHODS]
+            return list(ALL)
         case "2 copies":
             return list(ON_COPIES)
     return list(ON_FOUR)
@@ -207,9 +207,9 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if full is None else full()
 
 
-def outcome(case: Case, model: nn.Module, groups: list[Any], ranks: Ranks) -> Outcome:
+def outcome(case: Case, groups: list[Any], ranks: Ranks) -> Outcome:
     """Two steps; fresh trajectories are scored between the gradient and the step."""
-    model = deepcopy(model)
+    model = case.make()
     network = PolicyNetwork(model)
     place_model(network, ranks, case.spec.learner.precision)
     update = PolicyUpdate(network, case.spec, PAD, ranks=ranks)
@@ -238,29 +238,25 @@ def outcome(case: Case, model: nn.Module, groups: list[Any], ranks: Ranks) -> Ou
 
 
 @pytest.fixture(scope="module")
-def inputs():
-    """Model and groups of every case, made once."""
-    found = {}
-    for name, case in {**CASES, **METHODS}.items():
-        model = case.make()
-        found[name] = (case, model, case.change(sampled_groups(model)))
-    return found
+def groups():
+    """The groups of every case."""
+    return {name: case.change(sampled_groups(case.make())) for name, case in ALL.items()}
 
 
 @pytest.fixture(scope="module")
-def expected(inputs):
+def expected(groups):
     alone = Ranks(device=torch.device("cpu"))
-    return {name: outcome(*given, alone) for name, given in inputs.items()}
+    return {name: outcome(case, groups[name], alone) for name, case in ALL.items()}
 
 
 @pytest.fixture(scope="module", params=MESHES)
-def found(request, inputs):
+def found(request, groups):
     """The outcomes of every case, by rank."""
     size, fsdp_size = MESHES[request.param]
-    names = names_of(request.param)
+    cases = {name: ALL[name] for name in names_of(request.param)}
     return run_ranks(
         size,
-        lambda ranks: {name: outcome(*inputs[name], ranks) for name in names},
+        lambda ranks: {name: outcome(case, groups[name], ranks) for name, case in cases.items()},
         fsdp_size=fsdp_size,
     )
 
@@ -293,7 +289,7 @@ def differences(found: Outcome, expected: Outcome, tolerance: float) -> list[str
 
 def test_an_update_on_ranks_is_the_update_on_one_rank(found, expected):
     wrong = {
-        name: differences(one, expected[name], {**CASES, **METHODS}[name].tolerance)
+        name: differences(one, expected[name], ALL[name].tolerance)
         for name, one in found[0].items()
     }
     assert {name: each for name, each in wrong.items() if each} == {}

@@ -243,7 +243,7 @@ async def publish_four(leader, worker):
 
 def test_a_worker_that_fetches_from_two_ranks_has_every_version_bit_for_bit(tmp_path):
     work = Publishing(publish_four, tmp_path)
-    (_, (is_equal, num_deltas, size_bytes)), none = run_ranks(2, work, start_method="forkserver")
+    (_, (is_equal, num_deltas, size_bytes)), none = run_ranks(2, work)
     assert is_equal == [True] * 4
     assert num_deltas == 2 * 3  # versions 1 to 3, of each shard
     assert none is None
@@ -279,7 +279,7 @@ async def lose_version_2(leader, worker):
 
 def test_a_version_of_a_rank_that_dies_between_the_phases_is_never_announced(tmp_path):
     work = Publishing(lose_version_2, tmp_path / "1", rank_1_dies_before_it_reports_version_2)
-    leader, lost = end_ranks(2, work, timeout_s=8, start_method="forkserver")
+    leader, lost = end_ranks(2, work, timeout_s=8)
     assert lost.status == -signal.SIGKILL
     assert leader.error == ""
     incarnation, (cause, told, held) = leader.result
@@ -288,7 +288,7 @@ def test_a_version_of_a_rank_that_dies_between_the_phases_is_never_announced(tmp
     assert (told, held) == (1, 1)
     # The ranks start again, as what supervises them has them do, and publish as another learner.
     work = Publishing(publish_four, tmp_path / "2")
-    (another, (is_equal, _, _)), _ = run_ranks(2, work, start_method="forkserver")
+    (another, (is_equal, _, _)), _ = run_ranks(2, work)
     assert another != incarnation
     assert is_equal == [True] * 4
 
@@ -314,6 +314,6 @@ async def hear_why(leader, worker):
 
 def test_a_rank_that_cannot_publish_says_why(tmp_path):
     work = Publishing(hear_why, tmp_path, rank_1_has_no_memory_for_version_1)
-    leader, _ = end_ranks(2, work, start_method="forkserver")
+    leader, _ = end_ranks(2, work)
     _, cause = leader.result
     assert "rank 1: MemoryError: no room for a delta" in cause
