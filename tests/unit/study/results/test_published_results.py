@@ -190,6 +190,10 @@ def test_the_discussion_shows_every_combination_of_the_parts(
         ("vcpo2", "`vcpo2`"),
         ("vcpo2-shrunk", "`vcpo2`, baseline of the group shrunk toward the batch's"),
         ("vcpo2-clip", "`vcpo2`, weights, clip and average of M2PO"),
+        ("vcpo2-refuse", "`vcpo2`, no step below half of the on-policy ratio"),
+        ("vcpo2-beta2", "`vcpo2`, AdamW's β₂ 0.999 in place of 0.95"),
+        ("vcpo2-clip-shrunk", "`vcpo2`, shrunk, and M2PO's weights, clip and average"),
+        ("vcpo2-all", "`vcpo2`, all four"),
     ],
 )
 def test_the_discussion_shows_what_else_was_tried(method, title):
@@ -212,6 +216,8 @@ def test_the_discussion_shows_what_else_was_tried(method, title):
         ("vcpo-batch", "`vcpo`: batch"),
         ("vcpo2-shrunk", "`vcpo2`: shrunk"),
         ("vcpo2", "`vcpo2`: batch"),
+        ("vcpo2-clip-shrunk", "`vcpo2`: shrunk, M2PO's clip"),
+        ("vcpo2-all", "`vcpo2`: the same, refused steps, β₂ 0.999"),
     ],
 )
 def test_the_page_of_the_shrunk_baseline_shows_both_tasks(method, title):
