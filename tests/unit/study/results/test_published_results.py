@@ -276,7 +276,7 @@ SAFE_PLACES = (
     *(("sort-long", lag) for lag in (2, 8, 32)),
     *(("countdown", lag) for lag in (2, 8, 32)),
     ("countdown-k128", 128),
-    ("tool", 32),
+    *(("tool", lag) for lag in (8, 32)),
 )
 """Studies and lags of the discussion's table of safe rates, by column."""
 
