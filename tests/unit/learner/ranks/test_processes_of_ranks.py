@@ -1,11 +1,21 @@
 """The fixture whose processes are ranks: they are no forks of the test's own process."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import grpc
 
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo_learner.ranks.ranks import Ranks
+
+
+def test_the_process_that_ranks_are_forked_from_runs_one_thread():
+    assert run_ranks(2, _threads_of_parent) == [1, 1]
+
+
+def _threads_of_parent(ranks: Ranks) -> int:
+    return sum(1 for _ in Path(f"/proc/{os.getppid()}/task").iterdir())
 
 
 def test_ranks_call_grpc_beside_a_channel_that_a_test_left_open():
