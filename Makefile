@@ -63,7 +63,6 @@ lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up 
 	@$(BIN)/python scripts/render_manifests.py --check
 	@$(BIN)/python scripts/render_dashboards.py --check
 	@$(BIN)/python scripts/render_metrics.py --check
-	@$(BIN)/python scripts/layout_figures.py --check
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check
