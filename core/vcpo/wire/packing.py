@@ -20,6 +20,9 @@ from vcpo.wire.errors import InvalidMessageError
 _SIZE_BYTES = 4
 _HIGHEST_LOGPROB = 1e-3
 """Largest accepted log-probability; rounding may lift that of a certain token just above 0."""
+_LOWEST_LOGPROB = -100.0
+"""Smallest accepted log-probability of a sampled token. An engine draws with noise of float32. It
+reaches no token below about -40, and a probability below e^-104 is 0."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -163,20 +166,24 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
     """Read `count` natural log-probabilities of sampled tokens.
 
     Raises:
-        InvalidMessageError: if their number is wrong, or one of them is not finite or above 0.
+        InvalidMessageError: if their number is wrong, or one of them is no log-probability of a
+            token that was sampled.
     """
     if (received := _count(field, data)) != count:
         raise InvalidMessageError(field, f"{received} values", f"one per token ({count})")
     logprobs = PackedLogprobs(data)
-    # The sum of float32 numbers in double precision is finite if and only if all of them are.
     numbers = logprobs.tolist()
-    if numbers and not (math.isfinite(sum(numbers)) and max(numbers) <= _HIGHEST_LOGPROB):
+    # A NaN makes the sum one, wherever it stands; min and max may pass over it.
+    if numbers and not (
+        _LOWEST_LOGPROB <= min(numbers) <= max(numbers) <= _HIGHEST_LOGPROB
+        and math.isfinite(sum(numbers))
+    ):
         index, wrong = next(
             (index, each)
             for index, each in enumerate(numbers)
-            if not (math.isfinite(each) and each <= _HIGHEST_LOGPROB)
+            if not _LOWEST_LOGPROB <= each <= _HIGHEST_LOGPROB
         )
-        raise InvalidMessageError(f"{field}[{index}]", wrong, "finite and at most 0")
+        raise InvalidMessageError(f"{field}[{index}]", wrong, f"from {_LOWEST_LOGPROB:g} to 0 nats")
     return logprobs
 
 

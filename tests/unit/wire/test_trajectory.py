@@ -28,7 +28,7 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import work_pb2
 
 TOKENS = st.integers(0, 2**32 - 1)
-FLOAT32_LOGPROBS = st.floats(-1e6, 0.0, width=32)
+FLOAT32_LOGPROBS = st.floats(-100.0, 0.0, width=32)
 
 
 def as_float32(value: float) -> float:
@@ -103,7 +103,7 @@ def test_a_trajectory_survives_the_wire(trajectory):
     assert trajectory_from_message(received, path="t") == trajectory
 
 
-@given(st.floats(-1e6, 0.0))
+@given(st.floats(-100.0, 0.0))
 def test_logprobs_are_rounded_to_float32(logprob):
     one = replace(
         trajectory_from_message(message(), path="t"), rollout_logprobs=(logprob, 0.0, 0.0)
@@ -190,13 +190,22 @@ def test_a_logprob_that_rounding_lifted_above_zero_is_accepted():
     assert trajectory_from_message(one, path="t").rollout_logprobs[0] == as_float32(1e-4)
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), 0.01])
+@pytest.mark.parametrize(
+    "logprob", [float("nan"), float("-inf"), float("inf"), 0.01, -100.25, -1e4, -3e38]
+)
 def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
     logprobs = float32s(-0.5, logprob, -1.0)
     said = refusal_of(lambda one: setattr(one, "rollout_logprobs", logprobs))
-    assert said.startswith(
-        "trajectories[3].rollout_logprobs[1]: must be finite and at most 0, got "
+    assert said == (
+        "trajectories[3].rollout_logprobs[1]: must be from -100 to 0 nats, got "
+        f"{as_float32(logprob)}"
     )
+
+
+def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
+    one = message()
+    one.rollout_logprobs = float32s(-100.0, -1.0, -2.0)
+    assert trajectory_from_message(one, path="t").rollout_logprobs[0] == -100.0
 
 
 @pytest.mark.parametrize(
@@ -353,7 +362,8 @@ def test_a_response_under_way_without_a_number_has_that_of_its_place(number, rea
     [
         ({"token_ids": b""}, "begun[2].token_ids: must be 1 to"),
         ({"logprobs": float32s(-0.5)}, "begun[2].logprobs: must be one per token (2)"),
-        ({"logprobs": float32s(-0.5, float("nan"))}, "begun[2].logprobs[1]: must be finite"),
+        ({"logprobs": float32s(-0.5, float("nan"))}, "begun[2].logprobs[1]: must be from -100"),
+        ({"logprobs": float32s(-0.5, -101.0)}, "begun[2].logprobs[1]: must be from -100"),
         ({"version_spans": []}, "begun[2].version_spans: must be spans over"),
         ({"finish_reason": 9}, "begun[2].finish_reason: must be UNSPECIFIED, STOP or LENGTH"),
         (
