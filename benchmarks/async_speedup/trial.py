@@ -19,10 +19,11 @@ from benchmarks.async_speedup.paced_learner import (
     PUBLICATION_SECONDS_VARIABLE,
     STEP_SECONDS_VARIABLE,
 )
-from vcpo.local.host import Host, HostOptions
+from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending
 from vcpo.local.terminal.view import PlainView
+from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.records.journal import Metrics, read_metrics
 from vcpo.spec import VCPORun
 from vcpo_rollout.environments import make_environment
@@ -91,8 +92,14 @@ def train(setting: Setting, hardware: Hardware, folder: Path) -> tuple[VCPORun, 
         STEP_SECONDS_VARIABLE: str(hardware.learner_step_s),
         PUBLICATION_SECONDS_VARIABLE: str(hardware.publication_s),
     }
-    options = HostOptions(resume=False, metrics_port=0, learner_module=_LEARNER)
-    with PlainView(Console(), interval_s=_LINES_EVERY_S) as view:
+    metrics = HostMetrics()
+    with (
+        serve_metrics(metrics.registry, LOOPBACK, 0) as server,
+        PlainView(Console(), interval_s=_LINES_EVERY_S) as view,
+    ):
+        options = HostOptions(
+            resume=False, metrics=metrics, metrics_port=server.port, learner_module=_LEARNER
+        )
         outcome = asyncio.run(Host(run, run_dir, view, options).run())
     if outcome.ending not in (Ending.COMPLETE, Ending.COLLAPSED):
         raise TrialFailedError(f"{folder}: {outcome.ending.name.lower()}. {outcome.message}")

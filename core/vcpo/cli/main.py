@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from vcpo.cli.console import ERR, OUT, fail, require_modules, writing
 from vcpo.cli.export import export
 from vcpo.cli.report import report
 from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
-from vcpo.local.host import Host, HostOptions
+from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import (
     MissingPackagesError,
     check_installed,
@@ -29,7 +31,7 @@ from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import run_summary
 from vcpo.local.terminal.view import make_view
-from vcpo.metrics import AddressError
+from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
@@ -113,14 +115,13 @@ def run(
         check_gpus(loaded, file)
     except (MissingPackagesError, SpecError) as error:
         fail(str(error))
-    options = HostOptions(resume=resume, metrics_port=metrics_port)
-    with writing("--run-dir", directory.path):
-        directory.path.mkdir(parents=True, exist_ok=True)
+    metrics = HostMetrics()
     try:
-        with run_lock(directory.path, LockHolder.HOST):
-            outcome = _train(loaded, directory, options)
-    except RunLockedError as error:
-        fail(f"--run-dir: {error}")
+        # Before the directory is made: a run that cannot start takes no number.
+        with serve_metrics(metrics.registry, LOOPBACK, metrics_port) as server:
+            options = HostOptions(resume=resume, metrics=metrics, metrics_port=server.port)
+            with _held(directory):
+                outcome = _train(loaded, directory, options)
     except AddressError as error:
         fail(f"--metrics-port: {error}")
     report_path = _report(directory)
@@ -227,6 +228,21 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
+@contextlib.contextmanager
+def _held(directory: RunDir) -> Iterator[None]:
+    """Make and lock a run's directory; if no run is created in it, nothing new stays."""
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
+        undo.callback(directory.remove_unused, is_whole=not directory.path.exists())
+        with writing("--run-dir", directory.path):
+            directory.path.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(run_lock(directory.path, LockHolder.HOST))
+            except RunLockedError as error:
+                undo.pop_all()  # it is the other host's
+                fail(f"--run-dir: {error}")
+        yield
+
+
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
     loaded = with_one_replica(loaded)
     with writing("--run-dir", directory.path):
@@ -261,9 +277,17 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
         with writing("runs", Path("runs")):
             return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
+    can_resume = directory.spec.exists()
+    if resume and not can_resume:
+        why = f"has no {directory.spec.name}" if path.exists() else "does not exist"
+        fail(
+            f"--resume: {path} {why}, so there is no run to resume; give the directory that `vcpo"
+            " run` printed as --run-dir, or leave out both options to start a new run"
+        )
     if directory.is_used and not resume:
-        fail(f"--run-dir: {path} already has a run; add --resume, or give another directory")
-    if directory.spec.exists():
+        cure = "add --resume, or give" if can_resume else "give"
+        fail(f"--run-dir: {path} already has a run; {cure} another directory")
+    if can_resume:
         _check_continues(loaded, directory)
     return directory
 

@@ -41,13 +41,15 @@ from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
-from vcpo.metrics import HostMetrics, serve_metrics
+from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
 
+LOOPBACK = "127.0.0.1"
+"""Address at which the processes of a local run serve."""
 _STARTING_POLL_S = 0.1
 _DRAIN_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 15.0
@@ -67,8 +69,10 @@ class HostOptions:
 
     resume: bool
     """Whether to resume from the newest checkpoint."""
+    metrics: HostMetrics
+    """The metrics that the host sets; somebody else serves them."""
     metrics_port: int
-    """Port of the host's /metrics on the loopback address; 0 takes a free port."""
+    """Port of the loopback address where they are served."""
     answer_timeout_s: float = SIGNALS_TIMEOUT_S
     """Timeout of health checks and of requests for signals."""
     learner_module: str = LEARNER_MODULE
@@ -107,9 +111,9 @@ class Host:
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
         self._journal = Journal(run_dir.path)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
-        self._metrics = HostMetrics()
+        self._metrics = options.metrics
         self._learner_restarts = 0
-        self._metrics_port = options.metrics_port  # 0 until the server has taken a free port
+        self._metrics_port = options.metrics_port
         self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run.metadata.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
@@ -130,11 +134,7 @@ class Host:
             loop.add_signal_handler(number, self._interrupted.set)
         self._run_dir.write_steering_key(self._fleet.steering_key)
         try:
-            with serve_metrics(
-                self._metrics.registry, "127.0.0.1", self._options.metrics_port
-            ) as server:
-                self._metrics_port = server.port
-                return await self._run_until_end()
+            return await self._run_until_end()
         finally:
             self._write_scrape_targets([])
             await self._fleet.stop(_STOP_GRACE_S)
@@ -145,7 +145,7 @@ class Host:
         self._event(HOST_STARTED, f"{goal}, resumed" if self._options.resume else goal)
         self._event(
             "MetricsServed",
-            f"http://127.0.0.1:{self._metrics_port}/metrics; all processes of the run for a"
+            f"http://{LOOPBACK}:{self._metrics_port}/metrics; all processes of the run for a"
             f" Prometheus: {self._scrape_targets.path}",
         )
         if description := self._fleet.gpu_plan.description:

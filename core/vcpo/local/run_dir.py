@@ -15,10 +15,12 @@ adapters/      LoRA adapters, if trained     exports/       output of `vcpo expo
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from vcpo.records.journal import METRICS_FILE
+from vcpo.service.run_lock import LockHolder
 from vcpo.spec import VCPORun, run_to_yaml
 
 _MAX_RUNS = 10_000
@@ -30,6 +32,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spec = path / "spec.yaml"
+        self._partial_spec = path / "spec.partial"
         self.logs = path / "logs"
         self.processes = path / "processes"
         self.steering_key = self.processes / "steering-key"
@@ -48,9 +51,21 @@ class RunDir:
         for stale in self.processes.iterdir():
             stale.unlink()
         # Renaming keeps the existing file if the disk is full.
-        partial = self.spec.with_suffix(".partial")
-        partial.write_text(run_to_yaml(run), encoding="utf-8")
-        partial.replace(self.spec)
+        self._partial_spec.write_text(run_to_yaml(run), encoding="utf-8")
+        self._partial_spec.replace(self.spec)
+
+    def remove_unused(self, *, is_whole: bool) -> None:
+        """Remove what the start of a run left if it recorded no run; foreign files stay.
+
+        is_whole: whether the start made the directory itself.
+        """
+        if self.is_used:
+            return
+        lock = self.path / f"{LockHolder.HOST}.lock"
+        removals = [self._partial_spec.unlink, lock.unlink, self.logs.rmdir, self.processes.rmdir]
+        for remove in [*removals, self.path.rmdir] if is_whole else removals:
+            with contextlib.suppress(OSError):  # it is not there, or holds something else
+                remove()
 
     def write_steering_key(self, key: str) -> None:
         """Write the key of who steers the run to a file that only this user can read."""

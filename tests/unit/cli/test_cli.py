@@ -13,7 +13,7 @@ from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.records import STEP
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
-from vcpo.local.run_dir import RunDir
+from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
@@ -203,6 +203,14 @@ class TestRun:
             f"--run-dir: {used} already has a run; add --resume, or give another directory\n"
         )
 
+    def test_a_directory_with_records_and_no_spec_wants_another_one(self, run_file, tmp_path):
+        (tmp_path / "metrics.jsonl").touch()
+        asked = vcpo("run", run_file, "--run-dir", tmp_path)
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        assert asked.stderr == (
+            f"--run-dir: {tmp_path} already has a run; give another directory\n"
+        )
+
     def test_another_run_is_not_continued_and_nothing_is_written(self, run_file, tmp_path):
         used = tmp_path / "used"
         used.mkdir()
@@ -240,15 +248,50 @@ class TestRun:
         assert asked.stderr.startswith(f"--run-dir: {place} cannot be written (")
         assert asked.stderr.endswith("); give a writable directory\n")
 
-    def test_a_port_in_use_is_reported_in_a_sentence(self, run_file, tmp_path):
+    @pytest.fixture
+    def taken_port(self):
+        """A port on which somebody listens."""
         with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-            asked = vcpo("run", run_file, f"--run-dir={tmp_path / 'new'}", f"--metrics-port={port}")
+            yield server.getsockname()[1]
+
+    def test_a_port_in_use_is_reported_in_a_sentence(self, run_file, tmp_path, taken_port):
+        new = tmp_path / "new"
+        asked = vcpo("run", run_file, f"--run-dir={new}", f"--metrics-port={taken_port}")
         assert asked.exit_code == USER_ERROR
         assert asked.stderr == (
-            f"--metrics-port: cannot listen on 127.0.0.1:{port} (Address already in use); give"
-            " another port, or 0 for a free one\n"
+            f"--metrics-port: cannot listen on 127.0.0.1:{taken_port} (Address already in use);"
+            " give another port, or 0 for a free one\n"
         )
+
+    def test_a_start_that_fails_leaves_no_directory_and_its_number_to_the_next(
+        self, run_file, tmp_path, monkeypatch, taken_port
+    ):
+        monkeypatch.chdir(tmp_path)
+        for _ in range(2):
+            asked = vcpo("run", run_file, f"--metrics-port={taken_port}")
+            assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        with files_of_at_most(1_000):
+            asked = vcpo("run", run_file)
+        assert asked.stderr == (
+            "--run-dir: runs/countdown-001 cannot be written (File too large); give a writable"
+            " directory\n"
+        )
+        assert new_run_dir("countdown", tmp_path / "runs").path.name == "countdown-001"
+
+    def test_a_start_that_fails_changes_nothing_of_a_run_that_it_would_resume(
+        self, run_file, tmp_path, taken_port
+    ):
+        used = complete_run(run_file, tmp_path / "used", step=300).path
+
+        def files():
+            return {each: each.stat().st_mtime_ns for each in used.rglob("*")}
+
+        before = files()
+        asked = vcpo(
+            "run", run_file, f"--run-dir={used}", "--resume", f"--metrics-port={taken_port}"
+        )
+        assert asked.exit_code == USER_ERROR
+        assert files() == before
 
     def test_a_machine_that_lacks_the_model_starts_nothing(self, run_file, tmp_path):
         run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
@@ -256,6 +299,26 @@ class TestRun:
         assert asked.exit_code == USER_ERROR
         assert "spec.model.name: is no directory" in asked.stderr
         assert not (tmp_path / "new").exists()
+
+    @pytest.mark.parametrize("content", [None, [], ["notes.txt"], ["metrics.jsonl"]], ids=str)
+    def test_resume_wants_the_directory_of_a_run_and_makes_none(
+        self, run_file, tmp_path, monkeypatch, content
+    ):
+        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        place = tmp_path / "mistyped"
+        if content is not None:
+            place.mkdir()
+            for name in content:
+                (place / name).touch()
+        asked = vcpo("run", run_file, "--run-dir", place, "--resume")
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        why = "has no spec.yaml" if place.exists() else "does not exist"
+        assert asked.stderr == (
+            f"--resume: {place} {why}, so there is no run to resume; give the directory that `vcpo"
+            " run` printed as --run-dir, or leave out both options to start a new run\n"
+        )
+        left = sorted(each.name for each in place.iterdir()) if place.exists() else None
+        assert left == content
 
     def test_resume_wants_a_directory(self, run_file):
         asked = vcpo("run", run_file, "--resume")

@@ -22,6 +22,7 @@ from vcpo.local.host import Host, HostOptions
 from vcpo.local.processes.fleet import RunFailedError
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.run_dir import RunDir
+from vcpo.metrics import HostMetrics
 from vcpo.spec import parse_run
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, judge
 from vcpo_operator.decisions.restarts import Restarts
@@ -131,9 +132,8 @@ def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool)
     directory, clock = RunDir(tmp_path / "r"), Clock()
     if not directory.path.exists():
         directory.create(RUN)
-    host = Host(
-        RUN, directory, SimpleNamespace(), HostOptions(resume=False, metrics_port=0, clock=clock)
-    )
+    options = HostOptions(resume=False, metrics=HostMetrics(), metrics_port=1, clock=clock)
+    host = Host(RUN, directory, SimpleNamespace(), options)
     host._connection = SimpleNamespace(furthest_step=int(has_stepped))
     clock.now_s += elapsed_s
     try:

@@ -32,6 +32,7 @@ async def fixture(tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
     if fixture.running is not None:
         fixture.running.cancel()
         await asyncio.gather(fixture.running, return_exceptions=True)
+    fixture.endpoint.close()
 
 
 @pytest.fixture
