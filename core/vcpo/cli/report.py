@@ -75,7 +75,7 @@ def _render(run_dirs: list[Path], *, follows: bool) -> str:
     """Return the page.
 
     Raises:
-        MissingRecordsError, RecordError, SpecError: when a run cannot be read.
+        MissingRecordsError, SpecError: when a run cannot be read.
     """
     if len(run_dirs) == 1:
         return render_report(read_run(run_dirs[0]), follows=follows)

@@ -20,6 +20,7 @@ _WARNINGS: Final = frozenset(
         "EvaluationWithoutResult",
         "GenerationFailed",
         "GroupQuarantined",
+        "JournalDamaged",
         "LearnerRestarted",
         "LogDamaged",
         "LogFull",

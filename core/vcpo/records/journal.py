@@ -1,23 +1,29 @@
 """A run directory's records: `metrics.jsonl` (steps, evaluations) and `events.jsonl`.
 
-Each line is one JSON object. A single write appends it, so several processes may write events, and
-a reader sees half a line at most at the end. A full disk or a lost machine may leave half a line;
-the next writer ends it, and readers skip it. Records that a full disk refuses are written when
-there is room. After a resume a step may stand twice: the later record counts, see `read_metrics`.
+Each line is one JSON object; its last field, `crc32`, is the checksum of the bytes before it. A
+single write appends it, so several processes may write events, and a reader sees half a line at
+most at the end. A full disk or a lost machine may leave half a line; the next writer ends it.
+Records that a full disk refuses are written when there is room. After a resume a step may stand
+twice: the later record counts, see `read_metrics`.
+
+The files are for people: no decision of training reads them. A line that is not as it was written
+costs its own records and nothing else: readers skip it and name it by file and number. The checksum
+is what tells: a flipped digit would still be JSON, and could undo steps or fake a collapse.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
 import os
+import re
+import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from vcpo.records.file_tail import FileTail
 from vcpo.records.step_record import StepRecord
@@ -26,15 +32,35 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 HOST_STARTED = "Started"
 """Kind of the event with which a local host begins; a resumed run has several."""
+JOURNAL_DAMAGED = "JournalDamaged"
+"""Kind of the event that names a line which readers skip."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Error numbers when a file cannot grow because of the disk, a quota or a limit; a file system is
 made read-only after an error of its disk, and may be writable again later."""
+READER = "journal"
+"""Source of an event that a reader puts in the place of a damaged line."""
 _MOST_UNWRITTEN = 10_000
 """Records that wait for room; of more, the oldest are lost."""
+_FIELDS_NAMED = 3
+"""Most fields that a notice names."""
+_SUMMED: Final = re.compile(rb'(.*),"crc32":"([0-9a-f]{8})"\}', re.DOTALL)
+"""A line: what is summed up, and the sum."""
 
 
-class RecordError(Exception):
-    """A record lacks a field; the message names file and field, and the cure."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedLine:
+    """A line that is skipped, because it is not as a journal of this version writes it."""
+
+    file: str
+    number: int
+    """From 1."""
+    cause: str
+    """A clause."""
+
+    @property
+    def notice(self) -> str:
+        """What a person should know of it."""
+        return f"{self.file} line {self.number:,}: {self.cause}; it is skipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +84,7 @@ class EventRecord:
 
     time_unix_s: float
     source: str
-    """Who wrote it: `host`, `learner` or the name of a worker."""
+    """Who wrote it: `host`, `learner`, the name of a worker, or `journal` for a reader of it."""
     kind: str
     """CamelCase word, e.g. `WorkerLost`."""
     message: str
@@ -70,6 +96,8 @@ class Metrics:
 
     steps: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...]
+    damaged: tuple[DamagedLine, ...] = ()
+    """Lines that were skipped, in order of the file."""
 
 
 class Journal:
@@ -96,8 +124,7 @@ class Journal:
         self._append(EVENTS_FILE, dataclasses.asdict(record))
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
-        line = json.dumps(entry, separators=(",", ":")) + "\n"
-        self._unwritten.append((name, line.encode()))
+        self._unwritten.append((name, _line(entry)))
         try:
             self._write()
         except OSError as error:
@@ -132,58 +159,40 @@ def read_metrics(run_dir: Path) -> Metrics:
     """Return the steps and evaluations of a run, without the history that a restart undid.
 
     A learner that resumes from a checkpoint takes steps again. Records from the first repeated step
-    on belong to parameters that are lost, and are left out. A missing file is an empty run.
-
-    Raises:
-        RecordError: when a record lacks a field.
+    on belong to parameters that are lost, and are left out. A missing file is an empty run. Lines
+    that are damaged are left out too; `Metrics.damaged` names them.
     """
     steps: dict[int, StepRecord] = {}
     evaluations: dict[int, EvaluationRecord] = {}
-    path = run_dir / METRICS_FILE
-    for entry in _lines(path):
-        if entry.get("type") == "step":
-            step = _record(StepRecord, entry, path)
-            if step.step in steps:
-                steps = {number: kept for number, kept in steps.items() if number < step.step}
-                evaluations = {at: kept for at, kept in evaluations.items() if at < step.step}
-            steps[step.step] = step
-        elif entry.get("type") == "evaluation":
-            evaluation = _record(EvaluationRecord, entry, path)
-            evaluations[evaluation.step] = evaluation
+    damaged = []
+    for record in _records(METRICS_FILE, _file_lines(run_dir / METRICS_FILE), _metrics_record):
+        match record:
+            case DamagedLine():
+                damaged.append(record)
+            case StepRecord():
+                if record.step in steps:
+                    steps = {at: kept for at, kept in steps.items() if at < record.step}
+                    evaluations = {at: kept for at, kept in evaluations.items() if at < record.step}
+                steps[record.step] = record
+            case EvaluationRecord():
+                evaluations[record.step] = record
     return Metrics(
         steps=tuple(steps[number] for number in sorted(steps)),
         evaluations=tuple(evaluations[number] for number in sorted(evaluations)),
+        damaged=tuple(damaged),
     )
 
 
-def unrecorded_fields(run_dir: Path) -> frozenset[str]:
-    """Return the fields of a step record that the last step of a run lacks.
-
-    An older version of vcpo wrote such a run. The fields have their defaults, which say nothing.
-    """
-    path = run_dir / METRICS_FILE
-    if not path.exists():
-        return frozenset()
-    with path.open(encoding="utf-8") as lines:
-        # A whole step is known by its two ends: to parse all lines takes long.
-        whole = (
-            each for each in lines if each.startswith('{"type":"step",') and each.endswith("}\n")
-        )
-        steps = deque(whole, maxlen=1)
-    with contextlib.suppress(IndexError, json.JSONDecodeError):  # no step, or half of one
-        recorded: dict[str, Any] = json.loads(steps[0])
-        return _field_names(StepRecord) - recorded.keys()
-    return frozenset()
-
-
 def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
-    """Return a run's events in the order in which they were written."""
-    path = run_dir / EVENTS_FILE
-    return tuple(_record(EventRecord, entry, path) for entry in _lines(path))
+    """Return a run's events in the order in which they were written.
+
+    In the place of a damaged line stands an event that names it.
+    """
+    return tuple(EventTail(run_dir, from_start=True).read())
 
 
 class EventTail:
-    """Reads the events that are written after it was made.
+    """Reads the events that are written after it was made; damaged lines as `read_events`.
 
     from_start: whether the first read returns the events that were written before, too.
     """
@@ -191,32 +200,108 @@ class EventTail:
     def __init__(self, run_dir: Path, *, from_start: bool = False) -> None:
         self._path = run_dir / EVENTS_FILE
         self._tail = FileTail(self._path, from_start=from_start)
+        self._num_lines = 0 if from_start else sum(1 for _ in _file_lines(self._path))
 
     def read(self) -> list[EventRecord]:
         """Return the events since the last call; an unfinished line waits for the next call."""
-        events = []
-        for line in self._tail.read().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
-                events.append(_record(EventRecord, json.loads(line), self._path))
+        lines = self._tail.read().split(b"\n")[:-1]
+        numbered = enumerate(lines, start=self._num_lines + 1)
+        self._num_lines += len(lines)
+        events: list[EventRecord] = []
+        for record in _records(EVENTS_FILE, numbered, _event_record):
+            match record:
+                case EventRecord():
+                    events.append(record)
+                case DamagedLine():
+                    before = [event.time_unix_s for event in events[-1:]]
+                    at_unix_s = before[0] if before else self._path.stat().st_mtime
+                    events.append(damage_event(record, at_unix_s))
         return events
 
 
-_Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
+_FIELD_NAMES: Final[Mapping[object, frozenset[str]]] = {
+    record_type: frozenset(each.name for each in dataclasses.fields(record_type))
+    for record_type in (StepRecord, EvaluationRecord, EventRecord)
+}
 
 
-def _record(record_type: type[_Record], entry: Mapping[str, Any], source: Path) -> _Record:
-    known = _field_names(record_type)
-    try:
-        return record_type(**{name: value for name, value in entry.items() if name in known})
-    except TypeError as error:
-        raise RecordError(
-            f"{source} has a {record_type.__name__} that cannot be read ({error}): another version"
-            " of vcpo wrote it; read it with that version"
-        ) from error
+def damage_event(damaged: DamagedLine, time_unix_s: float) -> EventRecord:
+    """Return the event that names a damaged line."""
+    return EventRecord(
+        time_unix_s=time_unix_s, source=READER, kind=JOURNAL_DAMAGED, message=damaged.notice
+    )
 
 
-def _field_names(record_type: type[StepRecord | EvaluationRecord | EventRecord]) -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(record_type))
+_Record = TypeVar("_Record", bound=StepRecord | EvaluationRecord | EventRecord)
+
+
+def _records(
+    file: str,
+    lines: Iterable[tuple[int, bytes]],
+    parse: Callable[[dict[str, Any]], _Record],
+) -> Iterator[_Record | DamagedLine]:
+    """Yield what each line holds; lines come with their numbers, and without their ends."""
+    for number, line in lines:
+        try:
+            yield parse(_entry(line))
+        except (ValueError, RecursionError) as error:
+            yield DamagedLine(file=file, number=number, cause=str(error))
+
+
+def _metrics_record(entry: dict[str, Any]) -> StepRecord | EvaluationRecord:
+    match entry.pop("type", None):
+        case "step":
+            return _record(StepRecord, entry)
+        case "evaluation":
+            return _record(EvaluationRecord, entry)
+        case other:
+            raise ValueError(f"no record has the type {other!r}")
+
+
+def _event_record(entry: dict[str, Any]) -> EventRecord:
+    return _record(EventRecord, entry)
+
+
+def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> _Record:
+    """Return a record of all its fields.
+
+    Raises:
+        ValueError: naming a few fields that are missing or unknown.
+    """
+    names = _FIELD_NAMES[record_type]
+    if names != entry.keys():
+        others = ", ".join(sorted(names ^ entry.keys())[:_FIELDS_NAMED])
+        raise ValueError(f"another version of vcpo wrote it, whose fields differ ({others})")
+    return record_type(**entry)
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """Return a line with its checksum and its end."""
+    summed = json.dumps(entry, separators=(",", ":")).encode().removesuffix(b"}")
+    return b'%s,"crc32":"%08x"}\n' % (summed, zlib.crc32(summed))
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """Return what `_line` wrote.
+
+    Raises:
+        ValueError: if its checksum does not hold.
+    """
+    found = _SUMMED.fullmatch(line)
+    if found is None or zlib.crc32(found[1]) != int(found[2], 16):
+        raise ValueError("its checksum does not hold, or it is half a line")
+    entry: dict[str, Any] = json.loads(found[1] + b"}")
+    return entry
+
+
+def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of a file, without their ends, by number."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield number, line[:-1]
 
 
 def _close_last_line(path: Path) -> None:
@@ -229,13 +314,3 @@ def _close_last_line(path: Path) -> None:
     if not is_closed:
         with path.open("ab") as end:
             end.write(b"\n")
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
-                    yield json.loads(line)

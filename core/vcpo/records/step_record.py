@@ -61,7 +61,7 @@ class UpdateRecord:
         ),
     ] = None
     """Mean of -log mu over the batch's sampled tokens, with mu as sampled from, temperature
-    included; None when one has no value, and in records older than the field."""
+    included; None when one has no value."""
     ess_ratio: Annotated[
         float,
         StepGauge(

@@ -11,7 +11,7 @@ from typing import Final
 
 from vcpo.algo import REWARD_WINDOW_STEPS
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, mean, whole
-from vcpo.report.recorded_run import RecordedRun, read_run, require_records
+from vcpo.report.recorded_run import RecordedRun, damage_notice, read_run, require_records
 from vcpo.report.summary import State, state_of
 
 _UNSET = "not set"
@@ -63,7 +63,6 @@ def read_runs(run_dirs: Sequence[Path]) -> tuple[RecordedRun, ...]:
     Raises:
         MissingRecordsError: when a directory has no run or no journal.
         SpecError: when a `spec.yaml` is not a run.
-        RecordError: when a record lacks a field.
     """
     for run_dir in run_dirs:
         require_records(run_dir)
@@ -88,7 +87,7 @@ def spec_changes(runs: Sequence[RecordedRun]) -> tuple[SpecChange, ...]:
 
 def cautions(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """Return what a reader must know before comparing these runs, a sentence each."""
-    return (*_endings(runs), *_other_tasks(runs), *_older_versions(runs))
+    return (*_endings(runs), *_other_tasks(runs), *_damaged_lines(runs))
 
 
 def _endings(runs: Sequence[RecordedRun]) -> Iterator[str]:
@@ -114,13 +113,10 @@ def _other_tasks(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"The runs have different {label} ({', '.join(found)}): rewards do not compare."
 
 
-def _older_versions(runs: Sequence[RecordedRun]) -> Iterator[str]:
-    for missing in sorted({tuple(sorted(each.unrecorded)) for each in runs} - {()}):
-        names = [each.name for each in runs if each.unrecorded == set(missing)]
-        yield (
-            f"An older version of vcpo recorded {', '.join(names)}: there is no"
-            f" {', '.join(missing)}."
-        )
+def _damaged_lines(runs: Sequence[RecordedRun]) -> Iterator[str]:
+    for each in runs:
+        if (notice := damage_notice(each)) is not None:
+            yield f"{each.name}: {notice}"
 
 
 def _names(run_dirs: Sequence[Path]) -> list[str]:
@@ -172,8 +168,6 @@ def _lowest_relative_ess(recorded: RecordedRun) -> float | None:
 
 
 def _highest_warning(recorded: RecordedRun) -> float | None:
-    if "warning_score" in recorded.unrecorded:
-        return None
     return max((step.warning_score for step in recorded.metrics.steps), default=None)
 
 

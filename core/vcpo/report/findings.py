@@ -13,7 +13,7 @@ from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import finite, whole
-from vcpo.report.recorded_run import RecordedRun
+from vcpo.report.recorded_run import RecordedRun, damage_notice
 from vcpo.spec import VCPORun
 
 
@@ -36,18 +36,21 @@ class Finding:
 
 
 def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
-    """Check the guarantees of a run, the worst result first; empty before its first step."""
+    """Check the guarantees of a run, the worst result first; without steps only its records."""
     run, metrics = recorded.run, recorded.metrics
+    damaged = damage_notice(recorded)
+    records = () if damaged is None else (Finding(grade=Grade.NOTICE, text=damaged),)
     if not metrics.steps:
-        return ()
+        return records
     outcomes: tuple[Finding, ...] = (
         _reward_lasted(metrics),
-        _warning_stayed_quiet(recorded),
+        _warning_stayed_quiet(metrics.steps),
         _lag_is_bounded(run, metrics.steps),
         _ess_has_room(run, metrics.steps),
         _steps_were_taken(metrics.steps),
         _accounts_balance(metrics.steps),
         _learner_is_fed(run, metrics.steps),
+        *records,
     )
     if metrics.steps[-1].rollbacks:
         outcomes = (*outcomes, _was_rolled_back(metrics.steps))
@@ -72,12 +75,8 @@ def _was_rolled_back(steps: Sequence[StepRecord]) -> Finding:
     return Finding(grade=Grade.NOTICE, text=text)
 
 
-def _warning_stayed_quiet(recorded: RecordedRun) -> Finding:
+def _warning_stayed_quiet(steps: Sequence[StepRecord]) -> Finding:
     """Judge the early warning; a false alarm in the middle of a run is not bad."""
-    steps = recorded.metrics.steps
-    if "warning_level" in recorded.unrecorded:
-        text = "The records have no early warning: an older version of vcpo wrote them."
-        return Finding(grade=Grade.NOTICE, text=text)
     if (critical_now := critical_at_end_notice(steps)) is not None:
         return Finding(grade=Grade.BAD, text=critical_now)
     critical = [step for step in steps if is_critical(step)]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from vcpo.records.journal import (
     METRICS_FILE,
+    READER,
     EventRecord,
     Metrics,
-    RecordError,
     read_events,
     read_metrics,
-    unrecorded_fields,
 )
 from vcpo.report.clock import RunClock
 from vcpo.spec import SpecError, VCPORun, load_run
@@ -25,7 +24,7 @@ class MissingRecordsError(Exception):
     """A directory lacks a file that a report needs; the message names both and the cure."""
 
 
-UNREADABLE = (MissingRecordsError, RecordError, SpecError)
+UNREADABLE = (MissingRecordsError, SpecError)
 """Errors of a run directory that cannot be read; each message names the cure."""
 
 
@@ -38,8 +37,6 @@ class RecordedRun:
     run: VCPORun
     metrics: Metrics
     events: tuple[EventRecord, ...] = ()
-    unrecorded: frozenset[str] = frozenset()
-    """Fields of the step record that the version that wrote the run did not have."""
 
     @cached_property
     def clock(self) -> RunClock:
@@ -52,7 +49,6 @@ def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
 
     Raises:
         SpecError: when `spec.yaml` is missing or is not a run.
-        RecordError: when a record lacks a field.
     """
     run = load_run(run_dir / SPEC_FILE)
     return RecordedRun(
@@ -60,8 +56,18 @@ def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
         run=run,
         metrics=read_metrics(run_dir),
         events=read_events(run_dir),
-        unrecorded=unrecorded_fields(run_dir),
     )
+
+
+def damage_notice(recorded: RecordedRun) -> str | None:
+    """Return a notice about lines of the records that cannot be read; None if all can."""
+    notices = [each.notice for each in recorded.metrics.damaged]
+    notices += [each.message for each in recorded.events if each.source == READER]
+    if not notices:
+        return None
+    if len(notices) == 1:
+        return f"A line of the records is damaged: {notices[0]}."
+    return f"{len(notices):,} lines of the records are damaged; the first is {notices[0]}."
 
 
 def require_records(run_dir: Path) -> None:

@@ -89,14 +89,16 @@ def test_a_run_without_a_journal_cannot_be_compared(make_run):
     assert asked.stderr.startswith(f"RUN_DIR: {second} has no metrics.jsonl, so no journal; give a")
 
 
-def test_records_of_a_version_that_lacks_a_field_are_refused_by_name(make_run):
+def test_damaged_records_are_left_out_and_named_in_the_page(make_run):
     run_dir = make_run("a")
     journal = run_dir / METRICS_FILE
-    journal.write_text(journal.read_text().replace('"lag_max":4,', ""))
+    journal.write_bytes(
+        b"\xff\nnull\n" + journal.read_bytes().replace(b'"lag_max":4', b'"lag_max":5')
+    )
     asked = report(run_dir)
-    assert asked.exit_code == USER_ERROR
-    assert asked.stderr.startswith(f"RUN_DIR: {journal} has a StepRecord that cannot be read")
-    assert "'lag_max'" in asked.stderr
+    assert asked.exit_code == 0
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "3 lines of the records are damaged; the first is metrics.jsonl line 1: " in page
 
 
 def test_a_file_that_cannot_be_written_is_refused_with_the_cure(make_run, tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.records.journal import Journal, Metrics
+from vcpo.records.journal import DamagedLine, Journal, Metrics
 from vcpo.report.comparison import cautions, read_runs, results, spec_changes
 from vcpo.report.recorded_run import MissingRecordsError, RecordedRun
 from vcpo.spec import run_to_yaml
@@ -11,7 +11,7 @@ from vcpo.spec.algorithm import Algorithm
 def recorded(run, make_step):
     """Make a recorded run of 4 steps; `spec` replaces parts of its spec."""
 
-    def recorded(name, *steps, evaluations=(), spec=None, unrecorded=()):
+    def recorded(name, *steps, evaluations=(), spec=None, damaged=()):
         changed = run.spec.model_copy(update=spec or {})
         return RecordedRun(
             name=name,
@@ -19,8 +19,8 @@ def recorded(run, make_step):
             metrics=Metrics(
                 steps=steps or (make_step(4),),
                 evaluations=tuple(evaluations),
+                damaged=damaged,
             ),
-            unrecorded=frozenset(unrecorded),
         )
 
     return recorded
@@ -70,11 +70,6 @@ def test_skipped_steps_are_a_share(recorded, make_step):
     assert row_of([recorded("a", *steps)], "Skipped")[0] == ("25.0%",)
 
 
-def test_a_warning_that_was_not_recorded_is_unknown(recorded):
-    runs = [recorded("a", unrecorded=["warning_score"])]
-    assert row_of(runs, "Highest early warning")[0] == ("-",)
-
-
 def test_only_fields_that_differ_are_listed(recorded):
     runs = [
         recorded("a", spec={"steps": 4}),
@@ -95,8 +90,9 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
         recorded("short", make_step(3)),
         recorded("fallen", evaluations=[make_evaluation(0, 0.9), make_evaluation(4, 0.1)]),
         recorded("still", *(make_step(at, skipped="no_gradient") for at in range(1, 5))),
-        recorded("old", unrecorded=["baseline_shift"]),
-        recorded("older", unrecorded=["baseline_shift"]),
+        recorded(
+            "hurt", damaged=(DamagedLine(file="metrics.jsonl", number=2, cause="half a line"),)
+        ),
         recorded(
             "other",
             spec={"environment": run.spec.environment.model_copy(update={"name": "gsm8k"})},
@@ -107,7 +103,7 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
         "fallen collapsed; its own report says when.",
         "No step of still made an update; its own report says why.",
         "The runs have different environments (countdown, gsm8k): rewards do not compare.",
-        "An older version of vcpo recorded old, older: there is no baseline_shift.",
+        "hurt: A line of the records is damaged: metrics.jsonl line 2: half a line; it is skipped.",
     )
 
 

@@ -110,12 +110,6 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
     )
 
 
-def warning_score_of(recorded: RecordedRun) -> StepValue:
-    """Return how to get the early warning's score of a step; all are gaps in older records."""
-    is_known = "warning_score" not in recorded.unrecorded
-    return lambda step: step.warning_score if is_known else None
-
-
 def learning_rate_scale(step: StepRecord) -> float | None:
     """Return the learning-rate scale of a step that was taken."""
     return step.learning_rate_scale if step.skipped is None else None
@@ -128,7 +122,7 @@ def ess_ratio(step: StepRecord) -> float | None:
 
 def step_chart(recorded: RecordedRun, field: str, chart: StepChart) -> Chart:
     """Return the small chart of one number of the step record."""
-    line = _line(chart.label, recorded.metrics.steps, recorded_value(recorded, field, chart))
+    line = _line(chart.label, recorded.metrics.steps, recorded_value(field, chart))
     return Chart(
         name=chart_name(field, chart),
         title=chart.title,
@@ -141,10 +135,9 @@ def step_chart(recorded: RecordedRun, field: str, chart: StepChart) -> Chart:
     )
 
 
-def recorded_value(recorded: RecordedRun, field: str, chart: StepChart) -> StepValue:
-    """Return how to get a chart's number from a step; all are gaps if it was not recorded."""
-    is_known = field not in recorded.unrecorded
-    return lambda step: chart_value(step, field, chart) if is_known else None
+def recorded_value(field: str, chart: StepChart) -> StepValue:
+    """Return how to get a chart's number from a step."""
+    return lambda step: chart_value(step, field, chart)
 
 
 def chart_name(field: str, chart: StepChart) -> str:
@@ -176,7 +169,7 @@ def _warning(recorded: RecordedRun) -> Chart:
         title="Early warning",
         unit="severity of the worst sign",
         caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is dead.",
-        curves=(_line("score", recorded.metrics.steps, warning_score_of(recorded)),),
+        curves=(_line("score", recorded.metrics.steps, lambda step: step.warning_score),),
         bands=WARNING_BANDS,
         low=0.0,
         high=1.0,

@@ -17,7 +17,6 @@ from vcpo.report.charts.figures import (
     learning_rate_scale,
     recorded_value,
     tables_of,
-    warning_score_of,
 )
 from vcpo.report.charts.series import column, rolling_mean, smoothing_window
 from vcpo.report.recorded_run import RecordedRun
@@ -78,7 +77,7 @@ def main_overlays(runs: Sequence[RecordedRun]) -> tuple[Chart, ...]:
             title="Early warning",
             unit="severity of the worst sign",
             caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed.",
-            curves=_curves(runs, [warning_score_of(each) for each in runs]),
+            curves=_curves(runs, lambda step: step.warning_score),
             bands=WARNING_BANDS,
             low=0.0,
             high=1.0,
@@ -90,7 +89,7 @@ def detail_overlays(runs: Sequence[RecordedRun]) -> tuple[Chart, ...]:
     """Return a small chart for each number that the step record declares a chart of."""
     charts = []
     for field, chart in CHARTS:
-        curves = _curves(runs, [recorded_value(each, field, chart) for each in runs])
+        curves = _curves(runs, recorded_value(field, chart))
         is_smoothed = chart.is_noisy and not chart.is_log
         shown = Chart(
             name=chart_name(field, chart),
@@ -107,11 +106,11 @@ def detail_overlays(runs: Sequence[RecordedRun]) -> tuple[Chart, ...]:
 
 
 def _smoothed(runs: Sequence[RecordedRun], value: StepValue) -> tuple[Curve, ...]:
-    return tuple(map(_with_rolling_mean, _curves(runs, [value] * len(runs))))
+    return tuple(map(_with_rolling_mean, _curves(runs, value)))
 
 
-def _curves(runs: Sequence[RecordedRun], values: Sequence[StepValue]) -> tuple[Curve, ...]:
-    """Return a curve for each run; `values` has what to take of a step, for each run."""
+def _curves(runs: Sequence[RecordedRun], value: StepValue) -> tuple[Curve, ...]:
+    """Return a curve for each run; `value` takes the number of a step."""
     inks = inks_of(runs)
     return tuple(
         Curve(
@@ -120,7 +119,7 @@ def _curves(runs: Sequence[RecordedRun], values: Sequence[StepValue]) -> tuple[C
             values=column(map(value, recorded.metrics.steps)),
             ink=inks[place],
         )
-        for place, (recorded, value) in enumerate(zip(runs, values, strict=True))
+        for place, recorded in enumerate(runs)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcpo.local.terminal.event_feed import EventFeed, is_shown
-from vcpo.records.journal import EVENTS_FILE, EventRecord, EventTail, Journal
+from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, EventRecord, EventTail, Journal
 
 
 def event(message: str, *, kind: str = "StepSkipped", source: str = "learner") -> EventRecord:
@@ -78,12 +78,13 @@ def test_half_a_line_waits_for_its_other_half(journal, tmp_path):
     assert [one.message for one in tail.read()] == ["whole"]
 
 
-def test_a_line_that_broke_off_is_passed_over(journal, tmp_path):
+def test_a_line_that_broke_off_is_named_and_passed_over(journal, tmp_path):
     tail = EventTail(tmp_path)
     with (tmp_path / EVENTS_FILE).open("a") as events:
         events.write('{"time_unix\n')
     journal.event(event("next"))
-    assert [one.message for one in tail.read()] == ["next"]
+    named, following = tail.read()
+    assert (named.kind, following.message) == (JOURNAL_DAMAGED, "next")
 
 
 def test_a_directory_without_events_has_none(tmp_path):

@@ -180,18 +180,6 @@ def test_throughput_is_shared_among_the_workers(recorded):
     assert values_of(charts_of(found)["throughput-per-worker"], "tokens/s") == (30.0, None)
 
 
-def test_a_number_that_was_not_recorded_is_no_curve_of_zeros(run, make_step):
-    found = RecordedRun(
-        name="old",
-        run=run,
-        metrics=Metrics(steps=(make_step(),), evaluations=()),
-        unrecorded=frozenset({"warning_score", "baseline_shift"}),
-    )
-    charts = charts_of(found)
-    assert values_of(charts["warning"], "score") == (None,)
-    assert values_of(charts["baseline-shift"], "shift") == (None,)
-
-
 def test_every_curve_that_the_step_record_declares_is_drawn(recorded):
     numbers = {(field, chart.entry): at for at, (field, chart) in enumerate(CHARTS, start=1)}
     plain = {field: number for (field, entry), number in numbers.items() if entry is None}
