@@ -45,6 +45,7 @@ def make_groups(num_groups: int, group_size: int) -> list[Group]:
             grant_number=number,
             group_number=number,
             lease_id=str(number),
+            worker_id="w",
             prompt_index=number,
             attempt=1,
             trajectories=tuple(next(responses) for _ in range(group_size)),

@@ -65,6 +65,7 @@ class Ledger:
             grant_number=grant_number,
             group_number=grant_number,
             lease_id=str(grant_number),
+            worker_id="w",
             prompt_index=grant_number,
             attempt=1,
             trajectories=members,

@@ -19,6 +19,8 @@ from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
 """Timeout of a request for signals."""
+_RECENT_S = 600.0
+"""A worker that was set aside is shown for so long; its replacement has started by then."""
 
 
 class LearnerControl:
@@ -95,6 +97,21 @@ def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
         consumed_per_s=message.consumed_trajectories_per_second,
         ready_workers=dict(Counter(worker.rollout_group for worker in message.workers)),
         age_s=age_s,
+    )
+
+
+def set_aside_notice(message: control_pb2.Signals) -> str:
+    """Return which workers the learner has just set aside, in a sentence; empty if none."""
+    recent = [one for one in message.set_aside if one.seconds_since < _RECENT_S]
+    if not recent:
+        return ""
+    last = recent[0]
+    how_many = f"{len(recent)} workers were set aside in the last {_RECENT_S / 60:.0f} minutes"
+    who = f"{last.worker_id} ({last.cause}): {last.message}."
+    return (
+        f"A worker was set aside, {who}"
+        if len(recent) == 1
+        else f"{how_many}; the last one is {who}"
     )
 
 

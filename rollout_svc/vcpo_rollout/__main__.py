@@ -11,15 +11,21 @@ from pathlib import Path
 import grpc
 
 from vcpo.service import logs
-from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import SET_ASIDE, StartError, report_start_error, start_errors
 from vcpo.wire.access.options import add_tls_options
+from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.transport.identity import forget_identity
 from vcpo_rollout.transport.retries import LearnerFailedError
 
 
 def main() -> int:
-    """Parse the command line and work; return 0 at the run's end or after a shutdown."""
+    """Parse the command line and work; return the exit status.
+
+    0 at the run's end or after a shutdown, 1 if engine or learner failed, 2 if the user must
+    correct something, 77 if the learner has set the worker aside.
+    """
     options = _options()
     try:
         with start_errors():
@@ -31,6 +37,10 @@ def main() -> int:
     except EngineError as error:
         logs.report_end(f"engine: {error}")
         return 1
+    except SetAsideError as error:
+        forget_identity(options.identity_file)
+        logs.report_end(f"set aside by the learner: {error.cause}: {error}")
+        return SET_ASIDE
     except LearnerFailedError as error:
         logs.report_end(f"learner: {error}")
         return 1

@@ -77,6 +77,7 @@ class LearnerMetrics:
         self.failures_in_a_row = part.gauge(learner.FAILURES_IN_A_ROW)
         self.workers = part.gauge(learner.WORKERS)
         self.workers_by_trust = part.gauge(learner.WORKERS_BY_TRUST)
+        self.workers_set_aside = part.counter(learner.WORKERS_SET_ASIDE)
         self.calls_refused = part.counter(learner.CALLS_REFUSED)
         self.weights_served_bytes = part.counter(learner.WEIGHTS_SERVED)
         self.evaluation_accuracy = part.gauge(learner.EVALUATION_ACCURACY)

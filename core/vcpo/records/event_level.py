@@ -33,6 +33,7 @@ _WARNINGS: Final = frozenset(
         "Throttled",
         "Warning",
         "WorkerLost",
+        "WorkerSetAside",
     }
 )
 """Kinds that a person should read; none of them ends the run before its last step."""

@@ -39,9 +39,20 @@ class DropReason(StrEnum):
     """All rewards of the group were equal, and the method uses dynamic sampling."""
     SURPLUS = "surplus"
     """Preempted when the batch was complete; the prompt's next lease resumes the responses."""
+    WORKER_SET_ASIDE = "worker_set_aside"
+    """Leased to a worker, or accepted from it, that was set aside; the prompt is granted again."""
     QUARANTINED = "quarantined"
     """An update failed because of its group."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
     ROLLED_BACK = "rolled_back"
     """Sampled or trained on by a version that the run went back behind."""
+
+
+class SetAsideCause(StrEnum):
+    """Why the learner took a worker out of the run."""
+
+    FAILING = "failing"
+    """Its generations fail where those of other workers succeed."""
+    MISMATCH = "mismatch"
+    """Its log-probabilities are not those of the policy that it names."""

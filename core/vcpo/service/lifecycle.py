@@ -47,6 +47,9 @@ TERMINATION_LOG_VARIABLE = "VCPO_TERMINATION_LOG"
 RANK_LOST = os.EX_UNAVAILABLE
 """Exit status of a rank of the learner that could not continue because another rank did not."""
 
+SET_ASIDE = os.EX_NOPERM
+"""Exit status of a worker that the learner took out of the run; a new process may do better."""
+
 START_ERROR_MARK = "vcpo: cannot start: "
 """Precedes a start error in a service's log."""
 

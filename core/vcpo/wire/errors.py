@@ -4,6 +4,7 @@
 WireError
 ├── InvalidMessageError   the caller must change the message    INVALID_ARGUMENT
 ├── PermissionDeniedError the caller may not act for another PERMISSION_DENIED
+├── SetAsideError         the caller must exit               FAILED_PRECONDITION
 ├── NotFoundError         the caller must ask for another one   NOT_FOUND
 └── UnavailableError      nobody; repeat the call later         UNAVAILABLE
 ```
@@ -13,13 +14,25 @@ Servers raise them. `vcpo.wire.guard` converts each to its gRPC status, with the
 
 from __future__ import annotations
 
+from typing import Final
+
 import grpc
+
+from vcpo.records.reasons import SetAsideCause
+
+_SET_ASIDE: Final = "vcpo-set-aside"
+"""Trailing metadata of a refusal, with the cause."""
 
 
 class WireError(Exception):
     """A call that the server cannot answer; `status` is the gRPC code that it returns."""
 
     status = grpc.StatusCode.UNKNOWN
+
+    @property
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a program reads of the error besides its status."""
+        return ()
 
 
 class InvalidMessageError(WireError, ValueError):
@@ -38,6 +51,21 @@ class PermissionDeniedError(WireError):
     status = grpc.StatusCode.PERMISSION_DENIED
 
 
+class SetAsideError(WireError):
+    """A worker that the learner has taken out of the run; the text says why."""
+
+    status = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, cause: SetAsideCause, message: str) -> None:
+        self.cause = cause
+        super().__init__(message)
+
+    @property
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The cause."""
+        return ((_SET_ASIDE, self.cause.value),)
+
+
 class NotFoundError(WireError, LookupError):
     """The requested object does not exist, or exists no longer."""
 
@@ -48,3 +76,11 @@ class UnavailableError(WireError):
     """The server cannot answer now."""
 
     status = grpc.StatusCode.UNAVAILABLE
+
+
+def set_aside_error(error: grpc.aio.AioRpcError) -> SetAsideError | None:
+    """Return the error of a worker that was set aside, as its caller got it; None for another."""
+    cause = dict(error.trailing_metadata() or ()).get(_SET_ASIDE)
+    if cause not in set(SetAsideCause):
+        return None
+    return SetAsideError(SetAsideCause(str(cause)), error.details() or "")

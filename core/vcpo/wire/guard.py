@@ -49,6 +49,8 @@ from vcpo.wire.limits import (
 from vcpo.wire.v1 import control_pb2
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Answer = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
+"""Status, text and trailing metadata of a call that ends with an error."""
 _PROBE = f"/{health.SERVICE_NAME}/Check"
 _OURS = "/vcpo."
 _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
@@ -220,8 +222,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _stream(
         self, handler: Any, context: _Context, reading: asyncio.Semaphore
-    ) -> tuple[grpc.StatusCode, str] | None:
-        """Send a stream; return status and text if it ended early, else None."""
+    ) -> _Answer | None:
+        """Send a stream; return what it ends with if it ended early, else None."""
         try:
             request = await self._request(handler.request_deserializer, context, reading)
             async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:
@@ -233,17 +235,17 @@ class Guard(grpc.aio.ServerInterceptor):
         except TimeoutError:
             self.refusals[CallRefusal.STALLED] += 1
             text = f"stream: the caller read nothing for {self._stalled_reader_s:g} s"
-            return grpc.StatusCode.DEADLINE_EXCEEDED, text
+            return grpc.StatusCode.DEADLINE_EXCEEDED, text, ()
         except grpc.aio.InternalError:
             if not context.cancelled():  # a caller may disconnect in the middle of a chunk
                 raise
         return None
 
-    def _answer(self, error: WireError) -> tuple[grpc.StatusCode, str]:
-        """Return status and text of an error; count it if the caller is not who it says."""
+    def _answer(self, error: WireError) -> _Answer:
+        """Return what a call with an error ends with; count it if a caller is not who it says."""
         if isinstance(error, PermissionDeniedError):
             self.refusals[CallRefusal.IDENTITY] += 1
-        return error.status, str(error)
+        return error.status, str(error), error.trailing_metadata
 
     async def _request(
         self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore

@@ -57,7 +57,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsDropped:
-    """Buffered groups were dropped; if they were too old, their prompts are requeued."""
+    """Buffered groups were dropped; unless their prompts may be at fault, they are requeued."""
 
     lease_ids: tuple[str, ...]
     reason: DropReason

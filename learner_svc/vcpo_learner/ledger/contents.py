@@ -42,8 +42,10 @@ from vcpo_learner.prompts.source import PromptSource
 
 _PART_BYTES: Final = 256 << 20
 """Far below 2 GiB, the most that one protobuf message may have; a part may exceed it by a group."""
-_LOST = (DropReason.LAG_EXCEEDED, DropReason.THROTTLED)
+_LOST = (DropReason.LAG_EXCEEDED, DropReason.THROTTLED, DropReason.WORKER_SET_ASIDE)
 """Reasons for which a group is dropped and its prompt requeued."""
+_NOT_OF_RESPONSES = (DropReason.SURPLUS, DropReason.WORKER_SET_ASIDE)
+"""Reasons for which a lease ends whatever its responses are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +191,8 @@ class LedgerContents:
         failed = change.reason is DropReason.GENERATION_FAILED
         # The responses may be why the generation failed.
         partials = () if failed else change.partial_responses or lease.partial_responses
-        # Not if the worker had to give it up, or hands over what it sampled.
-        is_lost = change.reason is not DropReason.SURPLUS and not change.partial_responses
+        # Not if the worker had to give it up, is at fault, or hands over what it sampled.
+        is_lost = change.reason not in _NOT_OF_RESPONSES and not change.partial_responses
         prompt = RequeuedPrompt(
             prompt_index=lease.prompt_index,
             attempts=lease.attempt - (not failed),
@@ -205,7 +207,7 @@ class LedgerContents:
         self._drop(lease.num_trajectories, prompt, change.reason)
 
     def drop(self, change: GroupsDropped) -> list[Group]:
-        """Drop buffered groups and return them; requeue the prompts of those that were too old."""
+        """Drop buffered groups and return them; requeue their prompts unless they are at fault."""
         groups = self.buffer.remove(change.lease_ids)
         for group in groups:
             self.waste(group.num_sampled_tokens, change.reason)

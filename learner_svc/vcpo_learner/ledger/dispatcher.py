@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from vcpo.control.quota import Trust
+from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
@@ -26,6 +27,7 @@ from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.leases import SubmitOutcome
+from vcpo_learner.ledger.set_aside import SetAsideWorker, SetAsideWorkers
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import (
     RegisteredWorker,
@@ -58,6 +60,7 @@ class Dispatcher:
         self.accepted_trajectories = 0
         """Training trajectories accepted since the start; what is dropped later counts as well."""
         self.failures = FailureWatch(spec, clock)
+        self.set_aside_workers = SetAsideWorkers(max_workers=max_workers(spec))
         self._phase = RunPhase.RUNNING
         self._policy_version = 0
         self.lag_limit = LagLimit(spec)
@@ -155,10 +158,13 @@ class Dispatcher:
           again, because its request as a holder of the old version will hardly be granted;
         * if the worker is deregistered while it waits, because a host that saw it die relies on it
           getting no more work;
-        * if the worker sends another request while it waits: it has given up this one.
+        * if the worker sends another request while it waits: it has given up this one;
+        * if the worker was set aside.
         """
         deadline_s = self._clock() + wait_s
         worker_id = request.worker_id
+        if worker_id in self.set_aside_workers:
+            return []
         number = self._registry.record_request(
             worker_id, request.rollout_group, request.held_policy_version
         )
@@ -248,6 +254,32 @@ class Dispatcher:
             self._registry.deregister(worker_id)
         self.notify()
         return released
+
+    def set_aside(self, worker_id: str, cause: SetAsideCause, message: str) -> None:
+        """Take a worker out of the run, until another process works under its name.
+
+        Its leases end, its buffered groups are dropped, and their prompts are granted again. Its
+        next call is refused with the cause (`vcpo_learner.services.callers`), it exits, and its
+        host replaces it. What it began and released before is resumed by others and stays.
+
+        message: what it did, as a clause without a full stop.
+        """
+        if worker_id in self.set_aside_workers:
+            return
+        self._ledger.set_aside(worker_id)
+        self._evaluations.release(worker_id, ())
+        known = {each.worker_id: each.rollout_group for each in self._registry.workers()}
+        self._registry.deregister(worker_id)
+        self.set_aside_workers.add(
+            SetAsideWorker(
+                worker_id=worker_id,
+                rollout_group=known.get(worker_id, ""),
+                cause=cause,
+                message=message,
+                time_s=self._clock(),
+            )
+        )
+        self.notify()
 
     async def next_batch(self) -> list[Group] | None:
         """Wait for one step's groups and consume them; None if the run is no longer `RUNNING`.

@@ -21,6 +21,9 @@ class Group:
     group_number: int = field(compare=False)
     """Number of the first grant of the group."""
     lease_id: str = field(compare=False)
+    worker_id: str = field(compare=False)
+    """Worker that held the lease. It may have resumed responses that another one began, and what a
+    learner accepted before it stopped may be of another one."""
     prompt_index: int = field(compare=False)
     attempt: int = field(compare=False)
     trajectories: tuple[Trajectory, ...] = field(compare=False)
@@ -150,6 +153,7 @@ def group_from_lease(lease: OpenLease) -> Group:
         grant_number=lease.grant_number,
         group_number=lease.group_number,
         lease_id=lease.lease_id,
+        worker_id=lease.worker_id,
         prompt_index=lease.prompt_index,
         attempt=lease.attempt,
         trajectories=tuple(sorted(members, key=lambda member: member.number)),
@@ -160,6 +164,7 @@ def group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
     """Write a group for a checkpoint."""
     return ledger_pb2.BufferedGroup(
         lease_id=group.lease_id,
+        worker_id=group.worker_id,
         grant_number=group.grant_number,
         group_number=group.group_number,
         prompt_index=group.prompt_index,
@@ -179,6 +184,7 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
         grant_number=message.grant_number,
         group_number=message.group_number if has_group_number else message.grant_number,
         lease_id=message.lease_id,
+        worker_id=message.worker_id,
         prompt_index=message.prompt_index,
         attempt=message.attempt,
         trajectories=tuple(

@@ -5,6 +5,7 @@
    prompt --------->  in flight  -------------------------> buffered ----------> consumed
      ^                    |                                     |
      |                    | expired, failed, released           | beyond the lag bound
+     |                    | worker set aside                    | worker set aside
      +--------------------+------------- dropped <--------------+
        requeued, until `max_attempts`
 ```
@@ -235,6 +236,13 @@ class TrajectoryLedger:
             reason = DropReason.SURPLUS if lease.preempted else DropReason.RELEASED
             self._end(lease.lease_id, reason, partial_responses)
         return len(leases)
+
+    def set_aside(self, worker_id: str) -> None:
+        """End the leases of a worker and drop its buffered groups; their prompts are requeued."""
+        for lease in self._book.held_by(worker_id):
+            self._end(lease.lease_id, DropReason.WORKER_SET_ASIDE)
+        groups = (one for one in self.contents.buffer.groups() if one.worker_id == worker_id)
+        self._drop_groups([one.lease_id for one in groups], DropReason.WORKER_SET_ASIDE)
 
     def held_by(self, worker_id: str) -> list[str]:
         """Return the open leases of a worker, oldest first."""

@@ -14,6 +14,7 @@ from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
+from vcpo.records.reasons import SetAsideCause
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.spec.tracking import SinkName
 from vcpo.wire.guard import CallRefusal
@@ -46,6 +47,7 @@ class LearnerGauges:
         self._sink_dropped: Mapping[SinkName, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
+        self._set_aside: Mapping[SetAsideCause, int] = {}
 
     def skip_counted(self) -> None:
         """Take the counts of a restored ledger as counted: they are no new events.
@@ -162,6 +164,9 @@ class LearnerGauges:
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
+        set_aside = dict(dispatcher.set_aside_workers.counts)
+        _catch_up_by_label(metrics.workers_set_aside, self._set_aside, set_aside)
+        self._set_aside = set_aside
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         waited_s = self._signals.waited_s()

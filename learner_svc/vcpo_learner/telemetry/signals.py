@@ -20,6 +20,7 @@ from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.set_aside import SetAsideWorker
 
 _LOW_QUANTILE = 0.1
 
@@ -154,6 +155,9 @@ class SignalWindow:
             seconds_since_step=now.time_s - self._last_step_s,
             failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
             failures_in_a_row=dispatcher.failures.in_a_row,
+            set_aside=[
+                _set_aside_message(one, now.time_s) for one in dispatcher.set_aside_workers.latest
+            ],
             failure=self._failure,
             skipped_steps_in_a_row=self._skipped_in_a_row,
             skip_reason=self._skip_reason,
@@ -242,6 +246,16 @@ def _failure_message(failure: FailureCount, now_s: float) -> control_pb2.Failure
         message=failure.latest.sentence,
         count=failure.count,
         seconds_since_latest=now_s - failure.latest_s,
+    )
+
+
+def _set_aside_message(worker: SetAsideWorker, now_s: float) -> control_pb2.SetAsideWorker:
+    return control_pb2.SetAsideWorker(
+        worker_id=worker.worker_id,
+        rollout_group=worker.rollout_group,
+        cause=worker.cause,
+        message=worker.message,
+        seconds_since=now_s - worker.time_s,
     )
 
 

@@ -122,9 +122,14 @@ class TrainingLoop:
         self._parts.report_log()
 
     def report_failures(self) -> None:
-        """Write the events of failed generations: of each new kind, and again after very many."""
+        """Write the events of failed generations and of workers that were set aside.
+
+        A generation that fails in a new way is an event, and so is every hundredth in that way.
+        """
         for line in self._dispatcher.failures.take_event_lines():
             self.event("GenerationFailed", line)
+        for line in self._dispatcher.set_aside_workers.take_event_lines():
+            self.event("WorkerSetAside", line)
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""

@@ -163,6 +163,17 @@ WHAT_IS_LOST: Final = Row(
             bands=(Band(None, Color.GOOD), Band(1.0, Color.BAD)),
             queries=(Query(value("vcpo_accounting_errors_total"), "errors"),),
         ),
+        Panel(
+            id=45,
+            slug="set-aside",
+            title="Workers set aside",
+            question="Which workers did the learner take out of the run?",
+            reading="Each failed, or sampled another policy, where others did not. The event "
+            "`WorkerSetAside` names it; its host replaces it.",
+            kind=Kind.EVENTS,
+            unit=AxisUnit.COUNT,
+            queries=(Query(increase("vcpo_workers_set_aside_total", "cause"), "{{cause}}"),),
+        ),
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vcpo.control import RunSignals
-from vcpo.learner_control import optional_field, run_signals
+from vcpo.learner_control import optional_field, run_signals, set_aside_notice
 from vcpo.records.no_update import all_skipped_notice, no_update_notice
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
@@ -45,6 +45,9 @@ class LearnerReport:
     """Generations that failed since the last one that succeeded."""
     latest_generation_failure: str = ""
     """Error of the latest of these failures; empty without failures, and from Prometheus."""
+    set_aside: str = ""
+    """Which workers the learner has just set aside, in a sentence; empty if none, and from
+    Prometheus."""
     no_update: str = ""
     """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
     has_never_updated: bool = False
@@ -109,6 +112,7 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         no_update=no_update_message(skipped, reason, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
         collapse=message.collapse,
+        set_aside=set_aside_notice(message),
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",
         accuracy=message.evaluations[-1].accuracy if message.evaluations else None,

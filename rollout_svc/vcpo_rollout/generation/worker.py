@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from vcpo import tracing
 from vcpo.service.logs import log_fields
+from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
@@ -109,7 +110,8 @@ class Worker:
 
         Raises:
             EngineError: when the engine refuses a version, or fails for too many leases in a row.
-            LearnerFailedError, grpc.aio.AioRpcError: as the calls of `LearnerClient`.
+            LearnerFailedError, SetAsideError, grpc.aio.AioRpcError: as the calls of
+                `LearnerClient`.
         """
         receiving = asyncio.create_task(self._parts.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
@@ -196,7 +198,9 @@ class Worker:
         del self._interrupts[lease_id]
         del self._slots[task]
         self._parts.gauges.set_in_flight(sum(self._slots.values()))
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        # A worker that was set aside hears so at its next request for work, and ends.
+        if error is not None and not isinstance(error, SetAsideError):
             _LOGGER.error(
                 "%s: the worker could neither finish nor report it", lease_id, exc_info=error
             )

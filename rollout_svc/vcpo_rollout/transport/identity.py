@@ -25,3 +25,9 @@ def worker_identity(file: Path | None) -> str:
             created.write(new_key())
     # A process that was killed before it had written the key leaves an empty file.
     return file.read_text(encoding="ascii") or new_key()
+
+
+def forget_identity(file: Path | None) -> None:
+    """Remove the file, so that the next process of this worker has a key of its own."""
+    if file is not None:
+        file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import grpc
 
 from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
@@ -67,6 +68,7 @@ class LearnerClient:
 
     Every call raises:
         LearnerFailedError: when the learner or the network fails repeatedly.
+        SetAsideError: when the learner has taken this worker out of the run.
         grpc.aio.AioRpcError: when the learner refuses the request.
 
     channel: To the learner.
@@ -174,6 +176,8 @@ class LearnerClient:
             await self._retries.run(
                 "Release", lambda: self._work.Release(request, timeout=CALL_TIMEOUT_S)
             )
+        except SetAsideError:
+            return  # its leases have ended
         except grpc.aio.AioRpcError as error:
             _LOGGER.warning("%s was not released and will expire: %s", lease_id, error.details())
 

@@ -6,6 +6,8 @@ transient   unreachable, busy or late   retried without end: a worker outlives a
                                         another server by then
 doubtful    a fault on the way          `MAX_DOUBTFUL_FAILURES` in a row end the call
 final       the learner refuses         not retried
+set aside   the learner refuses the     not retried; the worker exits
+            worker, whatever it asks
 ```
 """
 
@@ -20,6 +22,7 @@ from typing import Final, TypeVar
 import grpc
 
 from vcpo.wire.client import is_doubtful, is_transient
+from vcpo.wire.errors import set_aside_error
 
 _LOGGER = logging.getLogger(__name__)
 _Response = TypeVar("_Response")
@@ -69,6 +72,7 @@ class Retries:
         Raises:
             UnreachableError: after `max_transient` transient failures in a row.
             LearnerFailedError: after `MAX_DOUBTFUL_FAILURES` doubtful failures in a row.
+            SetAsideError: if the learner has taken this worker out of the run.
             grpc.aio.AioRpcError: for a final failure.
         """
         longest_pause_s = FIRST_PAUSE_S
@@ -81,6 +85,8 @@ class Retries:
                     num_doubtful, num_transient = num_doubtful + 1, 0
                 elif is_transient(error) or error.code() in also:
                     num_doubtful, num_transient = 0, num_transient + 1
+                elif (set_aside := set_aside_error(error)) is not None:
+                    raise set_aside from error
                 else:
                     raise
                 reason = f"{error.code().name}: {error.details()}"

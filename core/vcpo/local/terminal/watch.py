@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vcpo.learner_control import optional_field
+from vcpo.learner_control import optional_field, set_aside_notice
 from vcpo.local.terminal.run_view import OLD_S, RunView
 from vcpo.records.no_update import no_update_notice
 from vcpo.spec import VCPORun
@@ -71,6 +71,8 @@ def _notices(signals: control_pb2.Signals) -> Iterator[str]:
     if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.failures:
         latest = signals.failures[0].message
         yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
+    if set_aside := set_aside_notice(signals):
+        yield set_aside
     notice = no_update_notice(signals.skipped_steps_in_a_row, signals.skip_reason)
     if notice is not None:
         yield notice

@@ -12,7 +12,7 @@ from vcpo.metrics.label_values import (
     WeightForm,
 )
 from vcpo.metrics.metric import Feature, Label
-from vcpo.records.reasons import DropReason, SkipReason
+from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
 from vcpo.records.step_record import GAUGES
 from vcpo.records.unit import Unit
 from vcpo.spec.algorithm import Algorithm, Sampling
@@ -194,6 +194,11 @@ WORKERS_BY_TRUST = gauge(
     "Rollout workers by trust: trusted (delivered), new, doubted (let a lease expire).",
     Label("trust", tuple(Trust)),
 )
+WORKERS_SET_ASIDE = counter(
+    "vcpo_workers_set_aside_total",
+    "Rollout workers that the learner took out of the run, by cause: failing or mismatch.",
+    Label("cause", tuple(SetAsideCause)),
+)
 CALLS_REFUSED = counter(
     "vcpo_learner_calls_refused_total",
     "Calls refused: key, role, identity (another's name or lease), deadline, message, streams, "
@@ -263,6 +268,7 @@ LEARNER = (
     FAILURES_IN_A_ROW,
     WORKERS,
     WORKERS_BY_TRUST,
+    WORKERS_SET_ASIDE,
     CALLS_REFUSED,
     WEIGHTS_SERVED,
     EVALUATION_ACCURACY,

@@ -71,6 +71,7 @@ class Signals(_message.Message):
     ROLLBACK_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     FAILURES_IN_A_ROW_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     SKIPPED_STEPS_IN_A_ROW_FIELD_NUMBER: _builtins.int
     SKIP_REASON_FIELD_NUMBER: _builtins.int
@@ -153,6 +154,10 @@ class Signals(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureCount]:
         """Distinct failures of generations since the learner's start, latest first; at most 16."""
 
+    @_builtins.property
+    def set_aside(self) -> _containers.RepeatedCompositeFieldContainer[Global___SetAsideWorker]:
+        """Workers that were set aside since the learner's start, latest first; at most 16."""
+
     def __init__(
         self,
         *,
@@ -187,6 +192,7 @@ class Signals(_message.Message):
         rollback: _builtins.str = ...,
         failures: _abc.Iterable[Global___FailureCount] | None = ...,
         failures_in_a_row: _builtins.int = ...,
+        set_aside: _abc.Iterable[Global___SetAsideWorker] | None = ...,
         failure: _builtins.str = ...,
         skipped_steps_in_a_row: _builtins.int = ...,
         skip_reason: _builtins.str = ...,
@@ -194,7 +200,7 @@ class Signals(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
@@ -283,6 +289,41 @@ class FailureCount(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FailureCount: _TypeAlias = FailureCount  # noqa: Y015
+
+@_typing.final
+class SetAsideWorker(_message.Message):
+    """A worker that the learner took out of the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLLOUT_GROUP_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SECONDS_SINCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    rollout_group: _builtins.str
+    cause: _builtins.str
+    """Value of vcpo.records.reasons.SetAsideCause."""
+    message: _builtins.str
+    """What it did, as a clause."""
+    seconds_since: _builtins.float
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        rollout_group: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        message: _builtins.str = ...,
+        seconds_since: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "message", b"message", "rollout_group", b"rollout_group", "seconds_since", b"seconds_since", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAsideWorker: _TypeAlias = SetAsideWorker  # noqa: Y015
 
 @_typing.final
 class TrajectoryCounts(_message.Message):

@@ -250,6 +250,7 @@ class BufferedGroup(_message.Message):
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GROUP_NUMBER_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     grant_number: _builtins.int
     """Number of the lease, from next_grant_number."""
@@ -257,6 +258,8 @@ class BufferedGroup(_message.Message):
     attempt: _builtins.int
     group_number: _builtins.int
     """As in OpenLease."""
+    worker_id: _builtins.str
+    """Worker that held the lease."""
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
     def __init__(
@@ -268,10 +271,11 @@ class BufferedGroup(_message.Message):
         trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         attempt: _builtins.int = ...,
         group_number: _builtins.int | None = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
     _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015

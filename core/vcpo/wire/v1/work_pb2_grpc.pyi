@@ -37,6 +37,10 @@ class WorkServiceStub:
     A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
     name is bound to that key while it is known to the learner. A call under the name with another
     key, or for a lease of another worker, is refused with PERMISSION_DENIED.
+
+    A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
+    process has another key, and the name is free for it.
     """
 
     @_typing.overload
@@ -69,6 +73,10 @@ class WorkServiceAsyncStub(WorkServiceStub):
     A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
     name is bound to that key while it is known to the learner. A call under the name with another
     key, or for a lease of another worker, is refused with PERMISSION_DENIED.
+
+    A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
+    process has another key, and the name is free for it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -97,6 +105,10 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
     name is bound to that key while it is known to the learner. A call under the name with another
     key, or for a lease of another worker, is refused with PERMISSION_DENIED.
+
+    A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
+    process has another key, and the name is free for it.
     """
 
     @_abc_1.abstractmethod

@@ -72,6 +72,8 @@ class Whole:
     group: int
     oldest: int
     members: tuple[Response, ...]
+    worker_id: str
+    """Of the lease that completed it."""
 
 
 @dataclass
@@ -146,6 +148,7 @@ class LedgerModel:
                 promise.group,
                 min([*promise.versions.values(), *promise.kept.values()]),
                 (*promise.kept, *arrived),
+                promise.worker_id,
             )
         return outcomes
 
@@ -167,6 +170,16 @@ class LedgerModel:
                 self.requeued.append(again)
         else:
             self.fates |= dict.fromkeys(promise.kept, reason)
+
+    def set_aside(self, worker_id: str, failures_of: Mapping[int, int]) -> None:
+        """End a worker's leases and drop its groups, in the order of their consumption."""
+        for lease_id in self.held_by(worker_id, ()):
+            self.end(lease_id, "worker_set_aside")
+        for number in sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one)):
+            if (group := self.buffered[number]).worker_id == worker_id:
+                del self.buffered[number]
+                self.fates |= dict.fromkeys(group.members, "worker_set_aside")
+                self.requeued.append(Waiting(group.prompt_index, failures_of[number]))
 
     def preempted(self) -> set[str]:
         """Open leases that their workers must release."""

@@ -21,6 +21,7 @@ def group(grant_number, version):
         grant_number=grant_number,
         group_number=grant_number,
         lease_id=lease_id,
+        worker_id="w",
         prompt_index=grant_number,
         attempt=1,
         trajectories=(

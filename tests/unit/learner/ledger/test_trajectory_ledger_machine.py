@@ -177,6 +177,12 @@ class LedgerMachine(RuleBasedStateMachine):
         for lease_id in ended:
             self.model.end(lease_id, self.model.reason_to_hand_back(lease_id))
 
+    @rule(worker=WORKERS)
+    def set_aside(self, worker):
+        self.ledger.set_aside(worker)
+        self.model.set_aside(worker, self.failures_of)
+        assert worker not in {group.worker_id for group in self.ledger.contents.buffer.groups()}
+
     @precondition(lambda self: self.model.open)
     @rule(pick=PICKS, age=st.integers(0, 2))
     def hand_back_what_was_begun(self, pick, age):

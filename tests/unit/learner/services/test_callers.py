@@ -13,9 +13,15 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
     work_request,
 )
+from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.client import open_channel
-from vcpo.wire.errors import InvalidMessageError, PermissionDeniedError
+from vcpo.wire.errors import (
+    InvalidMessageError,
+    PermissionDeniedError,
+    SetAsideError,
+    set_aside_error,
+)
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import trajectory_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc, work_pb2
@@ -220,3 +226,71 @@ async def test_a_submission_whose_lease_has_expired_is_told_so_and_not_refused()
         late = submission(granted.lease_id, "w")
         (outcome,) = (await WorkServiceStub(one).Submit(late, timeout=30)).outcomes
     assert outcome == work_pb2.SUBMIT_OUTCOME_LEASE_ENDED
+
+
+def calls_of(channel, lease_id):
+    """Each call that a worker makes in the name w."""
+    work, policy = WorkServiceStub(channel), policy_pb2_grpc.PolicyServiceStub(channel)
+    lease = work_pb2.LeaseRequest(
+        worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+    )
+    return [
+        work.Lease(lease, timeout=30),
+        work.Submit(submission(lease_id, "w"), timeout=30),
+        work.Release(work_pb2.ReleaseRequest(worker_id="w"), timeout=30),
+        work.Recall(work_pb2.RecallRequest(worker_id="w"), timeout=30),
+        policy.GetManifest(policy_pb2.GetManifestRequest(worker_id="w"), timeout=30),
+        policy.Fetch(policy_pb2.FetchRequest(worker_id="w"), timeout=30).read(),
+    ]
+
+
+async def test_a_worker_that_was_set_aside_hears_the_cause_whatever_it_calls():
+    async with served() as learner, learner.worker("own") as one:
+        request = work_pb2.LeaseRequest(
+            worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+        )
+        (granted,) = (await WorkServiceStub(one).Lease(request, timeout=30)).leases
+        learner.fixture.dispatcher.set_aside("w", SetAsideCause.MISMATCH, "0.4 nats a token off")
+        for call in calls_of(one, granted.lease_id):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            told = set_aside_error(refused.value)
+            assert refused.value.code().name == "FAILED_PRECONDITION"
+            assert (told.cause, str(told)) == ("mismatch", "0.4 nats a token off")
+        assert learner.fixture.registry.workers() == []
+        assert learner.guard.refusals == {}
+
+
+async def test_the_process_after_it_works_under_its_name_and_the_old_one_does_not():
+    async with served() as learner:
+        request = work_pb2.LeaseRequest(
+            worker_id="w", rollout_group="main", incarnation=INCARNATION, max_trajectories=2
+        )
+        async with learner.worker("own") as old, learner.worker("new") as new:
+            await WorkServiceStub(old).Lease(request, timeout=30)
+            learner.fixture.dispatcher.set_aside("w", SetAsideCause.FAILING, "it fails")
+            assert (await WorkServiceStub(new).Lease(request, timeout=30)).leases
+            again = WorkServiceStub(old).Lease(request, timeout=30)
+            assert await learner.refusal(again) == "PERMISSION_DENIED"
+
+
+async def test_a_name_that_was_set_aside_stays_bound_to_its_key_among_many_others(
+    fixture, callers, monkeypatch
+):
+    monkeypatch.setattr(callers_module, "_FIRST_SWEEP", 8)
+    callers._sweep_at = 8
+    callers.admit("w", call_with("own"))
+    fixture.dispatcher.set_aside("w", SetAsideCause.FAILING, "it fails")
+    for number in range(100):
+        callers.admit(f"invented-{number}", call_with("x"))
+    with pytest.raises(SetAsideError, match="it fails"):
+        callers.admit("w", call_with("own"))
+    callers.admit("w", call_with("new"))
+
+
+def test_another_refusal_is_not_taken_for_the_end_of_a_worker():
+    for metadata in ((), (("vcpo-set-aside", "a word of a later vcpo"),), (("other", "failing"),)):
+        refusal = grpc.aio.AioRpcError(
+            grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata)
+        )
+        assert set_aside_error(refusal) is None

@@ -8,6 +8,7 @@ from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import MemoryState, WeightForm
+from vcpo.records.reasons import SetAsideCause
 from vcpo.records.step_record import GAUGES
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
@@ -352,3 +353,11 @@ def test_a_scrape_beside_a_step_never_has_the_new_step_with_old_numbers(gauges):
         gauges._signals.record_step(record)
         gauges.record_step(record, [])
     assert shown == [(1, 0.5), (2, 0.375)]
+
+
+def test_workers_that_were_set_aside_are_counted_by_cause_and_once(gauges, fixture):
+    fixture.dispatcher.set_aside("w", SetAsideCause.MISMATCH, "0.4 nats off")
+    for _ in range(2):
+        gauges.refresh()
+    assert value(gauges, "vcpo_workers_set_aside_total", cause="mismatch") == 1
+    assert value(gauges, "vcpo_workers_set_aside_total", cause="failing") == 0

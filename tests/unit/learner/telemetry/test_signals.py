@@ -7,7 +7,7 @@ from tests.fixtures.records import evaluation_record, step_record
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import ThrottleState, ess_health, next_throttle
 from vcpo.learner_control import run_signals
-from vcpo.records.reasons import DropReason
+from vcpo.records.reasons import DropReason, SetAsideCause
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
 
@@ -261,3 +261,14 @@ def test_a_skipped_step_leaves_the_scale_of_the_last_step_that_was_taken(signals
     message = signals.message()
     assert message.learning_rate_scale == 0.75
     assert message.skipped_steps_in_a_row == 1
+
+
+def test_workers_that_were_set_aside_are_named_the_latest_first(fixture, signals):
+    fixture.dispatcher.set_aside("old", SetAsideCause.FAILING, "it fails")
+    fixture.clock.advance(5.0)
+    fixture.dispatcher.set_aside("new", SetAsideCause.MISMATCH, "0.4 nats off")
+    told = [
+        (one.worker_id, one.cause, one.message, one.seconds_since)
+        for one in signals.message().set_aside
+    ]
+    assert told == [("new", "mismatch", "0.4 nats off", 0.0), ("old", "failing", "it fails", 5.0)]

@@ -13,6 +13,7 @@ def make_group(number, **changes):
         grant_number=number,
         group_number=number,
         lease_id=lease_id,
+        worker_id="w",
         prompt_index=10 + number,
         attempt=1,
         trajectories=members,

@@ -73,3 +73,21 @@ def test_generations_that_fail_are_noticed_with_the_latest_cause():
     failures = [control_pb2.FailureCount(message="reward: KeyError: 'x' (env.py:3)", count=5)]
     (notice,) = view_of(signals(failures_in_a_row=5, failures=failures)).notices
     assert notice == "The last 5 generations failed: reward: KeyError: 'x' (env.py:3)"
+
+
+def set_aside(worker_id: str, seconds_since: float) -> control_pb2.SetAsideWorker:
+    return control_pb2.SetAsideWorker(
+        worker_id=worker_id, cause="failing", message="it fails", seconds_since=seconds_since
+    )
+
+
+def test_workers_that_were_just_set_aside_are_noticed_with_their_number_and_the_last_one():
+    (one,) = view_of(signals(set_aside=[set_aside("main-3", 5.0)])).notices
+    assert one == "A worker was set aside, main-3 (failing): it fails."
+    both = [set_aside("main-4", 5.0), set_aside("main-3", 599.0), set_aside("main-1", 600.0)]
+    (notice,) = view_of(signals(set_aside=both)).notices
+    assert notice == (
+        "2 workers were set aside in the last 10 minutes; the last one is main-4 (failing):"
+        " it fails."
+    )
+    assert view_of(signals(set_aside=[set_aside("main-1", 600.0)])).notices == ()

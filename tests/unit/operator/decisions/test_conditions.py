@@ -192,6 +192,14 @@ def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
     assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
 
 
+def test_a_run_whose_learner_set_workers_aside_names_the_last_one_and_stays_ready():
+    says = report(set_aside="A worker was set aside, w (failing): it fails.")
+    limits = ControlLimits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    assert (brief(ready), ready.message) == (("True", "WorkersSetAside"), says.set_aside)
+
+
 @pytest.mark.parametrize(("failures", "reason"), [(31, "Training"), (32, "GenerationFailing")])
 def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
     why = "reward: KeyError: 'answer' (/app/task.py:12)"

@@ -228,6 +228,13 @@ def test_failures_are_reported_with_the_latest_first():
     assert told.latest_generation_failure == "reward: KeyError: b"
 
 
+def test_a_worker_that_was_set_aside_is_reported():
+    worker = control_pb2.SetAsideWorker(worker_id="w", cause="mismatch", message="0.4 nats off")
+    told = learner_report(message(set_aside=[worker]))
+    assert told.set_aside == "A worker was set aside, w (mismatch): 0.4 nats off."
+    assert learner_report(message()).set_aside == ""
+
+
 def test_the_newest_evaluation_counts():
     evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
     evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))

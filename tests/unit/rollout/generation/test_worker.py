@@ -4,6 +4,8 @@ import pytest
 import pytest_asyncio
 
 from tests.fixtures.rollout.worker import counts, eventually, learner_fixture, run_in_task
+from vcpo.records.reasons import SetAsideCause
+from vcpo.wire.errors import SetAsideError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_checksum
 from vcpo.wire.v1 import work_pb2
@@ -341,3 +343,18 @@ async def test_a_worker_that_can_no_longer_receive_preemptions_ends():
         learner.preempted_leases = fail
         with pytest.raises(LearnerFailedError, match="Recall failed"):
             await fixture.worker(learner=learner).run()
+
+
+async def test_a_worker_that_is_set_aside_at_work_ends_with_the_cause(fixture, caplog):
+    fixture.publish(0)
+    fixture.engine.gate.clear()
+    worker = fixture.worker()
+    async with run_in_task(worker) as task:
+        await eventually(lambda: fixture.engine.sampling == 4)
+        fixture.dispatcher.set_aside("w", SetAsideCause.MISMATCH, "0.4 nats a token off")
+        fixture.engine.gate.set()
+        with pytest.raises(SetAsideError, match=r"0\.4 nats a token off"):
+            await task
+    assert counts(fixture).buffered == 0
+    assert counts(fixture).dropped == {"worker_set_aside": 4}
+    assert "could neither finish" not in caplog.text

@@ -15,9 +15,11 @@ from tests.unit.rollout.transport.failing_service import (
     channel_to,
     learner_at,
 )
-from vcpo.wire.errors import WireError
+from vcpo.records.reasons import SetAsideCause
+from vcpo.wire.errors import SetAsideError, WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
+from vcpo_rollout.transport.identity import worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
@@ -161,6 +163,32 @@ def test_a_worker_that_ends_says_why_in_its_last_line(monkeypatch, capsys, error
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
     assert command.main() == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"learner: {sentence}"
+
+
+async def test_a_worker_that_was_set_aside_does_not_ask_again():
+    failing = FailingLearner(SetAsideError(SetAsideCause.FAILING, "16 generations failed"))
+    async with channel_to(failing) as channel:
+        with pytest.raises(SetAsideError, match="16 generations failed") as refused:
+            await lease_from(channel)
+    assert refused.value.cause is SetAsideCause.FAILING
+    assert len(failing.requests) == 1
+
+
+def test_it_ends_with_a_status_and_a_line_of_its_own_and_the_next_has_another_key(
+    monkeypatch, capsys, tmp_path
+):
+    async def run_worker(options):
+        raise SetAsideError(SetAsideCause.MISMATCH, "0.4 nats a token off")
+
+    file = tmp_path / "identity"
+    first = worker_identity(file)
+    monkeypatch.setattr(command, "run_worker", run_worker)
+    options = ["run.yaml", "--learner", "l", "--group", "g", "--identity-file", str(file)]
+    monkeypatch.setattr("sys.argv", ["vcpo_rollout", *options])
+    assert command.main() == 77
+    line = "set aside by the learner: mismatch: 0.4 nats a token off"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert worker_identity(file) != first
 
 
 class Breaking(policy_pb2_grpc.PolicyServiceServicer):

@@ -1,0 +1,127 @@
+"""A worker that is set aside: its work is granted to others, and nothing of it is trained on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
+from vcpo.records.reasons import DropReason, SetAsideCause
+from vcpo_learner.ledger.set_aside import SetAsideWorker, SetAsideWorkers
+
+WHY = SetAsideCause.MISMATCH, "0.4 nats a token off"
+
+
+@pytest.fixture
+def fixture():
+    """A run whose batch has 4 prompts of 2 trajectories."""
+    return dispatcher_fixture(batch={"promptsPerStep": 4, "trajectoriesPerPrompt": 2})
+
+
+async def lease(fixture, worker_id, num_prompts):
+    request = work_request(worker_id=worker_id, room=2 * num_prompts)
+    return await fixture.dispatcher.lease(request, wait_s=0.0)
+
+
+async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fixture):
+    brought, held = await lease(fixture, "bad", 2)
+    (of_other,) = await lease(fixture, "good", 1)
+    fixture.submit(brought, worker_id="bad")
+    fixture.submit(of_other, worker_id="good")
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.ledger.held_by("bad") == []
+    kept = [group.lease_id for group in fixture.ledger.contents.buffer.groups()]
+    assert kept == [of_other.lease.lease_id]
+    again = await lease(fixture, "good", 2)
+    prompts = {each.lease.prompt_index for each in again}
+    assert prompts == {held.lease.prompt_index, brought.lease.prompt_index}
+    counts = fixture.ledger.counts()
+    counts.check()
+    assert counts.dropped == {DropReason.WORKER_SET_ASIDE: 4}
+
+
+async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_it(fixture):
+    (held,) = await lease(fixture, "bad-0", 1)
+    for number in range(3):
+        fixture.dispatcher.set_aside(f"bad-{number}", *WHY)
+        (again,) = await lease(fixture, f"bad-{number + 1}", 1)
+        assert again.seed(7) == held.seed(7)
+
+
+async def test_what_it_sends_afterwards_is_not_accepted(fixture):
+    (held,) = await lease(fixture, "bad", 1)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.submit(held, worker_id="bad") == ["lease_ended", "lease_ended"]
+    assert fixture.ledger.counts().buffered == 0
+
+
+async def test_it_gets_no_more_work_not_even_what_it_waits_for(fixture):
+    # Each worker may hold what admission leaves: 8 trajectories a step, and a lag of 1.
+    await lease(fixture, "good", 100)
+    waiting = asyncio.create_task(
+        fixture.dispatcher.lease(work_request(worker_id="bad"), wait_s=30.0)
+    )
+    await asyncio.sleep(0)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert await waiting == []
+    fixture.dispatcher.release("good", ())
+    assert await lease(fixture, "bad", 1) == []
+    assert [each.worker_id for each in fixture.dispatcher.workers()] == []
+    assert await lease(fixture, "good", 1) != []
+
+
+async def test_held_out_prompts_that_it_holds_are_granted_again():
+    fixture = dispatcher_fixture(evaluation={"prompts": 1, "everySteps": 100})
+    round_ = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
+    await asyncio.sleep(0)
+    await lease(fixture, "bad", 1)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    (again,) = await lease(fixture, "good", 1)
+    fixture.submit(again, worker_id="good")
+    result = await round_
+    assert result is not None
+    assert result.num_trajectories == 1
+
+
+async def test_it_is_told_once_with_its_group_and_the_reason(fixture):
+    await lease(fixture, "bad", 1)
+    fixture.clock.advance(5.0)
+    for _ in range(2):
+        fixture.dispatcher.set_aside("bad", *WHY)
+    workers = fixture.dispatcher.set_aside_workers
+    assert workers.take_event_lines() == ["bad: mismatch: 0.4 nats a token off"]
+    assert workers.take_event_lines() == []
+    assert workers.counts == {SetAsideCause.MISMATCH: 1}
+    (told,) = workers.latest
+    assert (told.worker_id, told.rollout_group, told.time_s) == ("bad", "main", 1005.0)
+
+
+async def test_another_process_under_its_name_begins_anew(fixture):
+    fixture.dispatcher.set_aside("bad", *WHY)
+    fixture.dispatcher.set_aside_workers.readmit("bad")
+    assert await lease(fixture, "bad", 1) != []
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.dispatcher.set_aside_workers.counts.total() == 2
+
+
+@given(names=st.lists(st.integers(0, 30), max_size=100))
+def test_however_many_are_set_aside_a_bounded_number_is_remembered_and_all_are_counted(names):
+    workers = SetAsideWorkers(max_workers=5)
+    for number in names:
+        workers.add(
+            SetAsideWorker(
+                worker_id=f"w-{number}",
+                rollout_group="main",
+                cause=SetAsideCause.FAILING,
+                message="",
+                time_s=0.0,
+            )
+        )
+    remembered = {f"w-{number}" for number in range(31) if f"w-{number}" in workers}
+    assert len(remembered) <= 5
+    assert remembered <= {f"w-{number}" for number in names}
+    assert workers.counts.total() == len(names)
+    assert [one.worker_id for one in workers.latest] == [f"w-{n}" for n in names[::-1][:16]]
