@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,14 +19,16 @@ from vcpo.cli.report import report
 from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import (
+    RUN_MODULES,
     MissingPackagesError,
     check_installed,
-    check_machine,
+    machine_problems,
     machine_warnings,
+    problems_beside,
     with_local_paths,
     with_one_replica,
 )
-from vcpo.local.processes.gpu_check import check_gpus, gpu_problems
+from vcpo.local.processes.gpu_check import gpu_problems
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import run_summary
@@ -37,6 +39,7 @@ from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
 from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 from vcpo.spec import (
+    FieldProblem,
     SpecError,
     VCPORun,
     algorithm_warnings,
@@ -105,16 +108,11 @@ def run(
     machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
-    loaded = _load(file)
-    _warn(loaded)
+    loaded = _load(file, _problems_here)
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
-    try:
-        check_installed()
-        check_machine(loaded, file)
-        check_gpus(loaded, file)
-    except (MissingPackagesError, SpecError) as error:
-        fail(str(error))
+    _refuse(file, _problems_here(loaded), modules=RUN_MODULES)
+    _warn(loaded)
     metrics = HostMetrics()
     try:
         # Before the directory is made: a run that cannot start takes no number.
@@ -142,11 +140,8 @@ def run(
 @app.command()
 def validate(file: RunFile) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = _load(file)
-    try:
-        check_machine(loaded, file)
-    except SpecError as error:
-        fail(str(error))
+    loaded = _load(file, machine_problems)
+    _refuse(file, machine_problems(loaded))
     _warn(loaded)
     for problem in gpu_problems(loaded):  # the file may be for another machine
         ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
@@ -252,11 +247,30 @@ def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutco
         return asyncio.run(Host(loaded, directory, view, options).run())
 
 
-def _load(file: Path) -> VCPORun:
+def _load(file: Path, check: Callable[[VCPORun], Iterable[FieldProblem]]) -> VCPORun:
+    """Read a run file; exit with its problems, and with those that a check finds beside them."""
     try:
         return with_local_paths(load_run(file), file)
     except SpecError as error:
-        fail(str(error))
+        fail(str(problems_beside(error, file, check)))
+
+
+def _refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] = ()) -> None:
+    """Exit with all problems of a run, and with the modules that are not installed."""
+    errors = []
+    try:
+        check_installed(modules)
+    except MissingPackagesError as error:
+        errors.append(str(error))
+    if problems := tuple(problems):
+        errors.append(str(SpecError(str(file), problems)))
+    if errors:
+        fail("\n".join(errors))
+
+
+def _problems_here(loaded: VCPORun) -> list[FieldProblem]:
+    """Return why the run cannot be trained on this machine."""
+    return [*machine_problems(loaded), *gpu_problems(loaded)]
 
 
 def _warn(loaded: VCPORun) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vcpo.algo import GradientNormEstimator
+from vcpo.local.model_headers import folder_complaints
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
@@ -16,7 +17,6 @@ from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 from vcpo.spec.workloads import Model, PromptFormat
 
 _NAME = "spec.model.name"
-_WEIGHTS = ("*.safetensors", "*.bin")
 _NEIGHBORS = 8
 _OBSTACLES_TO_NORMS = {
     "gpt_oss": "the attention sinks",
@@ -32,9 +32,8 @@ _OBSTACLES_TO_NORMS = {
 
 def model_folder(model: Model) -> Path | None:
     """Return the model's folder, given or in the Hugging Face cache; None if it is not here."""
-    given = Path(model.name.removeprefix("file://"))
-    if given.is_dir():
-        return given
+    if _is_given(model.name):
+        return Path(model.name.removeprefix("file://"))
     cached = _hub_cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = cached / "refs" / revision
@@ -59,21 +58,43 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         if message is not None:
             yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
+    may_lack = not _is_given(name) and not _is_offline()
+    for message in folder_complaints(folder, may_lack=may_lack):
+        yield FieldProblem(path=_NAME, value=repr(name), message=message)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = _read_config(folder)
     except (OSError, ValueError) as error:
         message = f"has no readable config.json ({error}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        message = f"has no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
-        yield FieldProblem(path=_NAME, value=repr(name), message=message)
     message = run.spec.sampling.room_problem(context_tokens(config))
     if message is not None:
         value = str(run.spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
     yield from _norm_problems(run.spec, config)
     yield from _template_problems(run.spec, folder)
+
+
+def _is_given(name: str) -> bool:
+    """Return whether a model's name is that of a directory."""
+    return Path(name.removeprefix("file://")).is_dir()
+
+
+def _is_offline() -> bool:
+    """Return whether the Hugging Face libraries may download nothing."""
+    return os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "on", "yes"}
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    """Return a model's configuration.
+
+    Raises:
+        OSError, ValueError: if it is missing, or no mapping in JSON.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError(f"it is a {type(config).__name__}, not a mapping")  # noqa: TRY004
+    return config
 
 
 def context_tokens(config: Mapping[str, Any]) -> int | None:
@@ -101,7 +122,7 @@ def _absence(name: str, run_folder: Path) -> str | None:
     is_below_a_folder = bool(rest) and (run_folder / first).is_dir()
     if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
         return f"is no directory (checked {path}){_neighbors(path)}"
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "on", "yes"}:
+    if _is_offline():
         return (
             f"is neither a directory ({path}) nor in the Hugging Face cache, and HF_HUB_OFFLINE"
             " forbids the download"

@@ -9,27 +9,33 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.service.model_files import is_url
-from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
+from vcpo.spec import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 from vcpo.tracking.services import package_problems
 
-_RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
+RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
+"""Modules that a local run needs."""
 _ROLLOUT_PACKAGE = "vcpo_rollout"
 _IMPORT_TIMEOUT_S = 120.0
+_DECISIVE_FIELDS = {
+    "spec.algorithm": "spec.algorithm",
+    "spec.environment": "spec.environment.parameters",
+}
+"""Fields without which nothing can be said of the others of their section."""
 
 
 class MissingPackagesError(RuntimeError):
     """Packages that a command needs are not installed."""
 
 
-def check_installed(modules: Sequence[str] = _RUN_MODULES) -> None:
-    """Check that modules can be imported; by default those of a local run.
+def check_installed(modules: Sequence[str]) -> None:
+    """Check that modules can be imported.
 
     Raises:
         MissingPackagesError: naming the missing modules and the cure.
@@ -71,19 +77,44 @@ def with_one_replica(run: VCPORun) -> VCPORun:
     return run.model_copy(update={"spec": spec})
 
 
-def check_machine(run: VCPORun, run_file: Path) -> None:
-    """Check that this machine has the model and the environment of a run with local paths.
+def machine_problems(run: VCPORun) -> Iterator[FieldProblem]:
+    """Yield what this machine lacks of model, trackers and environment of a run with local paths.
 
-    Raises:
-        SpecError: listing every problem.
+    It may take a minute, because it starts a process that imports the environment.
     """
-    problems = [
-        *model_problems(run),
-        *package_problems(run.spec.tracking),
-        *_environment_problems(run),
+    yield from model_problems(run)
+    yield from package_problems(run.spec.tracking)
+    yield from _environment_problems(run)
+
+
+def problems_beside(
+    error: SpecError, run_file: Path, check: Callable[[VCPORun], Iterable[FieldProblem]]
+) -> SpecError:
+    """Return the error of a run file with what a check of the machine finds in its valid fields.
+
+    check: gets the run with local paths, without the fields that `error` names. What it finds in
+        fields that depend on those is left out.
+    """
+    run = load_valid_part(run_file) if error.is_of_fields else None
+    if run is None:
+        return error
+    found = [
+        problem
+        for problem in check(with_local_paths(run, run_file))
+        if not any(_may_follow(problem.path, known.path) for known in error.problems)
     ]
-    if problems:
-        raise SpecError(str(run_file), problems)
+    return SpecError(error.source, [*error.problems, *found])
+
+
+def _may_follow(path: str, cause: str) -> bool:
+    """Return whether a problem of the field `path` may come from leaving out the field `cause`."""
+    decisive = _DECISIVE_FIELDS.get(".".join(path.split(".")[:2]))
+    is_decided = decisive is not None and _is_within(cause, decisive)
+    return is_decided or _is_within(path, cause) or _is_within(cause, path)
+
+
+def _is_within(path: str, field: str) -> bool:
+    return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
 def machine_warnings(run: VCPORun) -> Iterator[str]:

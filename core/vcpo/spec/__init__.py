@@ -3,7 +3,14 @@
 from vcpo.spec.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.spec.continuation import continuation_changes, continuation_document
 from vcpo.spec.errors import FieldProblem, SpecError
-from vcpo.spec.files import load_document, load_run, parse_document, parse_run, run_to_yaml
+from vcpo.spec.files import (
+    load_document,
+    load_run,
+    load_valid_part,
+    parse_document,
+    parse_run,
+    run_to_yaml,
+)
 from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "json_schema",
     "load_document",
     "load_run",
+    "load_valid_part",
     "parse_document",
     "parse_run",
     "rollout_warnings",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+FILE: Final = "(file)"
+"""Path of a problem of the whole file."""
 _MAX_SHOWN_VALUE = 80
 _CURES = {
     "extra_forbidden": "unknown field; remove it or correct its spelling",
@@ -56,6 +58,11 @@ class SpecError(ValueError):
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         super().__init__(f"{source}: {count}\n{lines}")
 
+    @property
+    def is_of_fields(self) -> bool:
+        """Whether the file can be read, and only fields of it are invalid."""
+        return all(problem.path != FILE for problem in self.problems)
+
 
 def field_path(location: Sequence[int | str]) -> str:
     """Return a location as YAML users read it: `("spec", "rollouts", 0)` -> `spec.rollouts[0]`."""
@@ -65,7 +72,7 @@ def field_path(location: Sequence[int | str]) -> str:
             path += f"[{part}]"
         else:
             path += f".{part}" if path else part
-    return path or "(file)"
+    return path or FILE
 
 
 def problems_of(error: ValidationError) -> list[FieldProblem]:

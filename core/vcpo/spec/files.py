@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from vcpo.spec.errors import FieldProblem, SpecError, problems_of
+from vcpo.spec.errors import FILE, FieldProblem, SpecError, problems_of
 from vcpo.spec.run import VCPORun
+from vcpo.spec.valid_part import valid_part
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DOCUMENT_CHARACTERS = 8 << 20
@@ -66,15 +67,16 @@ def load_document(path: Path, model: type[_Document]) -> _Document:
     Raises:
         SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise SpecError(str(path), [_file_problem("is larger than 1 MiB; give a run file")])
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
-    except UnicodeDecodeError as error:
-        raise SpecError(str(path), [_file_problem("is not UTF-8 text")]) from error
-    return parse_document(text, model, source=str(path))
+    return parse_document(_read(path), model, source=str(path))
+
+
+def load_valid_part(path: Path) -> VCPORun | None:
+    """Read a run file with invalid fields, without these; as `valid_part`.
+
+    Raises:
+        SpecError: if the file cannot be read or parsed.
+    """
+    return valid_part(_mapping(_read(path), str(path)))
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
@@ -94,10 +96,7 @@ def parse_document(text: str, model: type[_Document], *, source: str) -> _Docume
     Raises:
         SpecError: with all problems, each with its field path and value.
     """
-    document = _document(text, source)
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
+    document = _mapping(text, source)
     text = _as_json(document, source)
     if model is VCPORun:
         text = _as_json(_without_retired_fields(document, source), source)
@@ -118,6 +117,23 @@ def run_to_yaml(run: VCPORun) -> str:
     return stream.getvalue()
 
 
+def _read(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        SpecError: if it cannot be read.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise SpecError(str(path), [_file_problem("is larger than 1 MiB; give a run file")])
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(str(path), [_file_problem("is not UTF-8 text")]) from error
+    return text
+
+
 def _document(text: str, source: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
@@ -133,6 +149,19 @@ def _document(text: str, source: str) -> Any:
         raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error
+
+
+def _mapping(text: str, source: str) -> dict[Any, Any]:
+    """Return a document that is a mapping.
+
+    Raises:
+        SpecError: if it is none.
+    """
+    document = _document(text, source)
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
+    return document
 
 
 def _without_retired_fields(document: dict[Any, Any], source: str) -> dict[Any, Any]:
@@ -188,4 +217,4 @@ def _num_characters(node: Any, counted: dict[int, int]) -> int:
 
 
 def _file_problem(message: str) -> FieldProblem:
-    return FieldProblem(path="(file)", value="", message=message)
+    return FieldProblem(path=FILE, value="", message=message)

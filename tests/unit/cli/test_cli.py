@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.disk_limits import files_of_at_most
+from tests.fixtures.models import write_model, write_shards
 from tests.fixtures.records import STEP
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
@@ -35,16 +36,14 @@ def vcpo(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def refuse_to_start():
+def refuse_to_start(modules):
     raise MissingPackagesError("started")
 
 
 @pytest.fixture
 def run_file(tmp_path):
     """A run's file with its model beside it."""
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text("{}")
-    (tmp_path / "m" / "model.safetensors").touch()
+    write_model(tmp_path / "m")
     path = tmp_path / "run.yaml"
     path.write_text(RUN, encoding="utf-8")
     return path
@@ -107,6 +106,71 @@ class TestValidate:
             "  spec.steps: Input should be greater than or equal to 1 (got 0)",
             "  spec.algorithm.lag: unknown field; remove it or correct its spelling (got 12)",
         ]
+
+    @pytest.mark.parametrize("command", ["validate", "run"])
+    def test_problems_of_the_file_hide_no_problem_of_the_machine(self, run_file, command):
+        bad = (
+            RUN.replace("400", "0")
+            .replace("name: m", "name: ./n")
+            .replace("{maxP", "{lag: 1, maxP")
+        )
+        run_file.write_text(
+            bad.replace("{name: countdown}\n  steps", "{name: 'none:None'}\n  steps")
+        )
+        asked = vcpo(command, run_file)
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        first, *problems = asked.stderr.splitlines()
+        assert first == f"{run_file}: 4 problems"
+        assert [problem.split(":")[0] for problem in problems] == [
+            "  spec.steps",
+            "  spec.algorithm.lag",
+            "  spec.model.name",
+            "  spec.environment.name",
+        ]
+
+    def test_what_follows_from_an_invalid_field_is_not_told_beside_it(self, run_file):
+        """The model that stands for the missing one, and rules of the method that is no method."""
+        (run_file.parent / "m" / "config.json").write_text('{"model_type": "gpt_oss"}')
+        run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: grppo, maxPolicyLagSteps"))
+        first, problem = vcpo("validate", run_file).stderr.splitlines()
+        assert first == f"{run_file}: 1 problem"
+        assert problem.startswith("  spec.algorithm.method: Input should be ")
+        run_file.write_text(RUN.replace("{name: m}", "{}"))
+        assert vcpo("validate", run_file).stderr == (
+            f"{run_file}: 1 problem\n  spec.model.name: required field is missing\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            ("cut", "has a model.safetensors that is cut: its header asks for "),
+            (
+                "shard",
+                "lacks 1 of 2 files that model.safetensors.index.json names: model-00002-of-",
+            ),
+            ("tokenizer", "has no tokenizer (tokenizer.json, "),
+        ],
+    )
+    @pytest.mark.parametrize("command", ["validate", "run"])
+    def test_a_model_that_cannot_be_loaded_is_told_by_its_files(
+        self, run_file, tmp_path, monkeypatch, command, damage, words
+    ):
+        model = tmp_path / "m"
+        if damage == "cut":
+            weights = model / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-1])
+        elif damage == "shard":
+            write_shards(model, 2)
+            (model / "model-00002-of-00002.safetensors").unlink()
+        else:
+            (model / "tokenizer.json").unlink()
+        monkeypatch.chdir(tmp_path)
+        asked = vcpo(command, run_file)
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        first, problem = asked.stderr.splitlines()
+        assert first == f"{run_file}: 1 problem"
+        assert problem.startswith(f"  spec.model.name: {words}")
+        assert problem.endswith(f" (got '{model}')")
 
     def test_a_missing_file_is_a_users_error(self, tmp_path):
         checked = vcpo("validate", tmp_path / "nothing.yaml")
@@ -179,8 +243,6 @@ class TestRun:
     def test_a_report_without_room_changes_nothing_about_the_end_of_its_run(
         self, run_file, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("vcpo.cli.main.check_installed", lambda: None)
-        monkeypatch.setattr("vcpo.cli.main.check_machine", lambda *_: None)
 
         def trained(loaded, directory, options):
             directory.create(loaded)
@@ -319,6 +381,13 @@ class TestRun:
         )
         left = sorted(each.name for each in place.iterdir()) if place.exists() else None
         assert left == content
+
+    def test_missing_packages_hide_no_problem_of_the_machine(self, run_file, monkeypatch):
+        run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
+        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        told = vcpo("run", run_file).stderr.splitlines()
+        assert told[:2] == ["started", f"{run_file}: 1 problem"]
+        assert told[2].startswith("  spec.model.name: is no directory ")
 
     def test_resume_wants_a_directory(self, run_file):
         asked = vcpo("run", run_file, "--resume")

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.fixtures.models import write_model
 from vcpo.local.models import context_tokens, model_problems
 from vcpo.local.preflight import (
+    RUN_MODULES,
     MissingPackagesError,
     check_installed,
-    check_machine,
+    machine_problems,
     machine_warnings,
     with_local_paths,
     with_one_replica,
 )
-from vcpo.local.processes.gpu_check import check_gpus
+from vcpo.local.processes.gpu_check import gpu_problems
 from vcpo.local.processes.gpus import Gpu
-from vcpo.spec import SpecError, VCPORun, parse_run, run_to_yaml
+from vcpo.spec import VCPORun, parse_run, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
-LLAMA = {"max_position_embeddings": 512}
 OWN_CLASS = """
 class Echo:
     def __init__(self, *, seed, word, times=1): ...
@@ -39,13 +39,6 @@ def hub_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     return cache
-
-
-def make_model(folder: Path, config: dict[str, Any] | None = None) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA if config is None else config))
-    (folder / "model.safetensors").touch()
-    return folder
 
 
 def run_of(
@@ -68,16 +61,12 @@ def run_of(
 
 
 def problems_of(run: VCPORun, folder: Path) -> list[str]:
-    try:
-        check_machine(with_local_paths(run, folder / "run.yaml"), folder / "run.yaml")
-    except SpecError as error:
-        return [str(problem) for problem in error.problems]
-    return []
+    return list(map(str, machine_problems(with_local_paths(run, folder / "run.yaml"))))
 
 
 class TestLocalPaths:
     def test_a_model_beside_the_run_file_is_found_from_anywhere(self, tmp_path):
-        model = make_model(tmp_path / "models" / "tiny")
+        model = write_model(tmp_path / "models" / "tiny")
         found = with_local_paths(run_of(), tmp_path / "run.yaml")
         assert found.spec == run_of(str(model)).spec
 
@@ -94,7 +83,7 @@ class TestLocalPaths:
 
 class TestModels:
     def test_a_model_directory_needs_no_word(self, tmp_path):
-        make_model(tmp_path / "models" / "tiny")
+        write_model(tmp_path / "models" / "tiny")
         assert problems_of(run_of(), tmp_path) == []
 
     @pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "a/b/c"])
@@ -111,13 +100,13 @@ class TestModels:
         assert not list(model_problems(run_of("memory://bucket/tiny")))
         (warning,) = machine_warnings(run_of("memory://bucket/tiny"))
         assert warning.endswith("'memory://bucket/tiny' will be fetched when the run starts")
-        folder = make_model(tmp_path / "models" / "tiny")
+        folder = write_model(tmp_path / "models" / "tiny")
         assert not list(model_problems(run_of(f"file://{folder}")))
         (problem,) = map(str, model_problems(run_of("file:///nowhere/tiny")))
         assert "is no directory (checked /nowhere/tiny)" in problem
 
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
-        make_model(tmp_path / "models" / "tiny")
+        write_model(tmp_path / "models" / "tiny")
         (problem,) = problems_of(run_of("models/tinny"), tmp_path)
         assert problem == (
             f"spec.model.name: is no directory (checked {tmp_path}/models/tinny); that"
@@ -137,7 +126,7 @@ class TestModels:
         (problem,) = problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path)
         assert "nor in the Hugging Face cache, and HF_HUB_OFFLINE forbids" in problem
         repository = hub_cache / "models--Qwen--Qwen3-0.6B"
-        make_model(repository / "snapshots" / "abc")
+        write_model(repository / "snapshots" / "abc")
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("abc")
         assert problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path) == []
@@ -148,13 +137,13 @@ class TestModels:
         [("config.json", "has no readable config.json"), ("model.safetensors", "has no weights")],
     )
     def test_a_directory_that_is_no_models_is_refused(self, tmp_path, missing, word):
-        (make_model(tmp_path / "m") / missing).unlink()
+        (write_model(tmp_path / "m") / missing).unlink()
         (problem,) = problems_of(run_of("m"), tmp_path)
         assert problem.startswith(f"spec.model.name: {word}")
 
     @pytest.mark.parametrize(("context", "is_fine"), [(65, True), (64, False)])
     def test_a_response_must_leave_room_for_a_prompt(self, tmp_path, context, is_fine):
-        make_model(tmp_path / "m", {"max_position_embeddings": context})
+        write_model(tmp_path / "m", {"max_position_embeddings": context})
         problem = (
             "spec.sampling.maxNewTokens: leaves no room for a prompt: the model reads 64 tokens,"
             " prompt and response together; give less than 64 (got 64)"
@@ -196,7 +185,7 @@ class TestNorms:
         ids=["gpt-oss", "qwen3-next", "text part"],
     )
     def test_what_hides_a_gradient_is_refused_with_the_cure(self, tmp_path, config, obstacle):
-        make_model(tmp_path / "m", config)
+        write_model(tmp_path / "m", config)
         (problem,) = problems_of(run_of("m"), tmp_path)
         start = f"spec.algorithm.gradientNorms: cannot be measured in {obstacle}; use 'logitEnergy'"
         assert problem.startswith(start)
@@ -213,7 +202,7 @@ class TestNorms:
         ids=["logitEnergy", "grpo", "qwen3 moe", "mixtral"],
     )
     def test_with_the_cure_or_in_a_mixture_of_experts_nothing_is_said(self, tmp_path, spec, config):
-        make_model(tmp_path / "m", config)
+        write_model(tmp_path / "m", config)
         run = parse_run(f"metadata: {{name: r}}\nspec: {{{SPEC}, {spec}}}")
         assert problems_of(run, tmp_path) == []
 
@@ -225,7 +214,7 @@ class TestNorms:
         ],
     )
     def test_chat_prompts_want_a_template(self, tmp_path, environment, field):
-        model = make_model(tmp_path / "models" / "tiny")
+        model = write_model(tmp_path / "models" / "tiny")
         run = run_of(environment=environment)
         assert problems_of(run, tmp_path) == []  # nothing is known of its tokenizer
         settings = model / "tokenizer_config.json"
@@ -239,7 +228,7 @@ class TestNorms:
         assert problems_of(run, tmp_path) == []
 
     def test_adapters_that_are_named_are_left_to_the_learner(self, tmp_path):
-        make_model(tmp_path / "m", {"model_type": "gpt_oss"})
+        write_model(tmp_path / "m", {"model_type": "gpt_oss"})
         run = run_of('m", lora: {targetModules: [q_proj]}, revision: "main')
         assert problems_of(run, tmp_path) == []
 
@@ -250,7 +239,7 @@ SPEC = "model: {name: m}, environment: {name: countdown}, steps: 3"
 class TestEnvironments:
     @pytest.fixture
     def folder(self, tmp_path):
-        make_model(tmp_path / "models" / "tiny")
+        write_model(tmp_path / "models" / "tiny")
         (tmp_path / "echo_task.py").write_text(OWN_CLASS)
         (tmp_path / "broken_task.py").write_text("import sys\nsys.exit(7)\n")
         return tmp_path
@@ -301,7 +290,7 @@ def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
     with pytest.raises(
         MissingPackagesError, match=r"not installed here: torch\. Cure: pip install"
     ):
-        check_installed()
+        check_installed(RUN_MODULES)
 
 
 class TestRanks:
@@ -316,9 +305,7 @@ class TestRanks:
             "vcpo.local.processes.gpu_check.find_gpus", lambda: [Gpu(identifier="0")] * 4
         )
         run = run_of(learner=learner)
-        with pytest.raises(SpecError) as refused:
-            check_gpus(run, tmp_path / "run.yaml")
-        (problem,) = refused.value.problems
+        (problem,) = gpu_problems(run)
         assert str(problem) == (
             f"spec.learner.{field}: the learner's 4 ranks need a GPU each and the rollout workers"
             " one more, and this machine has 4; set it to at most 3 (got 4)"
@@ -329,9 +316,7 @@ class TestRanks:
             "vcpo.local.processes.gpu_check.find_gpus", lambda: [Gpu(identifier="0")] * 4
         )
         run = run_of(rollouts="[{name: a}, {name: b, engine: vllm, tensorParallelSize: 4}]")
-        with pytest.raises(SpecError) as refused:
-            check_gpus(run, tmp_path / "run.yaml")
-        (problem,) = refused.value.problems
+        (problem,) = gpu_problems(run)
         assert str(problem) == (
             "spec.rollouts[1].tensorParallelSize: a worker needs 4 GPUs and the learner 1 of its"
             " own, and this machine has 4; set it to at most 3 (got 4)"
@@ -339,10 +324,10 @@ class TestRanks:
 
     def test_without_gpus_ranks_compute_on_the_cpu(self, tmp_path, monkeypatch):
         monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", list)
-        check_gpus(run_of(learner="processes: 4"), tmp_path / "run.yaml")
+        assert not list(gpu_problems(run_of(learner="processes: 4")))
 
     def test_one_machine_has_the_ranks_of_one_pod_and_says_so(self, tmp_path):
-        make_model(tmp_path / "models" / "tiny")
+        write_model(tmp_path / "models" / "tiny")
         run = with_local_paths(run_of(learner="replicas: 2, processes: 4"), tmp_path / "run.yaml")
         (warning,) = machine_warnings(run)
         assert warning == (

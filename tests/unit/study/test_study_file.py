@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.models import write_model
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo import Baseline, LearningRateRule
 from vcpo.spec import SpecError
@@ -204,9 +205,7 @@ def test_a_run_is_no_study(tmp_path):
 
 
 def test_a_model_beside_the_study_is_found(tmp_path):
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text("{}")
-    (tmp_path / "tiny" / "model.safetensors").touch()
+    write_model(tmp_path / "tiny")
     assert model_directory(study_document(), tmp_path / "s.yaml") == str(tmp_path / "tiny")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from vcpo.local.processes.gpus import (
     TooFewGpusError,
@@ -11,21 +10,14 @@ from vcpo.local.processes.gpus import (
     find_gpus,
     plan_gpus,
 )
-from vcpo.spec import FieldProblem, SpecError, VCPORun
-
-
-def check_gpus(run: VCPORun, run_file: Path) -> None:
-    """Check that learner and workers have the GPUs that they need, if this machine has any.
-
-    Raises:
-        SpecError: naming the field, both numbers and the cure.
-    """
-    if problems := list(gpu_problems(run)):
-        raise SpecError(str(run_file), problems)
+from vcpo.spec import FieldProblem, VCPORun
 
 
 def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """Yield a problem if this machine has GPUs, but too few for the ranks or for a worker."""
+    """Yield a problem if this machine has GPUs, but too few for the ranks or for a worker.
+
+    It names the field, both numbers and the cure.
+    """
     learner, groups = run.spec.learner, run.spec.rollouts
     largest = max(range(len(groups)), key=lambda index: groups[index].tensor_parallel_size)
     gpus_per_worker = groups[largest].tensor_parallel_size
