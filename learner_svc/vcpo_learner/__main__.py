@@ -67,7 +67,8 @@ def _parse_arguments() -> argparse.Namespace:
         prog="python -m vcpo_learner",
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
         "policy. With VCPO_WORKER_KEY and VCPO_STEERING_KEY set, every caller must show the key of "
-        "its role. Under torchrun every process is one rank of the learner; rank 0 leads.",
+        "its role. Under torchrun every process is one rank of the learner; rank 0 leads, and all "
+        "need VCPO_STEERING_KEY.",
     )
     parser.add_argument("run_file", type=Path, help="YAML file with the VCPORun")
     parser.add_argument(

@@ -50,11 +50,12 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
         logs.identify_process(run=run.metadata.name, rank=str(environment.rank))
         policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
     on_stop_request(_stay)
-    await _follow(policy, options, environment, run.metadata.name)
+    address = _own_address(options, environment, run.spec.learner.ranks_per_replica)
+    await _follow(policy, options, environment, run.metadata.name, address)
 
 
 async def _follow(
-    policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str
+    policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str, address: str
 ) -> None:
     """Serve the shard, health and metrics while the tensor thread follows rank 0."""
     ranks = policy.ranks
@@ -82,7 +83,7 @@ async def _follow(
         with start_errors():
             health = options.health_listen
             grpc_port = await server.start(
-                _own_port(options.listen, environment),
+                address,
                 (),
                 certificates=certificates,
                 health_address=None if health is None else _own_port(health, environment),
@@ -108,6 +109,19 @@ async def _follow(
             # While the event loop still runs: the version in hand needs it.
             await asyncio.to_thread(publication.close)
             await asyncio.gather(server.stop(0.0), weight_server.close(0.0))
+
+
+def _own_address(options: Options, environment: RankEnvironment, num_ranks: int) -> str:
+    """Return where a rank serves: the first of a machine at the learner's address.
+
+    The ports of the others follow those of the processes that send weights, so that a network
+    policy can name them.
+
+    num_ranks: ranks of the machine.
+    """
+    if environment.local_rank == 0:
+        return options.listen
+    return options.weights_address(num_ranks + environment.local_rank)
 
 
 def _own_port(address: str, environment: RankEnvironment) -> str:

@@ -31,10 +31,10 @@ class Options:
     ready_file: Path | None
     exit_with_parent: bool
 
-    def weights_address(self, local_rank: int) -> str:
-        """Return host:port where a rank's server of weights listens; port 0: any free one.
+    def weights_address(self, number: int) -> str:
+        """Return host:port where a server of weights listens; port 0: any free one.
 
-        local_rank: number of the rank on its machine.
+        number: of the server on its machine; that of a rank's process is the rank's there.
 
         Raises:
             ValueError: if an address has another form.
@@ -42,4 +42,4 @@ class Options:
         if self.weights_listen is None:
             return f"{split_address(self.listen)[0]}:0"
         host, port = split_address(self.weights_listen)
-        return f"{host}:{port + local_rank if port else 0}"
+        return f"{host}:{port + number if port else 0}"

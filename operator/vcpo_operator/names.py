@@ -60,7 +60,8 @@ RENDEZVOUS_PORT: Final = 29_500
 LEARNER_HEALTH_PORT: Final = 7602
 """Port of probes, which know no TLS."""
 LEARNER_WEIGHTS_PORT: Final = 7620
-"""Port of the process that sends weights; a further rank of the pod adds its number there."""
+"""Port of the process that sends weights; a further rank of the pod adds its number there. Behind
+the ports of them all come those where the further ranks themselves send weights if need be."""
 ROLLOUT_PORT: Final = 7610
 ROLLOUT_METRICS_PORT: Final = 7611
 ROLLOUT_HEALTH_PORT: Final = 7612

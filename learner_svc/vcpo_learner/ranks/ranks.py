@@ -14,6 +14,8 @@ rank takes the same ones.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -25,15 +27,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 # `torch.distributed` exports them without types.
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.learner import Learner
+from vcpo.wire.access.tls import is_loopback
+from vcpo_learner.ranks.authenticity import RanksSecret, SignedStore, sign_objects
 from vcpo_learner.ranks.environment import RankEnvironment
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions."""
+_LOOPBACK_INTERFACES: Final = ("lo", "lo0")
+"""Its names on Linux and on macOS."""
 _CHECKPOINT_TIMEOUT: Final = timedelta(hours=1)
 """A rank may write a large shard much slower than another one."""
 
@@ -50,9 +56,9 @@ class Communication:
     """[num_replicas, num_shards] with dimensions `REPLICATE` and `SHARD`."""
     control: dist.ProcessGroup
     """All ranks, on the CPU: for messages."""
-    store: Store
+    store: SignedStore
     """Keys and values of all ranks. Owner: `Commands`."""
-    reports: Store
+    reports: SignedStore
     """As `store`, on a connection of its own. Owner: `ShardReports`."""
     checkpoints: dist.ProcessGroup
     """All ranks, on the CPU: for the thread that writes checkpoints beside training."""
@@ -162,18 +168,15 @@ def _meet(
     environment: RankEnvironment, num_shards: int, device: torch.device, *, timeout_s: float
 ) -> Ranks:
     timeout = timedelta(seconds=timeout_s)
+    secret = RanksSecret(key=environment.secret)
+    sign_objects(secret)
+    if _is_one_machine(environment):
+        _stay_on_loopback()
     store = _store(environment, timeout)
-    store.set(f"here/{environment.rank}", "")
-    missing = missing_keys(store, [f"here/{rank}" for rank in range(environment.size)], timeout)
-    if missing:
-        names = ", ".join(key.removeprefix("here/") for key in missing)
-        raise LostRankError(
-            f"rank {names} of {environment.size} did not come within {timeout_s:g} s"
-            " (learner.collectiveTimeoutSeconds): see its log"
-        )
+    incarnation = _gather(SignedStore(store, secret, "meeting"), environment, timeout)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("groups", store),
+        store=PrefixStore(secret.name("groups"), store),
         rank=environment.rank,
         world_size=environment.size,
         timeout=timeout,
@@ -185,15 +188,13 @@ def _meet(
         mesh_dim_names=(REPLICATE, SHARD),
     )
     control = dist.new_group(backend="gloo", timeout=timeout)
-    named = [uuid.uuid4().hex[:8]]
-    dist.broadcast_object_list(named, src=0, group=control)
     communication = Communication(
         mesh=mesh,
         control=control,
         checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
         # Clients of their own: one that waits for a key blocks its other users.
-        store=PrefixStore("commands", store.clone()),  # type: ignore[attr-defined] # not in its stubs
-        reports=PrefixStore("reports", store.clone()),  # type: ignore[attr-defined] # as above
+        store=SignedStore(store.clone(), secret, "commands"),  # type: ignore[attr-defined] # not in its stubs
+        reports=SignedStore(store.clone(), secret, "reports"),  # type: ignore[attr-defined] # as above
         timeout=timeout,
     )
     # A first rank that soon ends would take its store with it while others still connect.
@@ -203,12 +204,28 @@ def _meet(
         rank=environment.rank,
         size=environment.size,
         num_shards=num_shards,
-        incarnation=named[0],
+        incarnation=incarnation,
         communication=communication,
     )
 
 
-def missing_keys(store: Store, keys: list[str], timeout: timedelta) -> list[str]:
+def _gather(store: SignedStore, environment: RankEnvironment, timeout: timedelta) -> str:
+    """Wait until all ranks are there; return the incarnation, which rank 0 names.
+
+    Raises:
+        LostRankError: naming the ranks that did not come in time.
+    """
+    store.set(f"{environment.rank}", uuid.uuid4().hex[:8])
+    missing = missing_keys(store, [f"{rank}" for rank in range(environment.size)], timeout)
+    if missing:
+        raise LostRankError(
+            f"rank {', '.join(missing)} of {environment.size} did not come within"
+            f" {timeout.total_seconds():g} s (learner.collectiveTimeoutSeconds): see its log"
+        )
+    return store.get("0").decode()
+
+
+def missing_keys(store: SignedStore, keys: list[str], timeout: timedelta) -> list[str]:
     """Wait for keys; return those that are still missing when the time is up."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     missing = list(keys)
@@ -233,13 +250,42 @@ def _store(environment: RankEnvironment, timeout: timedelta) -> TCPStore:
             is_master=environment.hosts_store,
             timeout=timeout,
             wait_for_workers=False,
+            master_listen_fd=_loopback_listener(environment),
         )
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         raise LostRankError(
             f"rank {environment.rank}: the ranks meet at {environment.address}:{environment.port},"
             f" which cannot be {'opened' if environment.hosts_store else 'reached'}"
             f" ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
+
+
+def _is_one_machine(environment: RankEnvironment) -> bool:
+    return is_loopback(f"{environment.address}:{environment.port}")
+
+
+def _loopback_listener(environment: RankEnvironment) -> int | None:
+    """Return the socket of a store on the loopback address, which the store then owns.
+
+    By itself a store listens on every interface. None leaves it to that: where the ranks of several
+    machines meet, or if another process hosts the store.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+    if not (environment.hosts_store and _is_one_machine(environment)):
+        return None
+    address = environment.address.strip("[]")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, environment.port), family=family).detach()
+
+
+def _stay_on_loopback() -> None:
+    """Let gloo and NCCL connect ranks through the loopback interface, unless the user chose one."""
+    for _, name in socket.if_nameindex():
+        if name in _LOOPBACK_INTERFACES:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _num_shards(size: int, fsdp_size: int | None) -> int:

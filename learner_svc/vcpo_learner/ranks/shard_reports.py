@@ -52,6 +52,7 @@ class ShardReports:
 
         Raises:
             LostRankError: naming the ranks that did not report, or why they could not publish.
+            ForgedMessageError: if somebody else reported in a rank's name.
         """
         failed, manifests = [], []
         for rank in self._others:
@@ -82,8 +83,7 @@ class ShardReports:
 
     def _set(self, policy_version: int, report: bytes) -> None:
         assert self._store is not None, "one rank reports to nobody"
-        # The stubs know text only; the store keeps bytes as they are.
-        self._store.set(self._key(policy_version, self._ranks.rank), report)  # type: ignore[arg-type]
+        self._store.set(self._key(policy_version, self._ranks.rank), report)
 
     def _report(self, key: str) -> bytes:
         """Remove a report from the store and return it; empty if there is none."""

@@ -121,16 +121,15 @@ def _launcher(parent: Parent) -> list[str]:
     learner = parent.run.spec.learner
     if learner.ranks_per_replica == 1:
         return ["python", "-m", "vcpo_learner"]
-    where = ["--standalone"]
+    where = [f"--nnodes={learner.replicas}"]
     if learner.replicas > 1:
-        where = [
-            f"--nnodes={learner.replicas}",
-            f"--node-rank=$({_INDEX_VARIABLE})",
-            f"--master-addr={_first_pod(parent)}",
-            f"--master-port={RENDEZVOUS_PORT}",
-        ]
-    processes = f"--nproc-per-node={learner.ranks_per_replica}"
-    return ["torchrun", *where, processes, "-m", "vcpo_learner"]
+        where += [f"--node-rank=$({_INDEX_VARIABLE})", f"--master-addr={_first_pod(parent)}"]
+    else:
+        # Not `--standalone`: its agent unpickles what its store holds.
+        where += ["--master-addr=127.0.0.1"]
+    port, processes = RENDEZVOUS_PORT, learner.ranks_per_replica
+    where += [f"--master-port={port}", f"--nproc-per-node={processes}"]
+    return ["torchrun", *where, "-m", "vcpo_learner"]
 
 
 def _rank_variables(parent: Parent) -> list[Manifest]:

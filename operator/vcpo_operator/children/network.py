@@ -1,9 +1,12 @@
 """The NetworkPolicy of a run's pods.
 
-Allowed in: the run's own pods on every port; the operator, in its namespace, on gRPC; the run's
-namespace and those of scrapers on the metrics ports. A label alone allows nobody from another
-namespace, since anybody who may create pods there could set it. Under `DenyAll`, allowed out: the
-run's own pods, DNS, without which no pod finds the learner, and the run's `extraEgress`.
+Allowed in: the run's own pods on the ports where they serve each other; the learner's pods, if
+there are several, on every port, since their ranks take any; the operator, in its namespace, on
+gRPC; the run's namespace and those of scrapers on the metrics ports. Ranks let in who reaches them,
+so no worker may: it runs what a model wrote. A label alone allows nobody from another namespace,
+since anybody who may create pods there could set it. Under `DenyAll`, allowed out: the run's own
+pods, DNS, without which no pod finds the learner, and the run's
+`extraEgress`.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vcpo.spec.cluster import Egress, NetworkIsolation
+from vcpo.spec.learner import Learner
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
+    LEARNER_WEIGHTS_PORT,
     ROLLOUT_METRICS_PORT,
+    ROLLOUT_PORT,
+    Role,
     selector,
 )
 
@@ -54,7 +61,8 @@ def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | N
         "podSelector": {"matchLabels": selector(parent.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
-            {"from": [peers]},
+            {"from": [peers], "ports": _served_ports(parent.run.spec.learner)},
+            *_from_other_ranks(parent),
             *_from_operator(ingress_sources),
             scrapes,
         ],
@@ -74,6 +82,20 @@ def _to_destination(egress: Egress) -> Manifest:
     if egress.namespace is not None:
         rule["to"] = [_namespaces([egress.namespace])]
     return rule
+
+
+def _served_ports(learner: Learner) -> list[Manifest]:
+    """Return the ports where the pods of a run serve each other."""
+    # Every rank sends weights from two processes; its own is the one that is left if one dies.
+    last_port = LEARNER_WEIGHTS_PORT + 2 * learner.ranks_per_replica - 1
+    weights = {**_port(LEARNER_WEIGHTS_PORT), "endPort": last_port}
+    return [_port(LEARNER_PORT), _port(ROLLOUT_PORT), weights]
+
+
+def _from_other_ranks(parent: Parent) -> list[Manifest]:
+    if parent.run.spec.learner.replicas == 1:
+        return []
+    return [{"from": [{"podSelector": {"matchLabels": selector(parent.name, Role.LEARNER)}}]}]
 
 
 def _from_operator(ingress_sources: IngressSources) -> list[Manifest]:

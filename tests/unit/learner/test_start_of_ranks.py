@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from vcpo.service.lifecycle import (
 from vcpo.spec.learner import Learner
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as program
-from vcpo_learner.follower import _own_port
+from vcpo_learner.follower import _own_address, _own_port
+from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.training.policy_on_ranks import _set_threads, require_ranks
@@ -28,6 +30,7 @@ RANK_1 = {
     "LOCAL_RANK": "1",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
+    "VCPO_STEERING_KEY": "a key",
 }
 
 
@@ -80,10 +83,56 @@ def test_a_single_rank_leaves_its_threads_to_the_library(monkeypatch):
     _set_threads(Learner(), RankEnvironment())
 
 
+def test_ranks_of_one_run_have_one_secret_that_is_not_its_key():
+    def secret(**changed: str) -> bytes:
+        return RankEnvironment.from_variables({**RANK_1, **changed}).secret
+
+    assert secret() == secret(RANK="0", LOCAL_RANK="0") == secret(VCPO_STEERING_KEY=" a key\n")
+    assert secret() != secret(VCPO_STEERING_KEY="another key")
+    assert b"a key" not in secret()
+    assert repr(secret()) not in repr(RankEnvironment.from_variables(RANK_1))
+
+
+@pytest.mark.parametrize("key", ["", "ä"])
+def test_several_ranks_do_not_start_without_the_key_that_they_know_each_other_by(key):
+    with pytest.raises(StartError, match="VCPO_STEERING_KEY"):
+        RankEnvironment.from_variables({**RANK_1, "VCPO_STEERING_KEY": key})
+
+
 @pytest.mark.parametrize(("local_rank", "address"), [(0, "0.0.0.0:7600"), (3, "0.0.0.0:0")])
 def test_the_first_rank_of_a_pod_answers_its_probes(local_rank, address):
     environment = RankEnvironment(rank=8 + local_rank, size=16, local_rank=local_rank)
     assert _own_port("0.0.0.0:7600", environment) == address
+
+
+@pytest.mark.parametrize(
+    ("weights_listen", "addresses"),
+    [
+        ("0.0.0.0:7620", ["0.0.0.0:7600", "0.0.0.0:7624", "0.0.0.0:7625"]),
+        (None, ["0.0.0.0:7600", "0.0.0.0:0", "0.0.0.0:0"]),
+    ],
+)
+def test_further_ranks_of_a_pod_serve_behind_the_ports_of_its_weights(weights_listen, addresses):
+    options = Options(
+        run_file=Path("run.yaml"),
+        run_dir=Path(),
+        listen="0.0.0.0:7600",
+        metrics_listen="0.0.0.0:7601",
+        weights_listen=weights_listen,
+        weights_host="",
+        resume=False,
+        drain_s=0.0,
+        linger_s=0.0,
+        tls=None,
+        plain_text=True,
+        health_listen=None,
+        ready_file=None,
+        exit_with_parent=False,
+    )
+    assert [
+        _own_address(options, RankEnvironment(rank=3 + rank, size=6, local_rank=rank), 3)
+        for rank in range(3)
+    ] == addresses
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def follow(ranks):
     )
     policy.update.close = lambda: None
     environment = RankEnvironment(rank=ranks.rank, size=ranks.size)
-    asyncio.run(_follow(policy, options, environment, "run"))
+    asyncio.run(_follow(policy, options, environment, "run", options.listen))
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,11 @@ def test_a_pod_of_one_rank_has_its_place_in_its_environment():
 
 
 def test_one_pod_of_several_ranks_needs_no_service_of_its_own_to_meet():
-    assert learner_container(**ONE_POD_OF_TWO)["command"][:5] == [
+    assert learner_container(**ONE_POD_OF_TWO)["command"][:7] == [
         "torchrun",
-        "--standalone",
+        "--nnodes=1",
+        "--master-addr=127.0.0.1",
+        "--master-port=29500",
         "--nproc-per-node=2",
         "-m",
         "vcpo_learner",

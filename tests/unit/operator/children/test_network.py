@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.fixtures.operator.runs import parent
 from vcpo_operator.children.network import IngressSources, network_policy
 
@@ -11,10 +13,11 @@ VISITORS = IngressSources(
     operator_namespace="vcpo-system", monitoring_namespaces=("obs", "monitoring")
 )
 GRPC, METRICS = 7600, {7601, 7611}
+OWN_PODS = [{"podSelector": {"matchLabels": {"vcpo.dev/run": "demo"}}}]
 
 
-def ingress(ingress_sources: IngressSources = VISITORS) -> list[dict[str, Any]]:
-    policy = network_policy(parent(), ingress_sources)
+def ingress(ingress_sources: IngressSources = VISITORS, **learner: int) -> list[dict[str, Any]]:
+    policy = network_policy(parent(learner=learner), ingress_sources)
     assert policy is not None
     rules: list[dict[str, Any]] = policy.manifest["spec"]["ingress"]
     return rules
@@ -34,20 +37,63 @@ def namespaces(peer: dict[str, Any]) -> list[str] | None:
     return values
 
 
-def test_the_runs_own_pods_reach_each_other_in_their_namespace_only():
-    (own,) = (rule for rule in ingress() if "ports" not in rule)
-    assert own == {"from": [{"podSelector": {"matchLabels": {"vcpo.dev/run": "demo"}}}]}
+def test_the_runs_own_pods_reach_each_other_where_they_serve_in_their_namespace_only():
+    (own,) = (rule for rule in ingress() if rule["from"] == OWN_PODS)
+    weights = {"protocol": "TCP", "port": 7620, "endPort": 7621}
+    assert own["ports"] == [
+        {"protocol": "TCP", "port": 7600},
+        {"protocol": "TCP", "port": 7610},
+        weights,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("learner", "sources"),
+    [
+        ({}, []),
+        ({"processes": 4}, []),
+        (
+            {"replicas": 2},
+            [
+                {
+                    "podSelector": {
+                        "matchLabels": {"vcpo.dev/run": "demo", "vcpo.dev/role": "learner"}
+                    }
+                }
+            ],
+        ),
+    ],
+)
+def test_the_ports_of_ranks_are_open_to_the_learners_other_pods_alone(learner, sources):
+    # The store where they meet, and every port that gloo and NCCL take (32768 to 60999 on Linux).
+    for port in (29_500, 32_768, 45_000, 60_999):
+        rules = [rule for rule in ingress(**learner) if admits(rule, port)]
+        assert [peer for rule in rules for peer in rule["from"]] == sources
+
+
+def test_every_rank_of_a_pod_is_reached_where_it_sends_weights():
+    (own,) = (rule for rule in ingress(replicas=2, processes=4) if rule["from"] == OWN_PODS)
+    assert [port for port in range(7600, 7700) if admits(own, port)] == [
+        7600,
+        7610,
+        *range(7620, 7628),
+    ]
+
+
+def admits(rule: dict[str, Any], port: int) -> bool:
+    ranges = [(each["port"], each.get("endPort", each["port"])) for each in rule.get("ports", ())]
+    return not ranges or any(low <= port <= high for low, high in ranges)
 
 
 def test_the_operator_is_let_in_from_its_own_namespace():
-    (rule,) = (rule for rule in ingress() if GRPC in ports(rule))
+    (rule,) = (rule for rule in ingress() if ports(rule) == {GRPC})
     (peer,) = rule["from"]
     assert namespaces(peer) == ["vcpo-system"]
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
 
 
 def test_an_operator_that_is_in_no_namespace_needs_no_rule():
-    assert not [rule for rule in ingress(IngressSources()) if GRPC in ports(rule)]
+    assert not [rule for rule in ingress(IngressSources()) if ports(rule) == {GRPC}]
 
 
 def test_metrics_are_read_from_the_own_namespace_and_from_those_that_monitor():
