@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-
-from vcpo.records.journal import EvaluationRecord
+from collections.abc import Collection, Mapping, Sequence
 
 
 def kept_steps(
@@ -30,13 +28,12 @@ def kept_steps(
     return needed | set(newest) - set(replaced)
 
 
-def best_evaluated_step(
-    evaluations: Iterable[EvaluationRecord], steps: Collection[int]
-) -> int | None:
+def best_evaluated_step(accuracies: Mapping[int, float], steps: Collection[int]) -> int | None:
     """Return the step among `steps` with the best accuracy, the latest of equal ones.
 
-    Returns None if none of them was evaluated.
+    accuracies: of evaluations, by the step at which each began.
+
+    Returns None if none of the steps was evaluated.
     """
-    evaluated = [each for each in evaluations if each.step in steps]
-    best = max(evaluated, key=lambda each: (each.accuracy, each.step), default=None)
-    return None if best is None else best.step
+    evaluated = [step for step in accuracies if step in steps]
+    return max(evaluated, key=lambda step: (accuracies[step], step), default=None)

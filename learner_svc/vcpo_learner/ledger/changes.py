@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.records.reasons import DropReason
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import work_pb2
@@ -96,6 +97,26 @@ class VersionPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation ended."""
+
+    step: int
+    """Steps taken when it began."""
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagLimitLeft:
+    """What host, early warning and rollbacks left the lag limit at; see `LagLimit`."""
+
+    steps: int
+    """Limit of host and warning, in policy versions."""
+    level: WarningLevel
+    """Early warning after the newest step."""
+    rollbacks: Rollbacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerRestarted:
     """A learner began where another one had stopped: the open leases ended."""
 
@@ -119,6 +140,8 @@ Change = (
     | GroupsDropped
     | BatchConsumed
     | VersionPublished
+    | Evaluated
+    | LagLimitLeft
     | LearnerRestarted
     | RolledBack
 )

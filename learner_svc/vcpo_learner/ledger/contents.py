@@ -18,8 +18,10 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
+    Evaluated,
     GroupsDropped,
     InconsistentChangeError,
+    LagLimitLeft,
     LeaseEnded,
     LeaseGranted,
     RolledBack,
@@ -32,6 +34,7 @@ from vcpo_learner.ledger.groups import (
     group_from_message,
     group_to_message,
 )
+from vcpo_learner.ledger.lag_limit import left_from_message, left_to_message
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome, missing_numbers
 from vcpo_learner.ledger.requeue import (
     RequeuedPrompt,
@@ -108,6 +111,10 @@ class LedgerContents:
         self.requeued: deque[RequeuedPrompt] = deque()
         self.wasted_tokens: Counter[str] = Counter()
         self.consumed = 0
+        self.accuracies: dict[int, float] = {}
+        """Of the evaluations so far, by the step at which each began."""
+        self.lag_limit: LagLimitLeft | None = None
+        """What the lag limit was left at; None if it was never changed."""
         self._group_filter = group_filter
         self._trajectories_per_prompt = trajectories_per_prompt
         self._batch_trajectories = prompts_per_step * trajectories_per_prompt
@@ -233,6 +240,13 @@ class LedgerContents:
         self.consumed += sum(len(group.trajectories) for group in groups)
         return tuple(groups)
 
+    def note(self, change: Evaluated | LagLimitLeft) -> None:
+        """Keep what the next learner must know beside the trajectories."""
+        if isinstance(change, Evaluated):
+            self.accuracies[change.step] = change.accuracy
+        else:
+            self.lag_limit = change
+
     def restart(self) -> None:
         """End all leases and keep what they brought; failed attempts count from 0 again.
 
@@ -247,10 +261,13 @@ class LedgerContents:
     def roll_back(self, change: RolledBack, steps: Iterable[RecordedStep]) -> None:
         """Go back to a version: what later versions consumed or sampled is dropped.
 
+        Evaluations of later versions are forgotten: nobody has these parameters any more.
+
         steps: the later steps as recorded; only needed if their groups are returned.
         """
         version, reason = change.policy_version, DropReason.ROLLED_BACK
         self._end_open_leases(reason)
+        self.accuracies = {at: kept for at, kept in self.accuracies.items() if at <= version}
         undone = self.consumed - version * self._batch_trajectories
         self.consumed -= undone
         if change.returns_groups:
@@ -288,6 +305,8 @@ class LedgerContents:
             requeued=[requeued_to_message(prompt) for prompt in self.requeued],
             open_leases=self.book.to_messages(),
             log_position=log_position,
+            accuracies=self.accuracies,
+            lag_limit=None if self.lag_limit is None else left_to_message(self.lag_limit),
         )
         self.source.save(head)
         return LedgerState(head=head, groups=tuple(sorted(self.buffer.groups())))
@@ -313,6 +332,9 @@ class LedgerContents:
         self._leased = head.leased
         self.consumed = head.consumed
         self._dropped = Counter(dict(head.dropped))
+        self.accuracies = dict(head.accuracies)
+        if head.HasField("lag_limit"):
+            self.lag_limit = left_from_message(head.lag_limit)
 
     def _receive(self, group: Group) -> None:
         """Buffer a complete group; with dynamic sampling drop it if all rewards are equal."""

@@ -146,8 +146,13 @@ class Dispatcher:
     def throttle(self, admission_lag_steps: int) -> int:
         """Limit the lag of new work and of batches for the host; return the limit in force."""
         in_force = self.lag_limit.set(admission_lag_steps)
+        self.record_lag_limit()
         self.notify()
         return in_force
+
+    def record_lag_limit(self) -> None:
+        """Let the ledger hold what `lag_limit` was left at, for the learner after this one."""
+        self._ledger.record_lag_limit(self.lag_limit.left)
 
     async def lease(self, request: WorkRequest, *, wait_s: float) -> list[Assignment]:
         """Grant work to a worker; wait up to `wait_s` seconds until some is admissible.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.control.limit_change import lag_change_sentence, warning_reason
-from vcpo.records.step_record import StepRecord, UpdateRecord
+from vcpo.records.step_record import UpdateRecord
 from vcpo.spec import VCPORunSpec
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger.changes import LagLimitLeft
 
 
 class LagLimit:
@@ -21,7 +21,8 @@ class LagLimit:
     after a rollback the limit grows from 0 by one version with each step, up to what else holds.
 
     In a redo the ledger is ahead of the parameters. The limit is that of the ledger's version then,
-    as the learner that stopped left it, whatever the redone steps say.
+    as the learner that stopped left it, whatever the redone steps say. The ledger holds what was
+    left, `left`: write it there after every change.
     """
 
     def __init__(self, spec: VCPORunSpec) -> None:
@@ -44,44 +45,42 @@ class LagLimit:
         self._set_steps = self._warned(min(steps, self._bound_steps))
         return self.steps
 
+    @property
+    def left(self) -> LagLimitLeft:
+        """What the learner after this one continues with."""
+        return LagLimitLeft(steps=self._set_steps, level=self._level, rollbacks=self._rollbacks)
+
     def resume(
         self,
-        recorded_steps: Sequence[StepRecord],
+        left: LagLimitLeft | None,
         level: WarningLevel,
         rollbacks: Rollbacks,
         *,
         version: int,
     ) -> None:
-        """Continue a run under the limit that its newest recorded step left.
+        """Continue a run under the limit that the learner before left.
 
-        recorded_steps: of the run, by step, also those after the checkpoint.
+        left: as the ledger holds it; None if no limit was ever changed.
         level: early warning after the step of the checkpoint.
         rollbacks: of the run up to the checkpoint.
         version: of the checkpoint.
         """
-        self._version, self._rollbacks = version, rollbacks
-        limit = self._bound_steps
-        if recorded_steps:
-            # The record holds the limit of the step's batch; its warning has lowered it since.
-            newest = recorded_steps[-1]
-            self._level = WarningLevel(newest.warning_level)
-            limit = self._warned(self._set_before(newest))
-        self._level = level
-        self.set(limit)
+        self._version, self._rollbacks, self._level = version, rollbacks, level
+        self.set(self._bound_steps if left is None else left.steps)
 
-    def begin_redo(
-        self, recorded_steps: Sequence[StepRecord], rollbacks: Rollbacks, *, version: int
-    ) -> None:
+    def begin_redo(self, left: LagLimitLeft | None, rollbacks: Rollbacks, *, version: int) -> None:
         """Continue under the limit of the ledger's version, while the steps up to it are redone.
 
-        recorded_steps: of the run, by step.
+        left: as the ledger holds it.
         rollbacks: of the run up to the checkpoint.
         version: of the ledger. Call `end_redo` when the parameters have it too.
         """
-        recorded = [one for one in recorded_steps if one.step <= version]
-        level = WarningLevel(recorded[-1].warning_level) if recorded else WarningLevel.OK
-        newest = max(rollbacks, _recorded_rollbacks(recorded), key=lambda one: one.number)
-        self.resume(recorded, level, newest, version=version)
+        level = WarningLevel.OK
+        if left is not None:
+            level = left.level
+            if left.rollbacks.number > rollbacks.number:
+                rollbacks = left.rollbacks
+        self.resume(left, level, rollbacks, version=version)
 
     def end_redo(self, level: WarningLevel, rollbacks: Rollbacks, *, version: int) -> None:
         """Go on from what was redone.
@@ -112,17 +111,26 @@ class LagLimit:
     def _warned(self, steps: int) -> int:
         return 0 if self._guards.throttles(self._level) else steps
 
-    def _set_before(self, record: StepRecord) -> int:
-        """Return what was set before a step; the bound if its rollback hides it."""
-        since_rollback = self._rollbacks.largest_lag_steps(record.step - 1)
-        is_hidden = record.admission_lag_steps == since_rollback
-        return self._bound_steps if is_hidden else record.admission_lag_steps
+
+def left_to_message(left: LagLimitLeft) -> ledger_pb2.LagLimitLeft:
+    """Return what a limit was left at as a message."""
+    return ledger_pb2.LagLimitLeft(
+        steps=left.steps,
+        warning_level=left.level,
+        rollbacks=left.rollbacks.number,
+        rollback_version=left.rollbacks.version,
+    )
 
 
-def _recorded_rollbacks(recorded_steps: Sequence[StepRecord]) -> Rollbacks:
-    """Return the rollbacks that records tell of."""
-    rollbacks = Rollbacks()
-    for record in recorded_steps:
-        if record.rollbacks > rollbacks.number:
-            rollbacks = Rollbacks(number=record.rollbacks, version=record.step)
-    return rollbacks
+def left_from_message(message: ledger_pb2.LagLimitLeft) -> LagLimitLeft:
+    """Read what `left_to_message` returned.
+
+    Raises:
+        ValueError: if there is no such level.
+    """
+    version = message.rollback_version if message.HasField("rollback_version") else None
+    return LagLimitLeft(
+        steps=message.steps,
+        level=WarningLevel(message.warning_level),
+        rollbacks=Rollbacks(number=message.rollbacks, version=version),
+    )

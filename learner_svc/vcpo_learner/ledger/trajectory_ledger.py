@@ -48,7 +48,9 @@ from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
     ChangeLog,
+    Evaluated,
     GroupsDropped,
+    LagLimitLeft,
     LearnerRestarted,
     LeaseEnded,
     LeaseGranted,
@@ -305,6 +307,18 @@ class TrajectoryLedger:
     def record_version(self, version: VersionPublished) -> None:
         """Log a version that is about to be announced."""
         self._log.append(version)
+
+    def record_evaluation(self, step: int, accuracy: float) -> None:
+        """Keep the result of an evaluation that began after so many steps."""
+        change = Evaluated(step=step, accuracy=accuracy)
+        self.contents.note(change)
+        self._log.append(change)
+
+    def record_lag_limit(self, left: LagLimitLeft) -> None:
+        """Keep what the lag limit was left at."""
+        if left != self.contents.lag_limit:
+            self.contents.note(left)
+            self._log.append(left)
 
     def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
         """Drop buffered groups on which no step can be taken, and return them.

@@ -18,7 +18,9 @@ from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
     Change,
+    Evaluated,
     GroupsDropped,
+    LagLimitLeft,
     LearnerRestarted,
     LeaseEnded,
     LeaseGranted,
@@ -26,6 +28,7 @@ from vcpo_learner.ledger.changes import (
     TrajectoriesAccepted,
     VersionPublished,
 )
+from vcpo_learner.ledger.lag_limit import left_from_message, left_to_message
 
 _SUBMISSION_TAG: Final = ledger_pb2.LedgerChange.SUBMISSION_FIELD_NUMBER << 3 | 2
 """Before the size and the bytes of a message in a field of another one."""
@@ -79,12 +82,7 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
             )
             return ledger_pb2.LedgerChange(lease_granted=granted)
         case TrajectoriesAccepted():
-            message = ledger_pb2.LedgerChange()
-            accepted = message.trajectories_accepted
-            accepted.lease_id = change.lease_id
-            for each in change.trajectories:
-                write_trajectory(accepted.trajectories.add(), each)
-            return message
+            return _accepted_to_message(change)
         case LeaseEnded():
             ended = ledger_pb2.LeaseEnded(
                 lease_id=change.lease_id,
@@ -110,6 +108,8 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
                 num_shards=change.num_shards,
             )
             return ledger_pb2.LedgerChange(version_published=published)
+        case Evaluated() | LagLimitLeft():
+            return _note_to_message(change)
         case LearnerRestarted():
             restarted = ledger_pb2.LearnerRestarted(incarnation=change.incarnation)
             return ledger_pb2.LedgerChange(learner_restarted=restarted)
@@ -118,6 +118,22 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
                 policy_version=change.policy_version, returns_groups=change.returns_groups
             )
             return ledger_pb2.LedgerChange(rolled_back=rolled_back)
+
+
+def _accepted_to_message(change: TrajectoriesAccepted) -> ledger_pb2.LedgerChange:
+    message = ledger_pb2.LedgerChange()
+    accepted = message.trajectories_accepted
+    accepted.lease_id = change.lease_id
+    for each in change.trajectories:
+        write_trajectory(accepted.trajectories.add(), each)
+    return message
+
+
+def _note_to_message(change: Evaluated | LagLimitLeft) -> ledger_pb2.LedgerChange:
+    if isinstance(change, LagLimitLeft):
+        return ledger_pb2.LedgerChange(lag_limit_left=left_to_message(change))
+    evaluated = ledger_pb2.Evaluated(step=change.step, accuracy=change.accuracy)
+    return ledger_pb2.LedgerChange(evaluated=evaluated)
 
 
 def _from_message(message: ledger_pb2.LedgerChange) -> Change:
@@ -148,6 +164,8 @@ def _from_message(message: ledger_pb2.LedgerChange) -> Change:
                 num_ranks=published.num_ranks,
                 num_shards=published.num_shards,
             )
+        case "evaluated" | "lag_limit_left":
+            return _note_from_message(message)
         case "learner_restarted":
             return LearnerRestarted(incarnation=message.learner_restarted.incarnation)
         case "rolled_back":
@@ -156,8 +174,13 @@ def _from_message(message: ledger_pb2.LedgerChange) -> Change:
                 policy_version=rolled_back.policy_version,
                 returns_groups=rolled_back.returns_groups,
             )
-        case None:
-            raise UnreadableChangeError("it holds no change that this version of vcpo knows")
+    raise UnreadableChangeError("it holds no change that this version of vcpo knows")
+
+
+def _note_from_message(message: ledger_pb2.LedgerChange) -> Evaluated | LagLimitLeft:
+    if message.HasField("lag_limit_left"):
+        return left_from_message(message.lag_limit_left)
+    return Evaluated(step=message.evaluated.step, accuracy=message.evaluated.accuracy)
 
 
 def _lease_granted(message: ledger_pb2.LeaseGranted) -> LeaseGranted:

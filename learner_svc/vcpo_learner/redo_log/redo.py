@@ -9,8 +9,10 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
     Change,
+    Evaluated,
     GroupsDropped,
     InconsistentChangeError,
+    LagLimitLeft,
     LearnerRestarted,
     LeaseEnded,
     LeaseGranted,
@@ -42,10 +44,7 @@ class Redo:
         contents = self._contents
         match change:
             case LeaseGranted():
-                if not change.is_requeued:
-                    # The choice is known; the source must have made it to choose alike later.
-                    contents.source.next_prompt(contents.book.prompts())
-                contents.grant(change)
+                self._grant(change)
             case TrajectoriesAccepted():
                 self._accept(change)
             case LeaseEnded():
@@ -56,10 +55,19 @@ class Redo:
                 self._take_step(change)
             case VersionPublished():
                 self.versions[change.policy_version] = change
+            case Evaluated() | LagLimitLeft():
+                contents.note(change)
             case LearnerRestarted():
                 contents.restart()
             case RolledBack():
                 self._roll_back(change)
+
+    def _grant(self, change: LeaseGranted) -> None:
+        source = self._contents.source
+        if not change.is_requeued:
+            # The choice is known; the source must have made it to choose alike later.
+            source.next_prompt(self._contents.book.prompts())
+        self._contents.grant(change)
 
     def _accept(self, change: TrajectoriesAccepted) -> None:
         lease = self._contents.book.get(change.lease_id)

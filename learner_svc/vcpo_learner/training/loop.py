@@ -230,6 +230,7 @@ class TrainingLoop:
                 self._dispatcher.lag_limit.roll_back(health.rollbacks, health.level)
                 # Replay may hold again what was excluded since.
                 self._exclusion.exclude_again(version + 1)
+            self._dispatcher.record_lag_limit()
             await self._publication.begin()
         finished_s = self._parts.clock()
         record = self._record(
@@ -330,7 +331,9 @@ class TrainingLoop:
         """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
         run_dir, collapse = self._parts.run_dir, None
         if self._dispatcher.phase is RunPhase.RUNNING:
-            collapse = await self._in_thread(lambda: lasting_collapse_notice(read_metrics(run_dir)))
+            metrics = await self._in_thread(lambda: read_metrics(run_dir))
+            self._parts.report_damage(metrics.damaged)
+            collapse = lasting_collapse_notice(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
             self._parts.signals.record_collapse(collapse)
         if self._dispatcher.complete():
@@ -361,6 +364,7 @@ class TrainingLoop:
             policy_version_min=result.policy_version_min,
             policy_version_max=result.policy_version_max,
         )
+        self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
         self._parts.journal.evaluation(record)
         self._parts.tracker.put(record)
         self._parts.signals.record_evaluation(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.event_level import event_level
-from vcpo.records.journal import EventRecord, Journal
+from vcpo.records.journal import (
+    JOURNAL_DAMAGED,
+    DamagedLine,
+    EventRecord,
+    Journal,
+    read_events,
+)
 from vcpo.spec import VCPORun
 from vcpo.tracking.tracker import Tracker
 from vcpo_learner.clock import Clock
@@ -32,6 +38,8 @@ from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
+_LINES_NAMED = 10
+"""Most damaged lines that get an event each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,18 @@ class TrainingParts:
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)
         self.tracker.put(record)
+
+    def report_damage(self, damaged: Sequence[DamagedLine]) -> None:
+        """Name damaged lines of the journal by an event each, and count them; each one once."""
+        if not damaged:
+            return
+        notices = [each.notice for each in damaged[:_LINES_NAMED]]
+        if len(damaged) > _LINES_NAMED:
+            notices.append(f"{damaged[0].file}: {len(damaged):,} lines are damaged in all")
+        told = {event.message for event in read_events(self.run_dir)}
+        for notice in notices:
+            if notice not in told:
+                self.event(JOURNAL_DAMAGED, notice)
 
     def report_log(self) -> None:
         """Write the events of the redo log since the last call."""

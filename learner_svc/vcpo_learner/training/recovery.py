@@ -120,6 +120,7 @@ class Recovery:
         """Let limits and signals go on from the last step that was redone."""
         health = self._parts.update.health
         self._dispatcher.lag_limit.end_redo(health.level, health.rollbacks, version=step)
+        self._dispatcher.record_lag_limit()
         self._report(step)
 
     def stop_redo(self, reasons: Mapping[str, str]) -> None:
@@ -145,13 +146,13 @@ class Recovery:
         self._parts.report_log()
 
     def _resume_limit(self, step: int) -> None:
-        """Continue under the lag limit of the newest step of the ledger, redone yet or not."""
-        recorded, health = self._recorded(), self._parts.update.health
+        """Continue under the lag limit of the ledger's version, redone yet or not."""
+        left, health = self._dispatcher.ledger.contents.lag_limit, self._parts.update.health
         limit = self._dispatcher.lag_limit
         if self.steps:
-            limit.begin_redo(recorded, health.rollbacks, version=step + len(self.steps))
+            limit.begin_redo(left, health.rollbacks, version=step + len(self.steps))
         else:
-            limit.resume(recorded, health.level, health.rollbacks, version=step)
+            limit.resume(left, health.level, health.rollbacks, version=step)
 
     def _report(self, step: int) -> None:
         """Let the signals go on from a step; what came before is no news."""
@@ -212,5 +213,10 @@ class Recovery:
         )
 
     def _recorded(self) -> Sequence[StepRecord]:
-        """Return the records of all steps, by step, also of those that are redone."""
-        return read_metrics(self._parts.run_dir).steps
+        """Return the records of all steps, by step, also of those that are redone.
+
+        They tell people and signals what was; no decision of training reads them.
+        """
+        metrics = read_metrics(self._parts.run_dir)
+        self._parts.report_damage(metrics.damaged)
+        return metrics.steps

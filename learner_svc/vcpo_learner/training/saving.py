@@ -22,7 +22,6 @@ from pathlib import Path
 
 from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError, folder_bytes
@@ -221,8 +220,7 @@ class RunSaver:
             )
         best = None
         if self._settings.keep_best:
-            evaluations = read_metrics(self._parts.run_dir).evaluations
-            best = best_evaluated_step(evaluations, self.checkpoints.steps())
+            best = best_evaluated_step(staged.ledger.head.accuracies, self.checkpoints.steps())
         return self.checkpoints.remove_old(staged.step, best)
 
     async def _record(self, staged: _StagedCheckpoint, written: Awaitable[set[int]]) -> None:

@@ -47,6 +47,26 @@ class LedgerSnapshot(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AccuraciesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NEXT_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     BUFFERED_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
@@ -59,6 +79,8 @@ class LedgerSnapshot(_message.Message):
     OPEN_LEASES_FIELD_NUMBER: _builtins.int
     LOG_POSITION_FIELD_NUMBER: _builtins.int
     NEXT_GROUP_NUMBER_FIELD_NUMBER: _builtins.int
+    ACCURACIES_FIELD_NUMBER: _builtins.int
+    LAG_LIMIT_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
     """Index of the next prompt of the training split that was never leased."""
     leased: _builtins.int
@@ -88,6 +110,14 @@ class LedgerSnapshot(_message.Message):
 
     @_builtins.property
     def open_leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenLease]: ...
+    @_builtins.property
+    def accuracies(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Accuracies of the evaluations so far, by the step at which each began."""
+
+    @_builtins.property
+    def lag_limit(self) -> Global___LagLimitLeft:
+        """What the lag limit was left at; absent if it was never changed."""
+
     def __init__(
         self,
         *,
@@ -103,10 +133,12 @@ class LedgerSnapshot(_message.Message):
         open_leases: _abc.Iterable[Global___OpenLease] | None = ...,
         log_position: _builtins.int = ...,
         next_group_number: _builtins.int | None = ...,
+        accuracies: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        lag_limit: Global___LagLimitLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "next_group_number", b"next_group_number", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "lag_limit", b"lag_limit", "next_group_number", b"next_group_number", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_group_number: _TypeAlias = _typing.Literal["next_group_number"]  # noqa: Y015
     _WhichOneofArgType__next_group_number: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number"]  # noqa: Y015
@@ -298,6 +330,8 @@ class LedgerChange(_message.Message):
     LEARNER_RESTARTED_FIELD_NUMBER: _builtins.int
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     SUBMISSION_FIELD_NUMBER: _builtins.int
+    EVALUATED_FIELD_NUMBER: _builtins.int
+    LAG_LIMIT_LEFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_granted(self) -> Global___LeaseGranted: ...
     @_builtins.property
@@ -318,6 +352,10 @@ class LedgerChange(_message.Message):
     def submission(self) -> _work_pb2.SubmitRequest:
         """Trajectories of an open lease arrived, in this request."""
 
+    @_builtins.property
+    def evaluated(self) -> Global___Evaluated: ...
+    @_builtins.property
+    def lag_limit_left(self) -> Global___LagLimitLeft: ...
     def __init__(
         self,
         *,
@@ -330,12 +368,14 @@ class LedgerChange(_message.Message):
         learner_restarted: Global___LearnerRestarted | None = ...,
         rolled_back: Global___RolledBack | None = ...,
         submission: _work_pb2.SubmitRequest | None = ...,
+        evaluated: Global___Evaluated | None = ...,
+        lag_limit_left: Global___LagLimitLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "groups_dropped", b"groups_dropped", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit_left"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -546,6 +586,67 @@ class LearnerRestarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearnerRestarted: _TypeAlias = LearnerRestarted  # noqa: Y015
+
+@_typing.final
+class Evaluated(_message.Message):
+    """An evaluation ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Steps taken when it began."""
+    accuracy: _builtins.float
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        accuracy: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
+
+@_typing.final
+class LagLimitLeft(_message.Message):
+    """What host, early warning and rollbacks left the lag limit at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    WARNING_LEVEL_FIELD_NUMBER: _builtins.int
+    ROLLBACKS_FIELD_NUMBER: _builtins.int
+    ROLLBACK_VERSION_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Limit of host and warning, in policy versions."""
+    warning_level: _builtins.str
+    """Early warning after the newest step."""
+    rollbacks: _builtins.int
+    """Rollbacks of the run so far."""
+    rollback_version: _builtins.int
+    """Policy version that the newest rollback published; absent if there was none."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        warning_level: _builtins.str = ...,
+        rollbacks: _builtins.int = ...,
+        rollback_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version", "rollback_version", b"rollback_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version", "rollback_version", b"rollback_version", "rollbacks", b"rollbacks", "steps", b"steps", "warning_level", b"warning_level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rollback_version: _TypeAlias = _typing.Literal["rollback_version"]  # noqa: Y015
+    _WhichOneofArgType__rollback_version: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollback_version) -> _WhichOneofReturnType__rollback_version | None: ...
+
+Global___LagLimitLeft: _TypeAlias = LagLimitLeft  # noqa: Y015
 
 @_typing.final
 class RolledBack(_message.Message):

@@ -87,6 +87,10 @@ class LedgerModel:
     buffered: dict[int, Whole] = field(default_factory=dict)
     """Complete groups, by grant."""
     requeued: deque[Waiting] = field(default_factory=deque)
+    accuracies: dict[int, float] = field(default_factory=dict)
+    """Of evaluations, by step."""
+    lag_limit: object = None
+    """What the lag limit was left at."""
     next_prompt: int = 0
     next_grant: int = 0
     next_group: int = 0

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import step_record
 from vcpo.algo import Rollbacks, WarningLevel
-from vcpo_learner.ledger.lag_limit import LagLimit
+from vcpo_learner.ledger.changes import LagLimitLeft
+from vcpo_learner.ledger.lag_limit import LagLimit, left_from_message, left_to_message
 
 BOUND = 6
 CRITICAL, WARN, OK = WarningLevel.CRITICAL, WarningLevel.WARN, WarningLevel.OK
@@ -18,8 +19,8 @@ def lag_limit(**health):
     return LagLimit(make_run(algorithm={"maxPolicyLagSteps": BOUND}, health=health).spec)
 
 
-def resume(limit, recorded_steps, level, *, rollbacks=Rollbacks(), version=2):  # noqa: B008
-    limit.resume(recorded_steps, level, rollbacks, version=version)
+def resume(limit, left, level, *, rollbacks=Rollbacks(), version=2):  # noqa: B008
+    limit.resume(left, level, rollbacks, version=version)
 
 
 def observe(limit, level, step=1):
@@ -72,33 +73,37 @@ def test_the_spec_says_from_which_level_on_the_learner_reacts(health, limits):
     assert seen == limits
 
 
-def test_a_resumed_run_goes_on_under_the_last_limit_in_force():
-    limit = lag_limit()
-    resume(limit, [step_record(step=1), step_record(step=2, admission_lag_steps=2)], OK)
+def test_a_resumed_run_goes_on_under_the_limit_that_was_left():
+    before, limit = lag_limit(), lag_limit()
+    before.set(2)
+    resume(limit, before.left, OK)
     assert limit.steps == 2
 
 
-@pytest.mark.parametrize(("health", "steps"), [({}, 0), (OFF, 4)])
-def test_a_learner_that_dies_right_after_a_critical_step_resumes_under_the_limit_it_left(
-    health, steps
-):
-    # The record has the limit of the step's batch. The checkpoint is of an earlier, healthy step.
-    limit = lag_limit(**health)
-    newest = step_record(step=7, admission_lag_steps=4, warning_level=CRITICAL)
-    resume(limit, [step_record(step=6), newest], WARN)
-    assert limit.steps == steps
-    assert limit.set(3) == 3
+def test_a_learner_that_dies_right_after_a_critical_step_resumes_under_the_limit_it_left():
+    # The checkpoint is of an earlier, healthy step.
+    before, limit = lag_limit(), lag_limit()
+    before.set(4)
+    observe(before, CRITICAL, step=7)
+    limit.begin_redo(before.left, Rollbacks(), version=7)
+    assert (limit.steps, limit.set(3)) == (0, 0)
+
+
+def test_a_limit_that_was_left_above_the_bound_of_a_changed_spec_is_the_bound():
+    limit = lag_limit()
+    resume(limit, LagLimitLeft(steps=BOUND + 3, level=OK, rollbacks=Rollbacks()), OK)
+    assert limit.steps == BOUND
 
 
 def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
     limit = lag_limit()
-    resume(limit, [], CRITICAL)
+    resume(limit, None, CRITICAL)
     assert (limit.steps, limit.set(4)) == (0, 0)
 
 
-def test_a_run_without_records_resumes_at_its_bound():
+def test_a_run_whose_limit_was_never_changed_resumes_at_its_bound():
     limit = lag_limit()
-    resume(limit, [], OK)
+    resume(limit, None, OK)
     assert limit.steps == BOUND
 
 
@@ -123,18 +128,15 @@ def test_a_rollback_ends_the_warning_that_it_answers():
 
 def test_a_run_that_resumes_after_a_rollback_keeps_its_distance_from_it():
     limit = lag_limit()
-    resume(limit, [], OK, rollbacks=Rollbacks().after(40), version=43)
+    resume(limit, None, OK, rollbacks=Rollbacks().after(40), version=43)
     assert limit.steps == 3
 
 
 def test_a_redo_keeps_the_limit_of_the_ledgers_version_until_its_end():
     # The checkpoint is of step 20, which rolled the run back; the ledger is that of version 26.
-    recorded = [step_record(step=20, rollbacks=1)]
-    recorded += [
-        step_record(step=step, rollbacks=1, admission_lag_steps=step - 21) for step in range(21, 27)
-    ]
-    limit, rollbacks = lag_limit(), Rollbacks().after(20)
-    limit.begin_redo(recorded, rollbacks, version=26)
+    before, limit, rollbacks = lag_limit(), lag_limit(), Rollbacks().after(20)
+    before.roll_back(rollbacks, OK)
+    limit.begin_redo(before.left, rollbacks, version=26)
     assert limit.steps == 6
     assert limit.set(3) == 3
     limit.end_redo(OK, rollbacks, version=26)
@@ -142,22 +144,35 @@ def test_a_redo_keeps_the_limit_of_the_ledgers_version_until_its_end():
 
 
 def test_a_redo_knows_of_a_rollback_that_no_checkpoint_holds():
-    recorded = [step_record(step=step, rollbacks=int(step >= 4)) for step in range(1, 7)]
-    limit = lag_limit()
-    limit.begin_redo(recorded, Rollbacks(), version=6)
+    before, limit = lag_limit(), lag_limit()
+    before.roll_back(Rollbacks().after(4), OK)
+    limit.begin_redo(before.left, Rollbacks(), version=6)
     assert limit.set(BOUND) == 2
 
 
 def test_a_redo_from_a_critical_checkpoint_goes_on_under_the_limit_that_was_raised_since():
-    recorded = [
-        step_record(step=1, warning_level=CRITICAL),
-        step_record(step=2, admission_lag_steps=4),
-    ]
-    limit = lag_limit()
-    limit.begin_redo(recorded, Rollbacks(), version=2)
+    before, limit = lag_limit(), lag_limit()
+    observe(before, CRITICAL)
+    observe(before, OK)
+    before.set(4)
+    limit.begin_redo(before.left, Rollbacks(), version=2)
     assert limit.steps == 4
     limit.end_redo(CRITICAL, Rollbacks(), version=2)
     assert limit.steps == 0
+
+
+@given(
+    st.builds(
+        LagLimitLeft,
+        steps=st.integers(0, 100),
+        level=st.sampled_from(WarningLevel),
+        rollbacks=st.builds(
+            Rollbacks, number=st.integers(0, 5), version=st.none() | st.integers(0, 100)
+        ),
+    )
+)
+def test_what_was_left_comes_back_from_its_message(left):
+    assert left_from_message(left_to_message(left)) == left
 
 
 @settings(deadline=None)

@@ -16,9 +16,10 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.unit.learner.ledger.ledger_model import LedgerModel
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.changes import NoLog
+from vcpo_learner.ledger.changes import LagLimitLeft, NoLog
 from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
 from vcpo_learner.redo_log.encoding import change_from_bytes, change_to_bytes
@@ -239,6 +240,22 @@ class LedgerMachine(RuleBasedStateMachine):
             spans = [one for each in group.trajectories for one in each.version_spans]
             allowed = MAX_LAG_STEPS if limit is None else limit
             assert all(version - span.policy_version <= allowed for span in spans)
+
+    @rule(age=st.integers(0, 3), accuracy=st.floats(0, 1))
+    def evaluate(self, age, accuracy):
+        step = max(0, self.model.version - age)
+        self.ledger.record_evaluation(step, accuracy)
+        self.model.accuracies[step] = accuracy
+
+    @rule(steps=st.integers(0, 3), level=st.sampled_from(WarningLevel))
+    def leave_limit(self, steps, level):
+        self.model.lag_limit = LagLimitLeft(steps=steps, level=level, rollbacks=Rollbacks())
+        self.ledger.record_lag_limit(self.model.lag_limit)
+
+    @invariant()
+    def evaluations_and_limit_are_those_of_the_history(self):
+        assert self.ledger.contents.accuracies == self.model.accuracies
+        assert self.ledger.contents.lag_limit == self.model.lag_limit
 
     @invariant()
     def every_moment_may_be_the_last_that_is_written(self):

@@ -5,12 +5,15 @@ import struct
 import pytest
 
 from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.records.reasons import DropReason
 from vcpo.wire.trajectory import trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.ledger.changes import (
     BatchConsumed,
+    Evaluated,
     GroupsDropped,
+    LagLimitLeft,
     LearnerRestarted,
     LeaseEnded,
     LeaseGranted,
@@ -49,6 +52,8 @@ CHANGES = [
         policy_version=4, lease_ids=("train-a-3", "train-a-1"), fresh_trajectory_ids=("x/0",)
     ),
     VersionPublished(policy_version=5, checksum=2**64 - 1, num_ranks=8, num_shards=4),
+    Evaluated(step=50, accuracy=0.1),
+    LagLimitLeft(steps=3, level=WarningLevel.CRITICAL, rollbacks=Rollbacks(number=2, version=40)),
     LearnerRestarted(incarnation="b"),
     RolledBack(policy_version=3, returns_groups=True),
 ]

@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
 from tests.fixtures.records import step_record
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import Journal, read_events, read_metrics
+from vcpo.records.journal import METRICS_FILE, Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
@@ -146,10 +146,65 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     assert names == ["step-00000001", "step-00000003"]
 
 
-async def test_a_throttled_run_resumes_throttled_also_without_its_host(make_learner):
+@pytest.mark.parametrize("has_journal", [True, False])
+async def test_a_throttled_run_resumes_throttled_also_without_its_host_and_its_journal(
+    make_learner, tmp_path, has_journal
+):
     learner = make_learner()
     learner.dispatcher.throttle(0)
     await learner.run(until_step=1)
+    if not has_journal:
+        (tmp_path / METRICS_FILE).unlink()
     later = make_learner()
     later.training.resume()
     assert later.dispatcher.admission_lag_steps == 0
+
+
+BEST_OF_TWO = {
+    "checkpoint": {"everySteps": 1, "keep": 1},
+    "evaluation": {"everySteps": 100},
+    "health": {"rollBackOn": "never"},
+    "steps": 4,
+}
+
+
+def with_accuracies(learner, accuracies):
+    """Let evaluations give these results, by step, before the step's checkpoint is written."""
+    record_step = learner.signals.record_step
+
+    def record(step):
+        record_step(step)
+        learner.dispatcher.ledger.record_evaluation(step.step, accuracies[step.step])
+
+    learner.signals.record_step = record
+    return learner
+
+
+def saved_steps(tmp_path):
+    return sorted(int(path.name[-8:]) for path in (tmp_path / "checkpoints").glob("step-*"))
+
+
+async def test_the_best_evaluated_checkpoint_stays_also_after_a_restart_without_a_journal(
+    make_learner, tmp_path
+):
+    accuracies = {1: 2.0, 2: 9.0, 3: 5.0, 4: 5.0}  # above that of the round at the end
+    await with_accuracies(make_learner(**BEST_OF_TWO), accuracies).run(until_step=2)
+    (tmp_path / METRICS_FILE).unlink()
+    later = with_accuracies(make_learner(**BEST_OF_TWO), accuracies)
+    later.training.resume()
+    await later.run()
+    assert saved_steps(tmp_path) == [2, 4]
+
+
+async def test_bits_that_flip_in_the_journal_do_not_reach_a_live_run(make_learner, tmp_path):
+    learner = make_learner(checkpoint={"everySteps": 1, "keep": 1}, steps=4)
+    record_step = learner.signals.record_step
+
+    def flip(record):
+        record_step(record)
+        journal = tmp_path / METRICS_FILE
+        journal.write_bytes(bytes(each ^ 0x80 for each in journal.read_bytes()))
+
+    learner.signals.record_step = flip
+    assert await learner.run() is RunPhase.COMPLETE
+    assert 4 in saved_steps(tmp_path)

@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.training import TrainingFixture
 from vcpo.algo import WarningLevel
-from vcpo.records.journal import read_events, read_metrics
+from vcpo.records.journal import JOURNAL_DAMAGED, METRICS_FILE, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.folder import CheckpointError
 from vcpo_learner.training.quarantine import Quarantine
@@ -175,26 +175,34 @@ def parameters(learner):
     return [each.detach().clone() for each in learner.training._parts.model.parameters()]
 
 
+async def play(run_dir, *, every_steps, dies_at=None):
+    """Run or resume a synchronous learner, to its end or until it dies before a version."""
+    learner = TrainingFixture(run_dir, **SYNCHRONOUS, checkpoint={"everySteps": every_steps})
+    learner.training.resume()
+    answers_by_version(learner)
+    if dies_at is not None:
+        dies_before(learner, dies_at)
+    with contextlib.suppress(KilledError):
+        await learner.run()
+    return learner
+
+
+def check_equal(expected, found):
+    """Check that two learners ended alike."""
+    assert found.dispatcher.policy_version == expected.dispatcher.policy_version == 5
+    for one, other in zip(parameters(expected), parameters(found), strict=True):
+        assert torch.equal(one, other)
+    assert found.dispatcher.ledger.counts().consumed == 20
+
+
 @pytest.mark.parametrize(("version", "every_steps"), [(0, 50), (3, 50), (3, 2), (4, 1)])
 async def test_a_run_that_was_killed_ends_with_the_parameters_of_one_that_was_not(
     tmp_path, version, every_steps
 ):
-    async def play(run_dir, deaths):
-        learner = TrainingFixture(run_dir, **SYNCHRONOUS, checkpoint={"everySteps": every_steps})
-        learner.training.resume()
-        answers_by_version(learner)
-        if deaths:
-            dies_before(learner, version)
-        with contextlib.suppress(KilledError):
-            await learner.run()
-        return learner
-
-    whole = await play(tmp_path / "whole", deaths=False)
-    await play(tmp_path / "killed", deaths=True)
-    resumed = await play(tmp_path / "killed", deaths=False)
-    assert resumed.dispatcher.policy_version == 5
-    for expected, found in zip(parameters(whole), parameters(resumed), strict=True):
-        assert torch.equal(expected, found)
+    whole = await play(tmp_path / "whole", every_steps=every_steps)
+    await play(tmp_path / "killed", every_steps=every_steps, dies_at=version)
+    resumed = await play(tmp_path / "killed", every_steps=every_steps)
+    check_equal(whole, resumed)
     losses = [
         [(one.reward_mean, one.ess_ratio, one.gradient_norm, one.learning_rate) for one in steps]
         for steps in (
@@ -204,6 +212,67 @@ async def test_a_run_that_was_killed_ends_with_the_parameters_of_one_that_was_no
     ]
     assert losses[0] == losses[1]
     assert not told(tmp_path / "killed", "RedoDiffers")
+
+
+def each_line(line):
+    def replace_lines(journal):
+        journal.write_bytes(line * journal.read_bytes().count(b"\n"))
+
+    return replace_lines
+
+
+HARMS = {
+    "absent": lambda journal: journal.unlink(),
+    "null": each_line(b"null\n"),
+    "not UTF-8": each_line(b"\xff\xfe\n"),
+    "of another run": each_line(b'{"type":"step","step":4000,"admission_lag_steps":0}\n'),
+    "one bit": lambda journal: journal.write_bytes(b"\xfb" + journal.read_bytes()[1:]),
+}
+
+
+@pytest.mark.parametrize("every_steps", [50, 2])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+async def test_a_harmed_or_absent_journal_changes_nothing_that_a_resumed_run_trains(
+    tmp_path, harm, every_steps
+):
+    whole = await play(tmp_path / "whole", every_steps=every_steps)
+    await play(tmp_path / "killed", every_steps=every_steps, dies_at=3)
+    harm(tmp_path / "killed" / METRICS_FILE)
+    resumed = await play(tmp_path / "killed", every_steps=every_steps)
+    check_equal(whole, resumed)
+    checkpoints = [
+        sorted(path.name for path in (tmp_path / run / "checkpoints").iterdir())
+        for run in ("whole", "killed")
+    ]
+    if every_steps == 2:  # without a checkpoint one follows the redo
+        assert checkpoints[0] == checkpoints[1]
+
+
+async def test_damaged_lines_are_named_by_an_event_each_and_only_once(make_learner, tmp_path):
+    await killed(dies_before(make_learner(steps=4), 3))
+    journal = tmp_path / METRICS_FILE
+    journal.write_bytes(b"null\n" + journal.read_bytes() + b"[1]\n")
+    for _ in range(2):
+        later = make_learner(steps=4)
+        later.training.resume()
+        later.log.close()
+    named = told(tmp_path, JOURNAL_DAMAGED)
+    assert [message.partition(": ")[0] for message in named] == [
+        "metrics.jsonl line 1",
+        "metrics.jsonl line 6",
+    ]
+
+
+async def test_a_file_full_of_damage_is_counted_and_its_first_lines_are_named(
+    make_learner, tmp_path
+):
+    await killed(dies_before(make_learner(steps=4), 3))
+    with (tmp_path / METRICS_FILE).open("ab") as journal:
+        journal.write(b"x\n" * 1_000)
+    make_learner(steps=4).training.resume()
+    named = told(tmp_path, JOURNAL_DAMAGED)
+    assert len(named) == 11
+    assert named[-1] == "metrics.jsonl: 1,000 lines are damaged in all"
 
 
 async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(

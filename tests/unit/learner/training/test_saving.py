@@ -1,13 +1,11 @@
 """A learner whose disk is full for a while, or for good; the kernel sets the limit."""
 
 import resource
-from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
 from tests.fixtures.learner.training import MemoryLog, TrainingFixture
-from tests.fixtures.records import EVALUATION
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.lifecycle import StartError
@@ -181,9 +179,8 @@ async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, t
         steps=9,
     )
     saver, dispatcher = learner.training._saver, learner.dispatcher
-    journal = learner.training._parts.journal
     for step, accuracy in [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]:
         dispatcher.resume_at(step)
-        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+        dispatcher.ledger.record_evaluation(step, accuracy)
         await saver.save()
     assert names(tmp_path / "checkpoints") == ["step-00000002", "step-00000004"]
