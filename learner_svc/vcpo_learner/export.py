@@ -26,7 +26,7 @@ from vcpo_learner.checkpoints.folder import (
     checkpoint_path,
     checkpoint_paths,
 )
-from vcpo_learner.checkpoints.manifest import MANIFEST_FILE
+from vcpo_learner.checkpoints.manifest import MANIFEST_FILE, DamageError
 from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.model.loading import load_tokenizer
 from vcpo_learner.model.model_folder import ModelExport
@@ -106,8 +106,10 @@ def export(options: Options) -> Path:
     try:
         with _shown(f"writing step {chosen.step} to {folder}"):
             write(folder, chosen.path / TENSORS, step=chosen.step)
-    except OSError as error:
+    except (OSError, DamageError) as error:
         if all((chosen.path / name).is_file() for name in chosen.files):
+            if isinstance(error, DamageError):
+                raise DamagedCheckpointError(chosen.path, error) from error
             raise
         raise StartError(
             f"{chosen.path}: was removed while it was exported, as a run does with old checkpoints"

@@ -43,6 +43,7 @@ from vcpo_learner.checkpoints.manifest import (
     read_manifest,
 )
 from vcpo_learner.checkpoints.retention import kept_steps
+from vcpo_learner.checkpoints.tensor_index import read_index
 
 TENSORS: Final = "tensors"
 """Name of the folder with parameters and moments in a checkpoint."""
@@ -279,6 +280,7 @@ def checked_manifest(path: Path) -> CheckpointManifest:
     manifest = _manifest(path)
     try:
         manifest.check_files(path)
+        read_index(path / TENSORS)
     except DamageError as error:
         raise DamagedCheckpointError(path, error) from error
     return manifest
@@ -321,6 +323,7 @@ def _read(path: Path, manifest: CheckpointManifest) -> Checkpoint:
     parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
     try:
         manifest.check_files(path)
+        read_index(path / TENSORS)
         return Checkpoint(
             step=manifest.step,
             tensors=path / TENSORS,

@@ -8,6 +8,7 @@ itself.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST_FILE = "meta.json"
 _CHECKSUM = "xxh3"
 _BLOCK_BYTES = 1 << 22
@@ -83,18 +84,23 @@ class CheckpointManifest:
 
 
 def _check_file(folder: Path, name: str, expected: FileChecksum) -> None:
-    """Compare a file with its checksum.
+    """Compare a file with its checksum; nothing is read of what has another size.
 
     Raises:
-        DamageError: if it differs.
+        DamageError: if it differs, or is no plain file in the folder.
     """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DamageError(f"{folder / MANIFEST_FILE}: file {name!r:.200}: must be in the folder")
     try:
+        status = (folder / name).stat()
+        if not stat.S_ISREG(status.st_mode):  # a device has no end, and a pipe may have no writer
+            raise DamageError(f"{folder / name}: must be a plain file")
+        if status.st_size != expected.size_bytes:
+            sizes = f"must be {expected.size_bytes} bytes, has {status.st_size}"
+            raise DamageError(f"{folder / name}: {sizes}")
         found = FileChecksum.of(folder / name)
     except OSError as error:
         raise DamageError(f"{folder / name}: cannot be read ({error.strerror})") from error
-    if found.size_bytes != expected.size_bytes:
-        sizes = f"must be {expected.size_bytes} bytes, has {found.size_bytes}"
-        raise DamageError(f"{folder / name}: {sizes}")
     if found != expected:
         checksums = f"its checksum must be {expected.xxh3}, is {found.xxh3}"
         raise DamageError(f"{folder / name}: {checksums}")
@@ -132,6 +138,8 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
 
 def _manifest(document: Mapping[str, Any]) -> CheckpointManifest:
+    if type(document["step"]) is not int or document["step"] < 0:
+        raise ValueError(f"step is {document['step']!r}, must be a whole number of at least 0")
     return CheckpointManifest(
         step=document["step"],
         spec=dict(document["spec"]),

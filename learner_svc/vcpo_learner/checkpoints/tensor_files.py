@@ -12,40 +12,64 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import warnings
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from enum import Enum, EnumType
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import IO, Any, Final, cast
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import (
     FileSystem,
     FileSystemReader,
     FileSystemWriter,
+    _StorageInfo,
 )
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 
-from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.checkpoints.manifest import DamageError, FileChecksum
+from vcpo_learner.checkpoints.tensor_index import (
+    INDEX_FILE,
+    MOMENTS,
+    PARAMETERS,
+    TensorIndex,
+    read_index,
+)
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
-PARAMETERS: Final = "parameters"
-MOMENTS: Final = "moments"
-
 _Named = dict[str, Any]
+_MOST_DIRECTORY_BYTES: Final = 4096
+"""Several times what `torch.save` writes at the end of a part, to say what is in it."""
+_UNREADABLE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    BadZipFile,
+    pickle.UnpicklingError,
+    struct.error,
+)
+"""Errors of torch for bytes that are no tensor, or another one than the index says."""
 
 
 class TensorFiles:
@@ -104,9 +128,10 @@ class TensorFiles:
 
         Raises:
             ValueError: if a name or shape does not fit the model.
+            DamageError: as `read_index`.
         """
         reader = TensorReader(folder)
-        saved = reader.read_metadata().state_dict_metadata
+        saved = reader.index.state_dict_metadata
         keys = [key.removeprefix(f"{MOMENTS}.") for key in saved if key.startswith(f"{MOMENTS}.")]
         # A rollback may go back to a step before the first one of some parameters.
         self._optimizer.forget_moments()
@@ -153,18 +178,31 @@ class TensorFiles:
 
 
 def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the parameters in a folder of `TensorFiles`, by name."""
+    """Return the shapes of the parameters in a folder of `TensorFiles`, by name.
+
+    Raises:
+        DamageError: as `read_index`.
+    """
     prefix = f"{PARAMETERS}."
     return {
-        name.removeprefix(prefix): saved.size
-        for name, saved in TensorReader(folder).read_metadata().state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(saved, TensorStorageMetadata)
+        name.removeprefix(prefix): torch.Size(saved.size)
+        for name, saved in read_index(folder).tensors.items()
+        if name.startswith(prefix)
     }
 
 
 def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Read parameters into tensors, without ranks, however many ranks wrote them."""
-    read_tensors(TensorReader(folder), {PARAMETERS: dict(parameters)})
+    """Read parameters into tensors, without ranks, however many ranks wrote them.
+
+    Raises:
+        DamageError: naming the folder, if its index or one of its tensors cannot be read.
+    """
+    reader = TensorReader(folder)
+    try:
+        read_tensors(reader, {PARAMETERS: dict(parameters)})
+    except _UNREADABLE as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise DamageError(f"{folder}: a tensor cannot be read ({cause:.200})") from error
 
 
 def read_tensors(
@@ -175,65 +213,55 @@ def read_tensors(
     group: of all ranks, which all call it; None for one rank.
     """
     state = dict(tensors)
-    _quietly(lambda: load(state, storage_reader=reader, process_group=group, no_dist=group is None))
+    _quietly(
+        lambda: load(
+            state,
+            storage_reader=reader,
+            planner=_TensorPlanner(),
+            process_group=group,
+            no_dist=group is None,
+        )
+    )
 
 
 class TensorReader(FileSystemReader):
-    """Reads the tensors of a checkpoint; its index is a pickle, of which only data is accepted."""
+    """Reads the tensors of a checkpoint by its `TensorIndex`."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the index of tensors and files.
+    def __init__(self, folder: Path) -> None:
+        """Read the index of a folder.
 
         Raises:
-            pickle.UnpicklingError: if it holds something else than data of an index.
+            DamageError: as `read_index`.
         """
+        super().__init__(folder)
+        self.index = read_index(folder).metadata()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the index as DCP reads it."""
         del args, kwargs
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata = cast("Metadata", _IndexUnpickler(file).load())
-        if metadata.storage_meta is not None:
-            metadata.storage_meta.load_id = self.load_id
-        return metadata
+        return self.index
+
+    def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
+        """Return the bytes of a part, which `torch.load` reads with `weights_only`.
+
+        Raises:
+            ValueError: if something in them is compressed, so that it may grow without bound.
+        """
+        tail_bytes = min(sinfo.length, _MOST_DIRECTORY_BYTES)
+        file.seek(sinfo.offset + sinfo.length - tail_bytes)
+        with ZipFile(io.BytesIO(file.read(tail_bytes))) as archive:
+            if any(each.compress_type != ZIP_STORED for each in archive.infolist()):
+                raise ValueError(f"{sinfo.relative_path}: byte {sinfo.offset}: is compressed")
+        return super()._slice_file(file, sinfo)
 
 
-class _IndexUnpickler(pickle.Unpickler):
-    """Makes the classes of an index and nothing else, because a pickle may run any code."""
+class _TensorPlanner(DefaultLoadPlanner):
+    """Plans reads of tensors, and of nothing that `torch.load` would read without limits."""
 
-    _ALLOWED: Final = {
-        "torch": {"Size"},
-        "torch.serialization": {"_get_layout"},
-        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-        "torch.distributed.checkpoint.metadata": {
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        },
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("pathlib") and name in {"PosixPath", "WindowsPath"}:
-            return Path
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in self._ALLOWED.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of an index of tensors")
-
-
-def _enum_member(owner: object, name: str) -> Enum:
-    """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute of it.
-
-    Raises: pickle.UnpicklingError for an attribute of anything else.
-    """
-    if isinstance(owner, EnumType) and name in owner.__members__:
-        member: Enum = owner.__members__[name]
-        return member
-    raise pickle.UnpicklingError(f"{name!r} of {owner!r} is no part of an index of tensors")
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Raise: DCP would unpickle the bytes, and so run what they name."""
+        del value
+        raise DamageError(f"{read_item.dest_index.fqn}: is no tensor, so it is not read")
 
 
 class _ChecksummingWriter(FileSystemWriter):
@@ -259,6 +287,13 @@ class _ChecksummingWriter(FileSystemWriter):
             causes = (file.error for file in self._files.written.values())
             raise next(filter(None, causes), error) from error
 
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index of what all ranks have written; on the first rank."""
+        written = {each.index: each.storage_data for one in results for each in one}
+        index = TensorIndex.of(metadata, written)
+        with self._files.create_stream(Path(self.path) / INDEX_FILE, "wb") as file:
+            file.write(index.model_dump_json().encode())
+
 
 class _ChecksummingFileSystem(FileSystem):
     """Opens files that compute their checksum."""
@@ -273,10 +308,6 @@ class _ChecksummingFileSystem(FileSystem):
         with closing(ChecksummingFile(io.FileIO(path, mode))) as file:
             self.written[Path(path)] = file
             yield file
-
-    def rename(self, path: str | PathLike[str], new_path: str | PathLike[str]) -> None:
-        super().rename(path, new_path)
-        self.written[Path(new_path)] = self.written.pop(Path(path))
 
 
 class ChecksummingFile(io.BufferedWriter):

@@ -1,12 +1,24 @@
 """A model from a checkpoint, as `vcpo export` writes it."""
 
+import json
+import os
+import pickle
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.fixtures.disk_limits import files_of_at_most
@@ -20,6 +32,8 @@ from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml
 from vcpo_learner import export as learner_export
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
+from vcpo_learner.checkpoints.manifest import file_checksums, read_manifest
+from vcpo_learner.checkpoints.tensor_files import parameter_shapes
 from vcpo_learner.model import model_folder
 from vcpo_learner.model.loading import load_policy
 
@@ -200,6 +214,71 @@ def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir)
     for source, options in [(run_dir, {"step": 2}), (checkpoint_of(run_dir, 2), {})]:
         with pytest.raises(StartError, match=r"tensors/__0_0\.distcp: must be"):
             export(source, **options)
+
+
+class Command:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.open, (str(self.path), os.O_CREAT)
+
+
+def craft(checkpoint, index, witness):
+    """Give a checkpoint an index and bytes that run a command, with sums that hold."""
+    tensors = checkpoint / "tensors"
+    torch.save({"x": Command(witness)}, tensors / "__9_0.distcp")
+    (tensors / ".metadata").write_bytes(index)
+    manifest = read_manifest(checkpoint)
+    files = file_checksums(checkpoint, [*manifest.files, "tensors/__9_0.distcp"])
+    replace(manifest, files=files).write(checkpoint)
+
+
+def entry_of_bytes(checkpoint):
+    """The checkpoint's index, whose first entry has bytes in place of a tensor."""
+    document = json.loads((checkpoint / "tensors" / ".metadata").read_text())
+    name = next(iter(document["tensors"]))
+    document["tensors"][name] = {"bytes": {"file": "__9_0.distcp", "begin": 0}}
+    return json.dumps(document).encode()
+
+
+def pickled_entry_of_bytes(checkpoint):
+    """The same in DCP's own form, a pickle, with every class that DCP writes."""
+    names = parameter_shapes(checkpoint / "tensors")
+    place = _StorageInfo(
+        "__9_0.distcp", 0, (checkpoint / "tensors" / "__9_0.distcp").stat().st_size
+    )
+    index = Metadata(
+        state_dict_metadata={f"parameters.{name}": BytesStorageMetadata() for name in names},
+        storage_data={MetadataIndex(f"parameters.{name}"): place for name in names},
+    )
+    return pickle.dumps(index)
+
+
+@pytest.mark.parametrize(
+    ("make_index", "told", "options"),
+    [
+        (entry_of_bytes, r"\.metadata: tensors\.parameters\..*\.size: Field required", []),
+        (pickled_entry_of_bytes, r"\.metadata: the index: Invalid JSON", ["--adapters"]),
+    ],
+    ids=["entry", "pickle"],
+)
+def test_vcpo_export_of_an_index_with_bytes_runs_nothing_and_says_what_to_do(
+    run_dir, tmp_path, make_index, told, options
+):
+    trained_run(run_dir, 1, model=LORA)
+    checkpoint, witness = checkpoint_of(run_dir, 1), tmp_path / "ran"
+    (checkpoint / "tensors" / "__9_0.distcp").touch()
+    craft(checkpoint, make_index(checkpoint), witness)
+    command = [sys.executable, "-m", "vcpo.cli.main", "export", str(checkpoint), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not witness.exists()
+    assert done.returncode == 2
+    assert re.search(told, done.stderr)
+    assert "restore the checkpoint from a copy, or remove its folder" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("removed", [".metadata", "*.distcp"])

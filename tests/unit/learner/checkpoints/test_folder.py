@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,9 @@ from vcpo_learner.checkpoints.folder import (
     CheckpointError,
     CheckpointFolder,
     DamagedCheckpointError,
+    checked_manifest,
 )
+from vcpo_learner.checkpoints.manifest import file_checksums, read_manifest
 from vcpo_learner.checkpoints.tensor_files import read_parameters
 
 FILES = [
@@ -153,8 +156,16 @@ def damage(path, kind):
         path.write_bytes(DAMAGES[kind](path.read_bytes()))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", [*DAMAGES, "gone", "of another step"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in FILES
+        for kind in [*DAMAGES, "gone", "of another step"]
+        # Two steps of one model have the same index.
+        if (name, kind) != ("tensors/.metadata", "of another step")
+    ],
+)
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(folder, name, kind):
     for step in (1, 2):
         path = save(folder, step)
@@ -164,6 +175,47 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(folder, name
     assert weight(found) == [1.0, 1.0]
     assert [one.path for one in damaged] == [path]
     assert name in str(damaged[0]) or (name, kind) == ("meta.json", "of another step")
+
+
+def test_a_manifest_that_names_a_file_elsewhere_is_damaged(folder, tmp_path):
+    (tmp_path / "secret").write_text("x")
+    for name in ("../secret", "tensors/../../secret", str(tmp_path / "secret")):
+        path = save(folder, 3) / "meta.json"
+        document = json.loads(path.read_text())
+        document["files"][name] = {"size_bytes": 1, "xxh3": xxhash.xxh3_64_hexdigest(b"x")}
+        path.write_text(sign_manifest(document))
+        with pytest.raises(CheckpointError, match=r"meta\.json: file .*: must be in the folder"):
+            folder.load_newest()
+
+
+def test_a_file_without_an_end_is_not_read(folder):
+    path = save(folder, 3)
+    (path / "update.pt").unlink()
+    (path / "update.pt").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"update\.pt: must be a plain file"):
+        folder.load_newest()
+
+
+@pytest.mark.parametrize("step", ["3", 3.0, -3, None, True])
+def test_a_manifest_whose_step_is_no_count_is_damaged(folder, step):
+    path = save(folder, 3) / "meta.json"
+    path.write_text(sign_manifest({**json.loads(path.read_text()), "step": step}))
+    with pytest.raises(CheckpointError, match=r"step is .*, must be a whole number"):
+        folder.load_newest()
+
+
+def test_an_index_that_no_learner_writes_makes_a_checkpoint_damaged(folder):
+    save(folder, 2)
+    path = save(folder, 3)
+    index = path / "tensors" / ".metadata"
+    index.write_text('{"tensors": {"parameters.weight": {"bytes": "__0_0.distcp"}}}')
+    files = file_checksums(path, read_manifest(path).files)
+    dataclasses.replace(read_manifest(path), files=files).write(path)
+    found, (damaged,) = folder.load_newest()
+    assert found.step == 2
+    assert "tensors/.metadata: tensors.parameters.weight.size: Field required" in str(damaged)
+    with pytest.raises(DamagedCheckpointError, match=r"parameters\.weight\.size"):
+        checked_manifest(path)
 
 
 def test_a_file_that_is_no_part_of_the_checkpoint_is_not_read(folder):
@@ -285,7 +337,7 @@ def sign_manifest(document):
     return json.dumps({**rest, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
 
 
-@pytest.mark.parametrize("document", [[], {}, {"format": 4, "step": 3}])
+@pytest.mark.parametrize("document", [[], {}, {"format": 5, "step": 3}])
 def test_a_manifest_that_lacks_something_is_damaged(folder, document):
     path = save(folder, 3) / "meta.json"
     path.write_text(sign_manifest(document) if isinstance(document, dict) else json.dumps(document))
@@ -296,8 +348,8 @@ def test_a_manifest_that_lacks_something_is_damaged(folder, document):
 def test_a_format_of_another_version_is_refused(folder):
     for step in (2, 3):
         path = save(folder, step) / "meta.json"
-    path.write_text(sign_manifest({**json.loads(path.read_text()), "format": 5}))
-    with pytest.raises(CheckpointError, match=r"has format 5.*resume with the version"):
+    path.write_text(sign_manifest({**json.loads(path.read_text()), "format": 6}))
+    with pytest.raises(CheckpointError, match=r"has format 6.*resume with the version"):
         folder.load_newest()
 
 

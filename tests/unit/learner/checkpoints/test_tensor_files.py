@@ -1,22 +1,13 @@
 """Parameters and moments in files, written and read by one process."""
 
-import pickle
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama
 from vcpo.spec.optimizer import Optimizer, OptimizerName
-from vcpo_learner.checkpoints.tensor_files import (
-    TensorFiles,
-    TensorReader,
-    parameter_shapes,
-)
+from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 
@@ -116,43 +107,3 @@ def test_tensors_of_another_model_are_refused(tmp_path, change):
     files = TensorFiles(other, PolicyOptimizer(other, Optimizer()))
     with pytest.raises(ValueError, match=r"tensor parameters\.\S+: does not fit the model"):
         files.load(tmp_path)
-
-
-def test_an_index_that_would_run_code_is_not_read(tmp_path):
-    TensorFiles(*trained_model()).save(tmp_path).result()
-
-    class Command:
-        def __reduce__(self):
-            return exec, ("raise SystemExit",)
-
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
-    with pytest.raises(pickle.UnpicklingError, match=r"exec is no part of an index"):
-        TensorReader(tmp_path).read_metadata()
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """Is pickled as an attribute of something, as Python 3.11.2 pickles a member of an enum."""
-
-    owner: object
-    name: str
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.owner, self.name)
-
-
-def test_an_index_that_names_members_of_enums_by_attribute_is_read(tmp_path):
-    member = _Attribute(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST")
-    (tmp_path / ".metadata").write_bytes(
-        pickle.dumps(Metadata(state_dict_metadata={}, planner_data=member))
-    )
-    index = TensorReader(tmp_path).read_metadata()
-    assert index.planner_data is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
-
-
-@pytest.mark.parametrize("name", ["__subclasses__", "mro"])
-def test_an_index_that_names_another_attribute_is_not_read(tmp_path, name):
-    attribute = _Attribute(_MEM_FORMAT_ENCODING, name)
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(attribute))
-    with pytest.raises(pickle.UnpicklingError, match=rf"'{name}' of .* is no part of an index"):
-        TensorReader(tmp_path).read_metadata()
