@@ -50,6 +50,7 @@ class LearnerMetrics:
         self.phase = part.gauge(learner.PHASE)
         self.checkpoint_timestamp_s = part.gauge(learner.CHECKPOINT_TIMESTAMP)
         self.disk_full = part.counter(learner.DISK_FULL)
+        self.lost_changes = part.gauge(learner.LOST_CHANGES)
         self.device_memory_bytes = part.gauge(learner.DEVICE_MEMORY)
         self.last_step = {name: part.gauge(metric) for name, metric in STEP_GAUGES.items()}
         """Numbers of the last step, by the name of the metric."""

@@ -24,6 +24,7 @@ _WARNINGS: Final = frozenset(
         "LearnerRestarted",
         "LogDamaged",
         "LogFull",
+        "LogMarkLost",
         "NoUpdate",
         "NotRolledBack",
         "RedoDiffers",

@@ -122,6 +122,11 @@ class LedgerContents:
         self._leased = 0
         self._dropped: Counter[str] = Counter()
 
+    @property
+    def step(self) -> int:
+        """Steps whose batches are consumed, which is the version of the ledger."""
+        return self.consumed // self._batch_trajectories
+
     def counts(self) -> TrajectoryCounts:
         """Count all trajectories; accepted ones of an incomplete group count as buffered."""
         kept = sum(len(prompt.kept) for prompt in self.requeued)

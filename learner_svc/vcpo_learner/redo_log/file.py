@@ -8,6 +8,8 @@ change      position   1, 2, 3 ... without a gap       checkpoint   step
 run         spec       what a resume must share, as JSON
 ```
 
+The mark beside it (`redo_log.end_mark`) says at which change the file must end.
+
 A commit is in the file before it returns, so a kill of the process loses none; `sync` brings it to
 the disk, before the machine may fail. SQLite cuts a commit that was torn; the checksums find what a
 disk changed later, and large data that a failed machine had not written yet. Changes that no kept
@@ -28,12 +30,12 @@ from typing import Final
 
 import xxhash
 
+from vcpo_learner.redo_log.end_mark import EndMark
 from vcpo_learner.redo_log.segments import Place, Segments
 
 _NAME: Final = "redo-log.sqlite"
 _SEGMENTS_NAME: Final = "redo-log"
 _FORMAT: Final = 2
-_FORMAT_WITHOUT_SEGMENTS: Final = 1
 _LARGE_BYTES: Final = 1024
 """A change from this size on lies in a segment; a smaller one shares a page with others."""
 _WAL_COMMITS: Final = 300
@@ -78,6 +80,7 @@ class LogFile:
         """
         self.path = path
         self._segments = Segments(path.with_name(_SEGMENTS_NAME))
+        self._mark = EndMark(path.parent)
         self._wal_commits = 0
         # Every statement outside of a transaction commits; another thread than this one may write.
         self._tables = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -85,7 +88,9 @@ class LogFile:
             self._prepare()
         except sqlite3.DatabaseError as error:
             self._tables.close()
-            if not _is_damage(error):
+            is_readable_only = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY
+            # SQLite writes no file whose header names a later format.
+            if not is_damage(error) and not (is_readable_only and os.access(path, os.W_OK)):
                 raise
             raise DamagedLogError(f"{path}: {error}", last_position=0) from error
 
@@ -101,8 +106,19 @@ class LogFile:
             self._tables.execute("DELETE FROM run")
             self._tables.execute("INSERT INTO run (spec) VALUES (?)", (spec,))
 
+    @property
+    def marked_position(self) -> int | None:
+        """Where the file must end, as an earlier process left it; None if nothing says so."""
+        return self._mark.position
+
     def append(self, rows: Sequence[Row]) -> None:
-        """Write changes, all or none."""
+        """Write changes, all or none, and move the mark behind them."""
+        self._mark.begin(rows[0].position - 1)
+        self.copy(rows)
+        self._mark.move(rows[-1].position)
+
+    def copy(self, rows: Sequence[Row]) -> None:
+        """Write changes, all or none, which another file holds: the mark is still that file's."""
         large = [row for row in rows if len(row.data) >= _LARGE_BYTES]
         places = self._segments.write([row.data for row in large])
         place_of = {row.position: place for row, place in zip(large, places, strict=True)}
@@ -144,6 +160,11 @@ class LogFile:
                 last = position
         except (sqlite3.DatabaseError, OSError) as error:
             raise DamagedLogError(f"{self.path}: {error}", last_position=last) from error
+
+    @property
+    def first_position(self) -> int:
+        """Position of the oldest change; 0 if there is none."""
+        return self._number("SELECT min(position) FROM change")
 
     @property
     def last_position(self) -> int:
@@ -222,6 +243,7 @@ class LogFile:
     def close(self) -> None:
         """Close the file."""
         self._segments.close()
+        self._mark.close()
         self._tables.close()
 
     def _prepare(self) -> None:
@@ -244,10 +266,7 @@ class LogFile:
         )
         execute("CREATE TABLE IF NOT EXISTS run (spec TEXT NOT NULL)")
         (found,) = execute("PRAGMA user_version").fetchone()
-        if found == _FORMAT_WITHOUT_SEGMENTS:
-            for column in ("segment", "offset", "size"):
-                execute(f"ALTER TABLE change ADD COLUMN {column} INTEGER")
-        elif found not in (0, _FORMAT):
+        if found not in (0, _FORMAT):
             raise DamagedLogError(
                 f"{self.path}: has format {found}, this version of vcpo reads {_FORMAT}",
                 last_position=0,
@@ -303,7 +322,7 @@ def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: i
         checkpoints = _redoable_checkpoints(file, after)
         first = checkpoints[0][1] if checkpoints else after
         for some in _chunks(islice(file.read(first), last - first)):
-            fresh.append(some)
+            fresh.copy(some)
             if fresh.is_sync_due:
                 fresh.sync()
         fresh.copy_checkpoints(checkpoints)
@@ -320,7 +339,10 @@ def replace_damaged(path: Path, file: LogFile | None, *, after: int = 0, last: i
 
 def _redoable_checkpoints(file: LogFile, up_to: int) -> tuple[tuple[int, int], ...]:
     """Return the checkpoints from which every change up to a position can be read."""
-    checkpoints = tuple(each for each in file.checkpoints if each[1] <= up_to)
+    try:
+        checkpoints = tuple(each for each in file.checkpoints if each[1] <= up_to)
+    except sqlite3.DatabaseError:  # their table is damaged too
+        return ()
     for number, (_, position) in enumerate(checkpoints):
         with contextlib.suppress(DamagedLogError):
             if sum(1 for _ in islice(file.read(position), up_to - position)) == up_to - position:
@@ -350,6 +372,10 @@ def _checksum(position: int, data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data, seed=position) - _SIGN_BIT
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error is about what the file holds, not about reaching it."""
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Return whether an error is about what the file holds, not about reaching it.
+
+    An error in SQL is damage of the tables' definitions, because every statement is a constant.
+    """
+    damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return error.sqlite_errorcode & 0xFF in damage

@@ -48,8 +48,10 @@ from vcpo_learner.redo_log.file import (
     Row,
     aside_path,
     file_path,
+    is_damage,
     replace_damaged,
 )
+from vcpo_learner.redo_log.log_end import LogEnd
 from vcpo_learner.redo_log.progress import LogProgress
 from vcpo_learner.redo_log.redo import Redo
 
@@ -89,6 +91,27 @@ class _ClosedError(Exception):
     """The log was closed while its disk failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Damage:
+    """Damage of the file, found at the start."""
+
+    cause: str
+    aside: Path | None
+    """Where the damaged file is; None if it is the one that goes on."""
+    loss: str = "nothing of it can be read"
+    """What it costs, as clauses."""
+
+    @property
+    def message(self) -> str:
+        """What the event says."""
+        kept = (
+            ""
+            if self.aside is None
+            else (f"; the file is kept as {self.aside.name} until a checkpoint")
+        )
+        return f"{self.cause}; {self.loss}{kept}"
+
+
 class RedoLog:
     """The redo log of one run; a `ChangeLog`. Owner: the event loop; its thread shares the file.
 
@@ -116,11 +139,17 @@ class RedoLog:
         self._retry_s = retry_s
         self._clock = clock
         self._progress = LogProgress(self._path, limit_bytes=limit_bytes, retry_s=retry_s)
+        self.lost_changes = 0
+        """Changes that were committed and that `redo` has not found; a lower bound if its event
+        says so."""
+        self._damage: _Damage | None = None
+        """What was found damaged and is not reported yet."""
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
-            self._position = self._progress.committed = self._file.last_position
-            self._progress.size_bytes = self._file.size_bytes
+            self._position = self._progress.committed = self._counted(_last_position)
+            self._progress.size_bytes = self._counted(_size_bytes)
+            self._counted(_num_checkpoints)
         except (sqlite3.Error, OSError) as error:
             raise StartError(
                 f"{self._path}: the redo log cannot be opened ({error}); make the folder writable,"
@@ -141,6 +170,24 @@ class RedoLog:
     def position(self) -> int:
         """Number of the newest change; 0 before the first."""
         return self._position
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is, or was, a change of an earlier process."""
+        return self._position > 0 or self._damage is not None or bool(self._file.marked_position)
+
+    @property
+    def checkpoint_steps(self) -> tuple[int, ...]:
+        """Steps of the checkpoints from which the log goes on; none if they cannot be read."""
+        try:
+            return tuple(step for step, _ in self._file.checkpoints)
+        except sqlite3.DatabaseError:  # damage that `redo` reports
+            return ()
+
+    @property
+    def is_from_start(self) -> bool:
+        """Whether the log can be redone without a checkpoint, as far as it can be read."""
+        return not self.checkpoint_steps and self._counted(_first_position) <= 1
 
     @property
     def room(self) -> LogRoom:
@@ -174,21 +221,34 @@ class RedoLog:
                 f"{self._path}: the redo log cannot be written ({error}); make room on its disk"
             ) from error
 
-    def redo(self, contents: LedgerContents, *, after: int) -> Redo:
+    def redo(self, contents: LedgerContents, *, after: int, recorded_step: int = 0) -> Redo:
         """Apply the changes after a position, up to the first that cannot be read; go on from it.
 
+        What is missing becomes an event with its numbers.
+
         after: position of the last change that the contents have.
+        recorded_step: last step that the journal has; where nothing else tells where the log must
+            end, a log that ends before is reported.
         """
-        redo, last = Redo(contents), after
+        redo, last, held = Redo(contents), after, self._counted(_last_position)
+        cause = None if self._damage is None else self._damage.cause
         try:
             for row in self._file.read(after):
                 redo.apply(change_from_bytes(row.data))
                 last = row.position
         except DamagedLogError as error:
-            self._replace_damaged(after, last, str(error))
+            cause = str(error)
         except (UnreadableChangeError, InconsistentChangeError) as error:
             cause = f"{self._path}: change {last + 1} cannot be redone ({error})"
-            self._replace_damaged(after, last, cause)
+        end = LogEnd(
+            redone=last,
+            held=held,
+            checkpoint=after,
+            marked=self._file.marked_position,
+            step=contents.step,
+            recorded_step=recorded_step,
+        )
+        self._judge(end, cause)
         self._position = self._progress.committed = last
         return redo
 
@@ -226,6 +286,9 @@ class RedoLog:
     def take_events(self) -> list[tuple[str, str]]:
         """Return kind and message of each event since the last call."""
         events, self._progress.events = self._progress.events, []
+        if (damage := self._damage) is not None:
+            self._damage = None
+            events.insert(0, ("LogDamaged", damage.message))
         return events
 
     def close(self) -> None:
@@ -241,21 +304,41 @@ class RedoLog:
             return LogFile(self._path)
         except DamagedLogError as error:
             aside = replace_damaged(self._path, None)
-            self._report_damage(str(error), 0, aside)
+            self._damage = _Damage(cause=str(error), aside=aside)
             return LogFile(self._path)
 
-    def _replace_damaged(self, after: int, last: int, cause: str) -> None:
-        """Go on in a new file that holds the changes that can be read; set the old one aside."""
-        aside = replace_damaged(self._path, self._file, after=after, last=last)
-        self._file = LogFile(self._path)
-        self._progress.size_bytes = self._file.size_bytes
-        self._report_damage(cause, last - after, aside)
+    def _counted(self, count: Callable[[LogFile], int]) -> int:
+        """Return a number of the file; 0 if the file is too damaged, which is then known."""
+        try:
+            return count(self._file)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._damage = self._damage or _Damage(cause=f"{self._path}: {error}", aside=None)
+            return 0
 
-    def _report_damage(self, cause: str, num_read: int, aside: Path) -> None:
-        what = f"the {num_read} changes before it are used, later ones are lost"
-        self._progress.events.append(
-            ("LogDamaged", f"{cause}; {what}; the file is kept as {aside.name} until a checkpoint")
-        )
+    def _judge(self, end: LogEnd, cause: str | None) -> None:
+        """Report what a redo has not found; cause: the damage that ended it, None without any.
+
+        A file with damage is set aside, and a new one holds the changes that can be read.
+        """
+        aside = None if self._damage is None else self._damage.aside
+        if cause is not None and aside is None:
+            after, last = end.checkpoint, end.redone
+            aside = replace_damaged(self._path, self._file, after=after, last=last)
+            self._file = LogFile(self._path)
+            self._progress.size_bytes = self._file.size_bytes
+        if cause is None and end.is_short:
+            cause = f"{self._path}: {end.missing()}"
+        if cause is not None:
+            self.lost_changes = end.num_lost
+            self._damage = _Damage(cause=cause, aside=aside, loss=end.loss())
+        elif end.is_unknown:
+            message = (
+                f"{self._path}: its mark cannot be read, so nothing says whether change {end.held}"
+                " is its last; the changes that it holds are used"
+            )
+            self._progress.events.append(("LogMarkLost", message))
 
     def _is_written_at_once(self, row: Row) -> bool:
         """Write the newest change, unless the thread has work or the disk is slow."""
@@ -372,6 +455,22 @@ class RedoLog:
                 if has_failed:
                     self._tell(self._progress.note_room)
                 return result
+
+
+def _first_position(file: LogFile) -> int:
+    return file.first_position
+
+
+def _num_checkpoints(file: LogFile) -> int:
+    return len(file.checkpoints)
+
+
+def _last_position(file: LogFile) -> int:
+    return file.last_position
+
+
+def _size_bytes(file: LogFile) -> int:
+    return file.size_bytes
 
 
 def _take_all(

@@ -70,13 +70,9 @@ class Redo:
         self._contents.grant(change)
 
     def _accept(self, change: TrajectoriesAccepted) -> None:
-        lease = self._contents.book.get(change.lease_id)
-        if lease is None:
+        if self._contents.book.get(change.lease_id) is None:
             raise InconsistentChangeError(f"{change.lease_id} is not open")
         try:
-            if not {each.number for each in change.trajectories}.issubset(lease.response_numbers):
-                # An older vcpo numbered the responses of every lease from 0.
-                lease.response_numbers = tuple(range(lease.num_trajectories))
             self._contents.accept(change)
         except ValueError as error:
             raise InconsistentChangeError(str(error)) from error

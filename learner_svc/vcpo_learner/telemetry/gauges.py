@@ -145,6 +145,10 @@ class LearnerGauges:
         """Count a write of a checkpoint or a model that failed because the disk was full."""
         self._metrics.disk_full.inc()
 
+    def set_lost_changes(self, number: int) -> None:
+        """Show how many committed changes this start did not find in the redo log."""
+        self._metrics.lost_changes.set(number)
+
     def count_accounting_error(self) -> None:
         """Count that the numbers of trajectories did not add up."""
         self._metrics.accounting_errors.inc()

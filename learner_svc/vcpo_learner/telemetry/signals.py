@@ -70,6 +70,7 @@ class SignalWindow:
         self._skip_reason = ""
         self._rollback = ""
         self._rolled_back_step = 0
+        self._lost_changes = 0
 
     def resume(self, steps: Sequence[StepRecord]) -> None:
         """Start rates from the totals of a restored checkpoint, and steps from its step.
@@ -100,6 +101,10 @@ class SignalWindow:
     def record_collapse(self, notice: str | None) -> None:
         """Note how the finished run collapsed, in sentences; None if it did not."""
         self._collapse = notice
+
+    def record_lost_changes(self, number: int) -> None:
+        """Note how many committed changes this start did not find in the redo log."""
+        self._lost_changes = number
 
     def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
@@ -162,6 +167,7 @@ class SignalWindow:
             skipped_steps_in_a_row=self._skipped_in_a_row,
             skip_reason=self._skip_reason,
             collapse=self._collapse,
+            lost_changes=self._lost_changes,
         )
         if dispatcher.policy_version < self._rolled_back_step + WINDOW_STEPS:
             signals.rollback = self._rollback

@@ -64,7 +64,7 @@ class Recovery:
         held = ""
         if steps := self._saver.checkpoints.steps():
             held = f"a checkpoint of step {steps[-1]}"
-        elif self._parts.log.position:
+        elif self._parts.log.is_used:
             held = "a redo log with accepted trajectories"
         if held:
             raise CheckpointError(
@@ -79,7 +79,8 @@ class Recovery:
         Returns 0 if there is no checkpoint.
 
         Raises:
-            CheckpointError: if there are checkpoints and none can be used, or the spec is another.
+            CheckpointError: if there are checkpoints and none can be used, or there is none and the
+                log goes on from one, or the spec is another.
         """
         log, spec = self._parts.log, continuation_document(self._parts.run)
         if log.spec is not None:
@@ -92,9 +93,12 @@ class Recovery:
                 )
             self._saver.checkpoints.set_aside(damaged)
             self._load(checkpoint)
+        else:
+            self._require_whole_log()
         step, after = 0, 0
         if checkpoint is not None:
             step, after = checkpoint.step, checkpoint.ledger[0].log_position
+        self.last_recorded_step = max((one.step for one in self._recorded()), default=0)
         self._redo_changes(step, after)
         log.set_spec(spec)
         if checkpoint is None and log.position == 0:
@@ -103,7 +107,6 @@ class Recovery:
         self._leave_out(self._quarantine.excluded_lease_ids(), step)
         self._check_consumed(step)
         self._dispatcher.resume_at(step)
-        self.last_recorded_step = max((one.step for one in self._recorded()), default=0)
         self._resume_limit(step)
         self._report(step)
         if checkpoint is not None:
@@ -132,6 +135,23 @@ class Recovery:
         self._go_back(0)
         self._exclusion.exclude(reasons, reasons, version)
 
+    def _require_whole_log(self) -> None:
+        """Check that a run without a checkpoint has a log that begins at its start.
+
+        Raises:
+            CheckpointError: with the cure.
+        """
+        log = self._parts.log
+        if log.is_from_start:
+            return
+        folder = self._parts.run_dir / "checkpoints"
+        steps = ", ".join(map(str, log.checkpoint_steps))
+        raise CheckpointError(
+            f"{folder}: holds no checkpoint, and {log.path} goes on from"
+            f" one{steps and f' of step {steps}'}: put its folder back, or train from the start in"
+            " another --run-dir (in a cluster: as another VCPORun)"
+        )
+
     def _load(self, checkpoint: Checkpoint) -> None:
         self._parts.update.load_tensors(checkpoint.tensors)
         self._parts.update.load_state_dict(checkpoint.update_state)
@@ -139,7 +159,10 @@ class Recovery:
 
     def _redo_changes(self, step: int, after: int) -> None:
         contents = self._dispatcher.ledger.contents
-        redo = self._parts.log.redo(contents, after=after)
+        log = self._parts.log
+        redo = log.redo(contents, after=after, recorded_step=self.last_recorded_step)
+        self._parts.gauges.set_lost_changes(log.lost_changes)
+        self._parts.signals.record_lost_changes(log.lost_changes)
         contents.wasted_tokens.clear()  # they are counted from the start of a process
         self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
         self.versions = redo.versions

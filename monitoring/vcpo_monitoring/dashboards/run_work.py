@@ -214,16 +214,17 @@ AFTER_A_CRASH: Final = Row(
         Panel(
             id=53,
             slug="refusals",
-            title="Refused calls, full disks, dropped records",
-            question="Does the learner refuse calls, or fail to write?",
+            title="Refused calls, full disks, lost records",
+            question="Does the learner refuse calls, fail to write, or lack what it wrote?",
             reading="`key`: a process with another key. `role`, `identity`: one that acts for "
             "another. `stalled`: a worker that reads too slowly. A full disk keeps the last "
-            "checkpoint.",
+            "checkpoint. Changes that a start did not find in the redo log are trained anew.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
                 Query(increase("vcpo_learner_calls_refused_total", "reason"), "{{reason}}"),
                 Query(increase("vcpo_learner_disk_full_total"), "disk full"),
+                Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
                 Query(increase("vcpo_sink_dropped_total", "sink"), "dropped by {{sink}}"),
             ),
         ),

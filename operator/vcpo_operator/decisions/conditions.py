@@ -3,7 +3,7 @@
 | type | true when | reasons |
 |---|---|---|
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
-| LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
+| LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
@@ -152,12 +152,26 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
     missing = inputs.spec.learner.replicas - len(pods)
     is_whole = missing <= 0 and _first_cause(others) is None
     if is_whole and _leader_answers(inputs, pods):
-        return _true("LearnerReady", "PodReady", "The learner answers.")
+        return _answering_learner(inputs)
     learner = inputs.observed.learner
     cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", _pending(inputs, pods))
+
+
+def _answering_learner(inputs: ConditionInputs) -> ConditionState:
+    lost = inputs.report.lost_changes if inputs.report else 0
+    known = inputs.before.condition("LearnerReady")
+    if inputs.keeps_last_known_signals and known and known.reason == "LogDamaged":
+        return _true(known.type, known.reason, known.message)
+    if not lost:
+        return _true("LearnerReady", "PodReady", "The learner answers.")
+    message = (
+        f"The learner answers. When it started, {lost} committed changes were missing in its redo"
+        " log: the event `LogDamaged` in its log says what is taken anew."
+    )
+    return _true("LearnerReady", "LogDamaged", message)
 
 
 def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> bool:

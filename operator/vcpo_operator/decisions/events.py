@@ -48,7 +48,7 @@ _BAD_WHEN_FALSE: Final = {
 _UNKNOWN_WITHOUT_SIGNALS: Final = {"SignalsFresh", "EssHealthy", "Stable"}
 """Conditions that are Unknown while nothing is known of them: neither their loss nor their return
 to a good state is news, since other events tell of the learner."""
-_BAD_REASONS: Final = {"Collapsed", "PartiallyAvailable", "Warn"}
+_BAD_REASONS: Final = {"Collapsed", "LogDamaged", "PartiallyAvailable", "Warn"}
 """Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
     "BelowMinimum",

@@ -69,6 +69,7 @@ _OF_LEARNER: Final = (
     learner.EVALUATION_ACCURACY,
     learner.SKIPPED_STEPS_IN_A_ROW,
     learner.FAILURES_IN_A_ROW,
+    learner.LOST_CHANGES,
 )
 _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
@@ -136,6 +137,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
         failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
         no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
+        lost_changes=scrape.count_or_none(learner.LOST_CHANGES) or 0,
         workers=workers,
     )
 

@@ -55,6 +55,8 @@ class LearnerReport:
     collapse: str = ""
     """How the run collapsed, in sentences; empty unless it took all steps and did not recover. From
     Prometheus it is always empty."""
+    lost_changes: int = 0
+    """Committed changes that the learner did not find in its redo log when it started."""
     is_fresh: bool = True
     """Whether the report is returned for the first time. The operator sends commands only on fresh
     reports, so that it does not repeat a command at every reconcile while no new report arrives."""
@@ -113,6 +115,7 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         has_never_updated=has_never_updated,
         collapse=message.collapse,
         set_aside=set_aside_notice(message),
+        lost_changes=message.lost_changes,
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",
         accuracy=message.evaluations[-1].accuracy if message.evaluations else None,

@@ -77,6 +77,11 @@ DISK_FULL = counter(
     "vcpo_learner_disk_full_total",
     "Attempts to write a checkpoint or the model that failed because the disk was full.",
 )
+LOST_CHANGES = measure(
+    "vcpo_learner_lost_changes",
+    "Changes committed to the redo log that the learner did not find when it started.",
+    unit=Unit.COUNT,
+)
 DEVICE_MEMORY = gauge(
     "vcpo_learner_device_memory_bytes",
     "Memory of the learner's GPU; peak is the most that was allocated.",
@@ -242,6 +247,7 @@ LEARNER = (
     PHASE,
     CHECKPOINT_TIMESTAMP,
     DISK_FULL,
+    LOST_CHANGES,
     DEVICE_MEMORY,
     *STEP_GAUGES.values(),
     ESS_MEAN,

@@ -548,7 +548,7 @@ class VersionPublished(_message.Message):
     checksum: _builtins.int
     """xxh3 over the checksums of its tensors."""
     num_ranks: _builtins.int
-    """Ranks that computed it, and shards that they published it in; 0 in the log of an older learner."""
+    """Ranks that computed it, and shards that they published it in."""
     num_shards: _builtins.int
     def __init__(
         self,

@@ -15,13 +15,11 @@ from tests.fixtures.learner.dispatcher import (
     dispatcher_fixture,
     make_ledger,
     make_trajectories,
-    make_trajectory,
 )
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.ledger.changes import (
     LearnerRestarted,
     LogRoom,
-    TrajectoriesAccepted,
     VersionPublished,
 )
 from vcpo_learner.redo_log.encoding import change_to_bytes
@@ -331,12 +329,15 @@ async def test_a_damaged_log_gives_what_comes_before_the_damage_and_goes_on_from
     ((kind, message),) = later.take_events()
     assert kind == "LogDamaged"
     assert "change 4 differs from its checksum; the 3 changes before it are used" in message
+    assert "and 1 later ones, which were committed, are lost" in message
     assert aside_path(file_path(tmp_path)).exists()
-    assert later.position == 3
+    assert (later.position, later.lost_changes) == (3, 1)
+    later.append(VersionPublished(policy_version=0, checksum=0))
+    await later.committed()
     later.close()
     last = open_log()
     assert redone(last).counts() == ledger.counts()
-    assert last.take_events() == []
+    assert (last.take_events(), last.lost_changes) == ([], 0)
 
 
 async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
@@ -364,32 +365,6 @@ async def test_a_change_that_cannot_be_encoded_leaves_no_gap(open_log):
     reopened = open_log()
     assert redone(reopened).counts() == ledger.counts()
     assert reopened.take_events() == []
-
-
-async def test_a_log_that_numbers_the_responses_of_every_lease_from_0_is_redone(open_log):
-    log = open_log()
-    group_of_4 = {"trajectories_per_prompt": 4}
-    before = make_ledger(ManualClock(), incarnation="first", log=log, **group_of_4)
-    (first,) = before.grant("w", num_groups=1, policy_version=0)
-    before.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
-    before.restart()
-    # What a version of vcpo wrote whose second lease had the numbers 0 to 2.
-    (second,) = before.grant("w", num_groups=1, policy_version=0)
-    members = tuple(make_trajectory(second.lease_id, number) for number in range(3))
-    log.append(TrajectoriesAccepted(lease_id=second.lease_id, trajectories=members[:1]))
-    log.append(TrajectoriesAccepted(lease_id=second.lease_id, trajectories=members[1:]))
-    await log.committed()
-    log.close()
-    reopened = open_log()
-    after = make_ledger(ManualClock(), incarnation="later", **group_of_4)
-    reopened.redo(after.contents, after=0)
-    assert reopened.take_events() == []
-    (group,) = after.contents.buffer.groups()
-    assert {each.trajectory_id for each in group.trajectories} == {
-        f"{first.lease_id}/0",
-        *(f"{second.lease_id}/{number}" for number in range(3)),
-    }
-    after.counts().check()
 
 
 async def test_a_file_that_is_no_log_is_set_aside_and_reported(open_log, tmp_path):

@@ -1,6 +1,7 @@
 """Learners that die, and what the learner after them has and does again."""
 
 import contextlib
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -359,3 +360,92 @@ async def test_a_run_that_is_stopped_during_a_redo_leaves_the_rest_to_the_log(
     last.training.resume()
     assert await last.run() is RunPhase.COMPLETE
     assert last.update.versions == [0, 1, 2, 3]
+
+
+def lose_changes_after_the_checkpoint(tmp_path):
+    """As SQLite does at the start after damage of its write-ahead log."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "redo-log.sqlite")) as tables:
+        tables.execute("DELETE FROM change WHERE position > (SELECT max(position) FROM checkpoint)")
+        tables.commit()
+
+
+def redo_log_files(tmp_path):
+    return [path for path in tmp_path.glob("redo-log*") if path.is_file()]
+
+
+async def test_steps_that_a_log_has_lost_are_told_with_their_numbers(make_learner, tmp_path):
+    often = {"everySteps": 4, "keep": 2}
+    await killed(dies_before(make_learner(steps=9, checkpoint=often), 7))
+    lose_changes_after_the_checkpoint(tmp_path)
+    later = make_learner(steps=9, checkpoint=often)
+    assert later.training.resume() == 4
+    (message,) = told(tmp_path, "LogDamaged")
+    assert "metrics.jsonl has step 7 and the run goes on from step 4: 3 steps are taken" in message
+    lost = int(message.split(" later ones, which were committed")[0].split()[-1])
+    # Each of three steps had two leases, two submissions at least, its batch and its version.
+    assert lost == later.log.lost_changes >= 3 * 6
+    assert value(later, "vcpo_learner_lost_changes") == lost
+    assert later.signals.message().lost_changes == lost
+    assert await later.run() is RunPhase.COMPLETE
+    last = make_learner(steps=9, checkpoint=often)
+    last.training.resume()
+    assert value(last, "vcpo_learner_lost_changes") == 0
+    assert len(told(tmp_path, "LogDamaged")) == 1
+
+
+def value(learner, name):
+    return learner.gauges._metrics.registry.get_sample_value(name, {"run": "run"})
+
+
+async def test_a_log_and_its_mark_that_were_removed_are_told_with_the_steps_that_they_held(
+    make_learner, tmp_path
+):
+    often = {"everySteps": 4, "keep": 2}
+    await killed(dies_before(make_learner(steps=9, checkpoint=often), 7))
+    for path in redo_log_files(tmp_path):
+        path.unlink()
+    later = make_learner(steps=9, checkpoint=often)
+    assert later.training.resume() == 4
+    (message,) = told(tmp_path, "LogDamaged")
+    assert "it ends at change 0, and the checkpoint holds change" in message
+    assert "the run goes on from step 4: 3 steps are taken anew" in message
+
+
+async def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_cure(make_learner, tmp_path):
+    often = {"everySteps": 4, "keep": 2}
+    await killed(dies_before(make_learner(steps=9, checkpoint=often), 7))
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    later = make_learner(steps=9, checkpoint=often)
+    with pytest.raises(CheckpointError) as caught:
+        later.training.resume()
+    assert "checkpoints: holds no checkpoint" in str(caught.value)
+    assert "redo-log.sqlite goes on from one of step 4: put its folder back" in str(caught.value)
+    later.log.close()
+    # Nothing was changed: with the folder back, the run goes on.
+    (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
+    last = make_learner(steps=9, checkpoint=often)
+    assert last.training.resume() == 4
+    assert not told(tmp_path, "LogDamaged")
+
+
+async def test_a_new_run_is_refused_where_only_the_mark_of_another_is_left(make_learner, tmp_path):
+    await killed(dies_before(make_learner(), 1))
+    for path in redo_log_files(tmp_path):
+        if path.name != "redo-log.mark":
+            path.unlink()
+    with pytest.raises(CheckpointError, match="holds a redo log with accepted trajectories"):
+        make_learner().training.require_unused()
+
+
+async def test_steps_that_were_undone_on_purpose_are_no_damage(make_learner, tmp_path):
+    await killed(dies_before(make_learner(steps=4), 3))
+    for _ in range(2):
+        later = dies_before(make_learner(steps=4), 1)
+        later.training.resume()
+        await killed(later)
+    stopped = make_learner(steps=4)
+    stopped.training.resume()  # without a group in quarantine, from step 1
+    assert told(tmp_path, "RedoStopped")
+    await stopped.log.committed()
+    make_learner(steps=4).training.resume()
+    assert not told(tmp_path, "LogDamaged")

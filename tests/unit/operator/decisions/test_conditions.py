@@ -83,6 +83,17 @@ def test_ready_pods_make_ready_parts():
     assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
 
 
+def test_a_learner_whose_log_was_damaged_says_how_much_is_lost_and_does_not_forget_it():
+    lost = conditions_for(LEARNER, WORKER, report=report(lost_changes=154))["LearnerReady"]
+    assert brief(lost) == ("True", "LogDamaged")
+    assert "154 committed changes were missing in its redo log" in lost.message
+    before = RunStatus(conditions=merge_conditions([lost], RunStatus(), generation=1, now_s=0.0))
+    later = conditions_for(LEARNER, WORKER, keeps_last_known_signals=True, before=before)
+    assert later["LearnerReady"] == lost
+    whole = conditions_for(LEARNER, WORKER, report=report(), before=before)
+    assert brief(whole["LearnerReady"]) == ("True", "PodReady")
+
+
 def test_a_pod_on_its_way_out_counts_for_nothing():
     leaving = pod("demo-learner-0", Role.LEARNER, terminating=True)
     assert brief(conditions_for(leaving)["LearnerReady"]) == ("False", "PodPending")

@@ -84,6 +84,14 @@ def test_a_part_that_breaks_is_a_warning():
     assert events(before, after)[0]["type"] == "Warning"
 
 
+def test_a_learner_that_lost_what_its_log_held_is_a_warning():
+    before, after = (
+        status("LearnerReady", "True", "PodReady"),
+        status("LearnerReady", "True", "LogDamaged"),
+    )
+    assert events(before, after)[0]["type"] == "Warning"
+
+
 def test_a_failure_is_a_warning():
     before = status("Failed", "False", "NotFailed")
     assert events(before, status("Failed", "True", "DeadlineExceeded"))[0]["type"] == "Warning"

@@ -288,6 +288,11 @@ def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_distingui
     assert never.no_update.startswith("No step made an update (12 of 12 were skipped)")
 
 
+def test_changes_that_a_log_lost_are_read():
+    assert read_report(scrape(vcpo_learner_lost_changes=154.0)).lost_changes == 154
+    assert read_report(scrape()).lost_changes == 0
+
+
 def test_failures_in_a_row_are_read():
     assert read_report(scrape(vcpo_failures_in_a_row=32.0)).failures_in_a_row == 32
 
