@@ -35,7 +35,7 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
     def start(
         *options: str,
         steps: int = 12,
-        digits: int | str = 5,
+        environment: str = "sort_digits",
         adapters: str = "",
         control: str = "",
         learner: str = "",
@@ -45,7 +45,7 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         folder: str = "run",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
-        task = {"steps": steps, "digits": digits, "adapters": adapters}
+        task = {"steps": steps, "environment": environment, "adapters": adapters}
         task |= {"lag": lag, "workers": workers}
         sections = {"control": control, "learner": learner, "sinks": sinks}
         spec.write_text(SPEC.format(model=model, **sections, **task))

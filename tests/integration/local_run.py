@@ -27,7 +27,7 @@ kind: VCPORun
 metadata: {{name: small}}
 spec:
   model: {{name: {model}{adapters}}}
-  environment: {{name: sort_digits, parameters: {{digits: {digits}, style: plain}}}}
+  environment: {{name: {environment}, parameters: {{digits: 5, style: plain}}}}
   steps: {steps}
   sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: 4, trajectoriesPerPrompt: 4}}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,15 +270,32 @@ def scrape(port: int, metric: str) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
 
 
+CHOOSY = """
+import os
+
+from vcpo_rollout.environments.sort_digits import SortDigits
+
+
+class Choosy(SortDigits):
+    def __init__(self, **settings):
+        if "VCPO_WORKER_KEY" in os.environ:
+            raise ValueError("environment.parameters.digits: 5 is too many for a worker")
+        super().__init__(**settings)
+"""
+"""An environment that can be tried, and that no worker can have."""
+
+
 def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(
-    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+    start_run: StartRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VCPO_LOG_FORMAT", "json")
-    run = start_run(digits="many")
+    (tmp_path / "choosy.py").write_text(CHOOSY)
+    run = start_run(environment="'choosy:Choosy'")
     status, summary = run.finish()
     assert status == 1
     assert summary["steps"] == 0
     failure = next(event.message for event in run.events if event.kind == "Failed")
-    assert "digits" in failure
-    assert "many" in failure
+    assert failure.endswith(
+        "cannot start: environment.parameters.digits: 5 is too many for a worker"
+    )
     assert not any(is_alive(pid) for pid in run.pids())

@@ -22,8 +22,7 @@ from vcpo.local.preflight import (
     RUN_MODULES,
     MissingPackagesError,
     check_installed,
-    machine_problems,
-    machine_warnings,
+    inspect_machine,
     problems_beside,
     with_local_paths,
     with_one_replica,
@@ -108,11 +107,12 @@ def run(
     machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
-    loaded = _load(file, _problems_here)
+    loaded = _load(file, lambda run: [*inspect_machine(run).problems, *gpu_problems(run)])
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
-    _refuse(file, _problems_here(loaded), modules=RUN_MODULES)
-    _warn(loaded)
+    found = inspect_machine(loaded)
+    _refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
+    _warn(loaded, found.warnings)
     metrics = HostMetrics()
     try:
         # Before the directory is made: a run that cannot start takes no number.
@@ -140,9 +140,10 @@ def run(
 @app.command()
 def validate(file: RunFile) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = _load(file, machine_problems)
-    _refuse(file, machine_problems(loaded))
-    _warn(loaded)
+    loaded = _load(file, lambda run: inspect_machine(run).problems)
+    found = inspect_machine(loaded)
+    _refuse(file, found.problems)
+    _warn(loaded, found.warnings)
     for problem in gpu_problems(loaded):  # the file may be for another machine
         ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
     batch = loaded.spec.batch
@@ -268,19 +269,14 @@ def _refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str]
         fail("\n".join(errors))
 
 
-def _problems_here(loaded: VCPORun) -> list[FieldProblem]:
-    """Return why the run cannot be trained on this machine."""
-    return [*machine_problems(loaded), *gpu_problems(loaded)]
-
-
-def _warn(loaded: VCPORun) -> None:
+def _warn(loaded: VCPORun, of_machine: Iterable[str]) -> None:
     for warning in algorithm_warnings(loaded.spec.algorithm):
         ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
     for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
         ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
     for warning in rollout_warnings(loaded.spec.model, loaded.spec.rollouts):
         ERR.print(f"warning: spec.rollouts: {warning}", soft_wrap=True, markup=False)
-    for warning in machine_warnings(loaded):
+    for warning in of_machine:
         ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

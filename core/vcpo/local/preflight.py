@@ -7,13 +7,15 @@ checked when it was read; here its values are compared with the file system and 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.local.models import model_folder, model_problems
-from vcpo.service.lifecycle import START_ERROR_MARK
+from vcpo.service.lifecycle import NOT_TRIED, START_ERROR_MARK
 from vcpo.service.model_files import is_url
 from vcpo.spec import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
@@ -22,12 +24,21 @@ from vcpo.tracking.services import package_problems
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
 _ROLLOUT_PACKAGE = "vcpo_rollout"
-_IMPORT_TIMEOUT_S = 120.0
+_TRIAL_TIMEOUT_S = 120.0
 _DECISIVE_FIELDS = {
     "spec.algorithm": "spec.algorithm",
     "spec.environment": "spec.environment.parameters",
 }
 """Fields without which nothing can be said of the others of their section."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFindings:
+    """What a look at this machine showed for a run."""
+
+    problems: tuple[FieldProblem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What could not be checked, in sentences that name the field."""
 
 
 class MissingPackagesError(RuntimeError):
@@ -77,14 +88,16 @@ def with_one_replica(run: VCPORun) -> VCPORun:
     return run.model_copy(update={"spec": spec})
 
 
-def machine_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """Yield what this machine lacks of model, trackers and environment of a run with local paths.
+def inspect_machine(run: VCPORun) -> MachineFindings:
+    """Return what this machine lacks for a run with local paths, and what could not be checked.
 
-    It may take a minute, because it starts a process that imports the environment.
+    It may take a minute, because it tries the environment.
     """
-    yield from model_problems(run)
-    yield from package_problems(run.spec.tracking)
-    yield from _environment_problems(run)
+    tried = _try_environment(run)
+    return MachineFindings(
+        problems=(*model_problems(run), *package_problems(run.spec.tracking), *tried.problems),
+        warnings=(*machine_warnings(run), *tried.warnings),
+    )
 
 
 def problems_beside(
@@ -139,35 +152,40 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
         )
 
 
-def _environment_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """Yield the errors that a rollout worker would report for the user's own environment.
+def _try_environment(run: VCPORun) -> MachineFindings:
+    """Return the error that a rollout worker would report of its environment, or a warning.
 
-    The class is imported in another process, because an import runs the module's code.
+    Another process makes it and calls it, because that runs the user's code. Nothing is downloaded.
     """
-    if not _is_custom_environment(run) or importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
-        return
+    if importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
+        return MachineFindings()
     name = run.spec.environment.name
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
-            [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.environments"],
+            [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.generation.environment_trial"],
             input=run_to_yaml(run),
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
             capture_output=True,
             text=True,
-            timeout=_IMPORT_TIMEOUT_S,
+            timeout=_TRIAL_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        message = f"its import took longer than {_IMPORT_TIMEOUT_S:g} s, at a worker as well"
-        yield FieldProblem(path="spec.environment.name", value=repr(name), message=message)
-        return
-    _, mark, start_error = process.stderr.rpartition(START_ERROR_MARK)
+        warning = f"its trial took longer than {_TRIAL_TIMEOUT_S:g} s and was ended"
+        return MachineFindings(warnings=(f"spec.environment.name: {name!r}: {warning}",))
+    _, mark, told = process.stderr.rpartition(START_ERROR_MARK)
+    field, _, message = told.strip().partition(": ")
+    if mark and process.returncode == NOT_TRIED:
+        return MachineFindings(warnings=(f"spec.{field}: not tried to the end: {message}",))
     if mark:
-        field, _, message = start_error.strip().partition(": ")
-        yield FieldProblem(path=f"spec.{field}", value="", message=message)
-    elif process.returncode != 0:
+        problem = FieldProblem(path=f"spec.{field}", value="", message=message)
+        return MachineFindings(problems=(problem,))
+    if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no output"])[-1]
-        message = f"its import ends the process with status {process.returncode}: {last}"
-        yield FieldProblem(path="spec.environment.name", value=repr(name), message=message)
+        message = f"its trial ended with status {process.returncode}: {last}"
+        problem = FieldProblem(path="spec.environment.name", value=repr(name), message=message)
+        return MachineFindings(problems=(problem,))
+    return MachineFindings()
 
 
 def _is_custom_environment(run: VCPORun) -> bool:

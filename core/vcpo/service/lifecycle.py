@@ -50,6 +50,10 @@ RANK_LOST = os.EX_UNAVAILABLE
 SET_ASIDE = os.EX_NOPERM
 """Exit status of a worker that the learner took out of the run; a new process may do better."""
 
+NOT_TRIED = os.EX_NOHOST
+"""Exit status of the trial of an environment that needs a service which does not answer here, or
+more time; its message follows the mark as well."""
+
 START_ERROR_MARK = "vcpo: cannot start: "
 """Precedes a start error in a service's log."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from tests.fixtures.models import write_model
 from vcpo.local.models import context_tokens, model_problems
 from vcpo.local.preflight import (
     RUN_MODULES,
+    MachineFindings,
     MissingPackagesError,
     check_installed,
-    machine_problems,
+    inspect_machine,
     machine_warnings,
     with_local_paths,
     with_one_replica,
@@ -25,9 +27,11 @@ from vcpo.spec import VCPORun, parse_run, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 OWN_CLASS = """
+from vcpo_rollout.environments import Prompt
+
 class Echo:
     def __init__(self, *, seed, word, times=1): ...
-    def prompt(self, split, index): ...
+    def prompt(self, split, index): return Prompt(text=f"Say {index}.", answer="")
     def reward(self, prompt, response): return 0.0
 """
 
@@ -60,8 +64,17 @@ def run_of(
     """)
 
 
+def findings_of(run: VCPORun, folder: Path) -> MachineFindings:
+    return inspect_machine(with_local_paths(run, folder / "run.yaml"))
+
+
+def of_model(run: VCPORun, folder: Path) -> list[str]:
+    """The problems of the model alone; no environment is tried."""
+    return list(map(str, model_problems(with_local_paths(run, folder / "run.yaml"))))
+
+
 def problems_of(run: VCPORun, folder: Path) -> list[str]:
-    return list(map(str, machine_problems(with_local_paths(run, folder / "run.yaml"))))
+    return [str(problem) for problem in findings_of(run, folder).problems]
 
 
 class TestLocalPaths:
@@ -84,11 +97,11 @@ class TestLocalPaths:
 class TestModels:
     def test_a_model_directory_needs_no_word(self, tmp_path):
         write_model(tmp_path / "models" / "tiny")
-        assert problems_of(run_of(), tmp_path) == []
+        assert of_model(run_of(), tmp_path) == []
 
     @pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "a/b/c"])
     def test_a_missing_path_is_refused_with_the_place_that_was_searched(self, tmp_path, name):
-        (problem,) = problems_of(run_of(name), tmp_path)
+        (problem,) = of_model(run_of(name), tmp_path)
         looked_at = (tmp_path / name).resolve()
         assert problem.startswith(f"spec.model.name: is no directory (checked {looked_at})")
 
@@ -107,7 +120,7 @@ class TestModels:
 
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
         write_model(tmp_path / "models" / "tiny")
-        (problem,) = problems_of(run_of("models/tinny"), tmp_path)
+        (problem,) = of_model(run_of("models/tinny"), tmp_path)
         assert problem == (
             f"spec.model.name: is no directory (checked {tmp_path}/models/tinny); that"
             " folder has tiny (got 'models/tinny')"
@@ -123,13 +136,13 @@ class TestModels:
         self, tmp_path, monkeypatch, hub_cache
     ):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        (problem,) = problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path)
+        (problem,) = of_model(run_of("Qwen/Qwen3-0.6B"), tmp_path)
         assert "nor in the Hugging Face cache, and HF_HUB_OFFLINE forbids" in problem
         repository = hub_cache / "models--Qwen--Qwen3-0.6B"
         write_model(repository / "snapshots" / "abc")
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("abc")
-        assert problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path) == []
+        assert of_model(run_of("Qwen/Qwen3-0.6B"), tmp_path) == []
         assert list(machine_warnings(run_of("Qwen/Qwen3-0.6B"))) == []
 
     @pytest.mark.parametrize(
@@ -138,7 +151,7 @@ class TestModels:
     )
     def test_a_directory_that_is_no_models_is_refused(self, tmp_path, missing, word):
         (write_model(tmp_path / "m") / missing).unlink()
-        (problem,) = problems_of(run_of("m"), tmp_path)
+        (problem,) = of_model(run_of("m"), tmp_path)
         assert problem.startswith(f"spec.model.name: {word}")
 
     @pytest.mark.parametrize(("context", "is_fine"), [(65, True), (64, False)])
@@ -148,7 +161,7 @@ class TestModels:
             "spec.sampling.maxNewTokens: leaves no room for a prompt: the model reads 64 tokens,"
             " prompt and response together; give less than 64 (got 64)"
         )
-        assert problems_of(run_of("m"), tmp_path) == ([] if is_fine else [problem])
+        assert of_model(run_of("m"), tmp_path) == ([] if is_fine else [problem])
 
     @pytest.mark.parametrize(
         ("config", "tokens"),
@@ -186,7 +199,7 @@ class TestNorms:
     )
     def test_what_hides_a_gradient_is_refused_with_the_cure(self, tmp_path, config, obstacle):
         write_model(tmp_path / "m", config)
-        (problem,) = problems_of(run_of("m"), tmp_path)
+        (problem,) = of_model(run_of("m"), tmp_path)
         start = f"spec.algorithm.gradientNorms: cannot be measured in {obstacle}; use 'logitEnergy'"
         assert problem.startswith(start)
         assert problem.endswith("a method without norms such as 'grpo' (got 'exact')")
@@ -204,7 +217,7 @@ class TestNorms:
     def test_with_the_cure_or_in_a_mixture_of_experts_nothing_is_said(self, tmp_path, spec, config):
         write_model(tmp_path / "m", config)
         run = parse_run(f"metadata: {{name: r}}\nspec: {{{SPEC}, {spec}}}")
-        assert problems_of(run, tmp_path) == []
+        assert of_model(run, tmp_path) == []
 
     @pytest.mark.parametrize(
         ("environment", "field"),
@@ -216,21 +229,21 @@ class TestNorms:
     def test_chat_prompts_want_a_template(self, tmp_path, environment, field):
         model = write_model(tmp_path / "models" / "tiny")
         run = run_of(environment=environment)
-        assert problems_of(run, tmp_path) == []  # nothing is known of its tokenizer
+        assert of_model(run, tmp_path) == []  # nothing is known of its tokenizer
         settings = model / "tokenizer_config.json"
         settings.write_text("{}")
-        (problem,) = problems_of(run, tmp_path)
+        (problem,) = of_model(run, tmp_path)
         assert problem.startswith(f"{field}: needs a chat template, and this model's tokenizer")
         settings.write_text(json.dumps({"chat_template": "{{ messages }}"}))
-        assert problems_of(run, tmp_path) == []
+        assert of_model(run, tmp_path) == []
         settings.write_text("{}")
         (model / "chat_template.jinja").write_text("{{ messages }}")
-        assert problems_of(run, tmp_path) == []
+        assert of_model(run, tmp_path) == []
 
     def test_adapters_that_are_named_are_left_to_the_learner(self, tmp_path):
         write_model(tmp_path / "m", {"model_type": "gpt_oss"})
         run = run_of('m", lora: {targetModules: [q_proj]}, revision: "main')
-        assert problems_of(run, tmp_path) == []
+        assert of_model(run, tmp_path) == []
 
 
 SPEC = "model: {name: m}, environment: {name: countdown}, steps: 3"
@@ -268,7 +281,7 @@ class TestEnvironments:
             ),
             (
                 "{name: 'broken_task:Echo'}",
-                ["spec.environment.name: its import ends the process with status 7"],
+                ["spec.environment.name: its trial ended with status 7"],
             ),
         ],
         ids=["no module", "no class", "no parameter", "no survivor"],
@@ -278,6 +291,49 @@ class TestEnvironments:
     ):
         (problem,) = problems_of(run_of(environment=environment), folder)
         assert all(word in problem for word in words)
+
+    def test_one_that_raises_at_once_is_named_with_the_call_and_the_line(self, folder):
+        (folder / "raising.py").write_text(OWN_CLASS.replace("return 0.0", "return prompt.rewart"))
+        environment = "{name: 'raising:Echo', parameters: {word: ho}}"
+        (problem,) = problems_of(run_of(environment=environment), folder)
+        assert problem == (
+            "spec.environment.name: Echo.reward(prompt, response) raised AttributeError: 'Prompt'"
+            f" object has no attribute 'rewart' ({folder}/raising.py:7); correct the class"
+        )
+
+    def test_a_shipped_one_is_tried_as_well(self, folder):
+        run = run_of(environment="{name: countdown, parameters: {numbers: [9, 3]}}")
+        (problem,) = problems_of(run, folder)
+        assert problem.startswith("spec.environment.parameters.numbers: ")
+
+    def test_one_whose_service_is_down_is_a_warning(self, folder):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        call = f"import socket; return socket.create_connection(('127.0.0.1', {port}))"
+        (folder / "served.py").write_text(OWN_CLASS.replace("return 0.0", call))
+        environment = "{name: 'served:Echo', parameters: {word: ho}}"
+        found = findings_of(run_of(environment=environment), folder)
+        assert found.problems == ()
+        (warning,) = found.warnings
+        assert warning.startswith(
+            "spec.environment.name: not tried to the end: Echo.reward(prompt, response) raised"
+            " ConnectionRefusedError: [Errno 111] Connection refused ("
+        )
+
+    def test_data_of_the_hub_is_not_downloaded_for_a_check(self, folder, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+        found = findings_of(run_of(environment="{name: gsm8k}"), folder)
+        assert found.problems == ()
+        (warning,) = found.warnings
+        assert warning.startswith("spec.environment.parameters.path: not tried to the end: ")
+        assert "ffline" in warning
+
+    def test_one_that_does_not_come_to_an_end_is_a_warning(self, folder, monkeypatch):
+        monkeypatch.setattr("vcpo.local.preflight._TRIAL_TIMEOUT_S", 0.1)
+        (warning,) = findings_of(run_of(), folder).warnings
+        assert warning == (
+            "spec.environment.name: 'countdown': its trial took longer than 0.1 s and was ended"
+        )
 
     def test_problems_of_model_and_environment_are_reported_together(self, folder):
         problems = problems_of(run_of("./none", environment="{name: 'none:None'}"), folder)
