@@ -15,6 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.tokens import (
+    AliasToken,
+    BlockEndToken,
+    BlockMappingStartToken,
+    BlockSequenceStartToken,
+    FlowMappingEndToken,
+    FlowMappingStartToken,
+    FlowSequenceEndToken,
+    FlowSequenceStartToken,
+)
 
 from vcpo.spec.errors import FILE, FieldProblem, SpecError, problems_of
 from vcpo.spec.run import VCPORun
@@ -23,6 +33,17 @@ from vcpo.spec.valid_part import valid_part
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DOCUMENT_CHARACTERS = 8 << 20
 """Largest document, with each alias replaced by what it names."""
+_MAX_DEPTH = 32
+_MAX_TOKENS = 20_000
+"""Each key and each value has about two tokens; a run with every field has 800."""
+_MAX_ALIASES = 100
+_OPENING = (
+    BlockMappingStartToken,
+    BlockSequenceStartToken,
+    FlowMappingStartToken,
+    FlowSequenceStartToken,
+)
+_CLOSING = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -136,7 +157,8 @@ def _read(path: Path) -> str:
 
 def _document(text: str, source: str) -> Any:
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        excess = _excess(text)
+        document = None if excess else YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -147,8 +169,30 @@ def _document(text: str, source: str) -> Any:
     except (LookupError, TypeError) as error:  # `!!bool 3`, `{[{}]: 1}`: the parser lets them out
         message = f"is not YAML: a tag does not fit its value, or a key is no text ({error})"
         raise SpecError(source, [_file_problem(message)]) from error
-    except RecursionError as error:
-        raise SpecError(source, [_file_problem("is nested too deeply")]) from error
+    if excess:
+        raise SpecError(source, [_file_problem(excess)])
+    return document
+
+
+def _excess(text: str) -> str | None:
+    """Return what a text has too much of to be parsed; None if nothing.
+
+    A text of 40 KB can take the parser half a minute. So its tokens are counted first, and no
+    more of them are read than it takes to refuse it.
+
+    Raises: YAMLError for what is no YAML.
+    """
+    depth, num_aliases = 0, 0
+    for number, token in enumerate(YAML(typ="safe", pure=True).scan(text), start=1):
+        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+        num_aliases += isinstance(token, AliasToken)
+        if depth > _MAX_DEPTH:
+            return f"is nested deeper than {_MAX_DEPTH} levels; write it flatter"
+        if number > _MAX_TOKENS:
+            return f"has more than {_MAX_TOKENS:,} keys, values and marks; write fewer"
+        if num_aliases > _MAX_ALIASES:
+            return f"has more than {_MAX_ALIASES} aliases; write fewer of them"
+    return None
 
 
 def _mapping(text: str, source: str) -> dict[Any, Any]:
