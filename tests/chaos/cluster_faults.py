@@ -15,14 +15,17 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tests.chaos.fault import Injected, Kind, NotInjectedError
-from tests.chaos.live_run import HANG_S, MARK_VARIABLE, SIGN_S, holds
+from tests.chaos.fault import Injected, NotInjectedError
+from tests.chaos.kinds import Kind
+from tests.chaos.live_run import MARK_VARIABLE, SIGN_S, holds
+from tests.chaos.pace import Pace, Silence
 from tests.chaos.proxy import TcpProxy
 from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.settings import ApiAccess
@@ -62,6 +65,8 @@ class LiveCluster:
     _health_port: int = field(default_factory=free_port)
     proxy: TcpProxy = field(init=False)
     client: KubeClient = field(init=False)
+    pace: Pace = field(default_factory=Pace)
+    """A step is an edit that the operator has followed."""
     _supervision: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -104,14 +109,17 @@ class LiveCluster:
         return await self.client.get(self._path)
 
     async def progress(self) -> bool:
-        """Edit the run, and wait until its status and its learner follow; False: not in time."""
+        """Edit the run, and wait until its status and its learner follow; False: it hangs."""
         generation = await self.edit()
-        deadline_s = asyncio.get_running_loop().time() + HANG_S
-        while asyncio.get_running_loop().time() < deadline_s:
+        begun_s = time.monotonic()
+        silence = Silence(pace=self.pace, since_s=begun_s, last=self.operator.pid)
+        while not silence.is_hang(time.monotonic(), is_starting=False):
             run = await self.run()
             seen = (run.get("status") or {}).get("observedGeneration", 0)
             if seen == generation and self._learner_replicas() == int(not run["spec"]["suspend"]):
+                self.pace.steps_s.append(time.monotonic() - begun_s)
                 return True
+            silence.hear(self.operator.pid, time.monotonic())
             await asyncio.sleep(0.2)
         return False
 

@@ -24,25 +24,37 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import cluster_faults, machine_faults, peer_faults, wire_faults
+from tests.chaos import cluster_faults, host_faults, machine_faults, peer_faults, wire_faults
 from tests.chaos.__main__ import OWN_MOUNTS_VARIABLE
+from tests.chaos.answers import Window, unexpected_ends
 from tests.chaos.cluster_faults import LiveCluster
-from tests.chaos.fault import ON_OWN_DISK, SHORT, Fault, Kind, NotInjectedError, schedule
-from tests.chaos.live_run import MODEL, LiveRun, marked_processes
-from tests.chaos.recorder import Verdict, judge, read_message, read_new_lines
+from tests.chaos.fault import Fault, NotInjectedError, schedule
+from tests.chaos.host_faults import LiveHost
+from tests.chaos.kinds import ON_OWN_DISK, SHORT, Kind
+from tests.chaos.live_run import MODEL, TERMS, LiveRun, marked_processes
+from tests.chaos.recorder import Verdict, joined, judge, read_message, read_new_lines
+from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 
 if TYPE_CHECKING:
     from tests.chaos.labels import LabelCheck
+    from tests.chaos.steps import StepCheck
 
 _ON_RUN = {**wire_faults.INJECTORS, **machine_faults.INJECTORS, **peer_faults.INJECTORS}
 _ON_CLUSTER = cluster_faults.INJECTORS
-_KINDS_BAR = 25
-_ZERO = ("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans")
+_ON_HOST = host_faults.INJECTORS
+_KINDS_BAR = 65
+_ZERO = (
+    *("lost", "double_trained", "mislabelled", "wrongly_dropped", "wrong_steps"),
+    *("unexpected_ends", "hangs", "silent", "orphans"),
+)
 """Fields that must be zero."""
 _LEAST_TO_JUDGE = 2
-"""Responses, labels and sets of weights: with one version no label can be wrong."""
+"""Responses, labels, steps and sets of weights: with one version no label can be wrong."""
+_RECENT_MESSAGES = 8192
+"""Of which a batch is put together again; the ledger holds a few hundred."""
 _LABELS_AT_ONCE = 64
 _MOST_TRIES = 10
 """How often a fault is tried that cannot happen yet; the run takes a step between two tries."""
@@ -54,26 +66,32 @@ class Chaos:
 
     run: LiveRun
     cluster: LiveCluster
+    host: LiveHost
     labels: LabelCheck
+    steps: StepCheck
     draw: random.Random
     happened: list[Fault] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     """Faults that could not be injected, by kind."""
     silent: list[str] = field(default_factory=list)
     hangs: list[str] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    """The times of the faults on the run."""
     wrong_labels: set[str] = field(default_factory=set)
     _read_bytes: dict[Path, int] = field(default_factory=dict)
     """How much of each worker's witness was read for labels."""
     _submitted: dict[str, str] = field(default_factory=dict)
     """Messages that were submitted and are not confirmed yet, by id."""
+    _recent: dict[str, str] = field(default_factory=dict)
+    """The newest messages that were submitted, by id."""
 
     async def play(self, faults: Sequence[Fault], ends_s: float) -> None:
-        """Inject faults until a moment of the monotonic clock: run and operator side by side."""
-        of_run = [fault for fault in faults if fault.kind in _ON_RUN]
-        of_cluster = [fault for fault in faults if fault.kind in _ON_CLUSTER]
-        await asyncio.gather(
-            self._play_in_turn(of_run, ends_s), self._play_in_turn(of_cluster, ends_s)
-        )
+        """Inject faults until a moment of the monotonic clock: each arena beside the others."""
+        arenas = [
+            [fault for fault in faults if fault.kind in kinds]
+            for kinds in (_ON_RUN, _ON_CLUSTER, _ON_HOST)
+        ]
+        await asyncio.gather(*(self._play_in_turn(each, ends_s) for each in arenas))
 
     async def _play_in_turn(self, faults: Sequence[Fault], ends_s: float) -> None:
         """Inject faults one after another; what could not happen is tried again at the end."""
@@ -86,16 +104,20 @@ class Chaos:
             if not happened and tries[fault.number] < _MOST_TRIES:
                 waiting.append(fault)
             if fault.kind in _ON_RUN:
-                await asyncio.to_thread(self.check_labels)
+                await asyncio.to_thread(self.check)
         if waiting:
             _say(f"the time is up, {len(waiting)} faults are left")
 
     async def _play(self, fault: Fault, number_of_try: int) -> bool:
         """Inject one fault, and let its arena recover; return False if it could not happen."""
         of_run, draw = fault.kind in _ON_RUN, random.Random(fault.seed + number_of_try)
+        if of_run:
+            self.windows.append(Window(kind=fault.kind, begun_s=time.monotonic()))
         try:
             if of_run:
                 injected = await _ON_RUN[fault.kind](self.run, draw)
+            elif fault.kind in _ON_HOST:
+                injected = await _ON_HOST[fault.kind](self.host, draw)
             else:
                 injected = await _ON_CLUSTER[fault.kind](self.cluster, draw)
         except NotInjectedError as error:
@@ -114,21 +136,34 @@ class Chaos:
 
     async def _recover(self, fault: Fault) -> None:
         """Wait until the arena of a fault goes on; if it does not in time, it hangs."""
-        arena = self.run if fault.kind in _ON_RUN else self.cluster
+        arena = self._arena_of(fault)
         if not await arena.progress():
             _say(f"    HANGS after {fault.kind}")
             self.hangs.append(f"{fault.number} {fault.kind}")
+        if arena is self.run:
+            self._close_windows()
+
+    def _close_windows(self) -> None:
+        """The run has recovered from all faults so far."""
+        for window in self.windows:
+            window.over_s = min(window.over_s, time.monotonic())
+
+    def _arena_of(self, fault: Fault) -> LiveRun | LiveCluster | LiveHost:
+        if fault.kind in _ON_RUN:
+            return self.run
+        return self.host if fault.kind in _ON_HOST else self.cluster
 
     async def begin(self) -> None:
-        """Wait until the run and the operator work."""
+        """Wait until the run and the operator work; the local run begins with its first fault."""
         for what, arena in (("run", self.run), ("operator", self.cluster)):
             if not await arena.progress():
                 raise RuntimeError(f"the {what} did not begin to work; see {self.run.folder}")
             _say(f"the {what} works")
 
     async def settle(self) -> None:
-        """Wait until run and operator go on after the last fault."""
-        for what, arena in (("run", self.run), ("operator", self.cluster)):
+        """Wait until all go on after the last fault."""
+        arenas = (("run", self.run), ("operator", self.cluster), ("local run", self.host))
+        for what, arena in arenas:
             if not await arena.progress():
                 self.hangs.append(f"the {what} at the end")
 
@@ -141,7 +176,7 @@ class Chaos:
             )
             for line in lines:
                 if line["what"] == "submitted":
-                    self._submitted[line["id"]] = line["message"]
+                    self._submitted[line["id"]] = self._recent[line["id"]] = line["message"]
                 elif line["what"] == "confirmed":
                     sent = {each: self._submitted.pop(each, "") for each in line["ids"]}
                     confirmed |= {each: message for each, message in sent.items() if message}
@@ -150,15 +185,30 @@ class Chaos:
         self.wrong_labels |= set(self.labels.wrong_labels(messages))
         self.labels.forget_old()
 
+    def check_steps(self) -> None:
+        """Compute a step again, if there is one whose checkpoint was copied."""
+        for each in list(self._recent)[:-_RECENT_MESSAGES]:
+            del self._recent[each]
+        self.steps.look([each.witness for each in self.run.lives], self._recent.get)
+
+    def check(self) -> None:
+        """Compute again what came since the last time: labels, and a step."""
+        self.check_labels()
+        self.check_steps()
+
     def result(self, verdict: Verdict, orphans: Sequence[str], seconds: float) -> dict[str, Any]:
         """What the last line says."""
         mislabelled = {*verdict.mislabelled, *self.wrong_labels}
+        unexpected = unexpected_ends(self.run.ends, self.windows)
         return {
             "faults": len(self.happened),
             "kinds": len({fault.kind for fault in self.happened}),
             "lost": len(verdict.lost),
             "double_trained": len(verdict.double_trained),
             "mislabelled": len(mislabelled),
+            "wrongly_dropped": len(verdict.wrongly_dropped),
+            "wrong_steps": len(self.steps.wrong),
+            "unexpected_ends": len(unexpected),
             "hangs": len(self.hangs),
             "silent": len(self.silent),
             "orphans": len(orphans),
@@ -169,14 +219,26 @@ class Chaos:
             "lost_with_damaged_log": verdict.num_lost_with_disk,
             "weights": verdict.num_weights,
             "labels_checked": self.labels.num_checked,
+            "steps_checked": self.steps.num_checked,
+            "farthest_step": round(self.steps.farthest, 6),
+            "usual_step_s": round(median(self.run.pace.steps_s or [0.0]), 2),
+            "longest_silence_s": {
+                "run": round(self.run.pace.longest_silence_s, 1),
+                "operator": round(self.cluster.pace.longest_silence_s, 1),
+                "local_run": round(self.host.pace.longest_silence_s, 1),
+            },
             "learner_lives": len(self.run.lives),
             "worker_lives": len(self.run.workers),
+            "host_lives": self.host.num_starts,
             "not_injected": dict(self.missed),
             "seconds": round(seconds),
             "named": {
                 "lost": list(verdict.lost[:5]),
                 "double_trained": list(verdict.double_trained[:5]),
                 "mislabelled": sorted(mislabelled)[:5],
+                "wrongly_dropped": list(verdict.wrongly_dropped[:5]),
+                "wrong_steps": self.steps.wrong[:5],
+                "unexpected_ends": unexpected[:5],
                 "hangs": self.hangs,
                 "silent": self.silent,
                 "orphans": list(orphans),
@@ -190,29 +252,35 @@ async def chaos(
     """Run a schedule; what came of it."""
     started_s = time.monotonic()
     (folder / "cluster").mkdir()
-    async with LiveRun(folder, run_dir) as run:
+    async with LiveRun(folder, run_dir) as run, LiveHost(folder / "host") as host:
         async with LiveCluster(folder / "cluster") as cluster:
             # It loads torch, which takes seconds; the processes start meanwhile.
-            labels = await asyncio.to_thread(_label_check, run)
-            played = Chaos(run, cluster, labels, random.Random(seed))
+            labels, steps = await asyncio.to_thread(_checks, run)
+            played = Chaos(run, cluster, host, labels, steps, random.Random(seed))
             await played.begin()
             await played.play(faults, started_s + 60.0 * minutes)
             await played.settle()
             orphans = [f"object {each}" for each in await cluster.leftovers()]
         orphans += [f"process {pid}" for pid in marked_processes(cluster.folder)]
-        status = await run.drain()
-        if status is None:
-            played.hangs.append("the learner does not end")
-        orphans += run.leftovers()
-        played.check_labels()
-        verdict = judge(*run.lines(), damaged_unix_s=run.damaged_unix_s)
-    return played.result(verdict, orphans, time.monotonic() - started_s)
+        for what, arena in (("learner", run), ("local run", host)):
+            if await arena.drain() is None:
+                played.hangs.append(f"the {what} does not end")
+        orphans += [*run.leftovers(), *host.leftovers()]
+        played.check()
+        verdicts = [
+            judge(*run.lines(), terms=TERMS, damaged_unix_s=run.damaged_unix_s),
+            judge(*host.lines(), terms=TERMS),
+        ]
+    return played.result(joined(verdicts), orphans, time.monotonic() - started_s)
 
 
-def _label_check(run: LiveRun) -> LabelCheck:
+def _checks(run: LiveRun) -> tuple[LabelCheck, StepCheck]:
     from tests.chaos.labels import LabelCheck
+    from tests.chaos.steps import StepCheck
 
-    return LabelCheck(MODEL, run.payloads)
+    run_file, checkpoints = run.folder / "run.yaml", run.run_dir / "checkpoints"
+    steps = StepCheck(run_file, checkpoints, run.payloads, run.folder / "copies")
+    return LabelCheck(MODEL, run.payloads), steps
 
 
 def shortfalls(result: Mapping[str, Any], *, faults: int, kinds: int) -> list[str]:
@@ -224,7 +292,7 @@ def shortfalls(result: Mapping[str, Any], *, faults: int, kinds: int) -> list[st
         missed.append(f"kinds is {result['kinds']}, must be at least {kinds}")
     missed += [
         f"{name} is {result[name]}: the run did nothing to judge"
-        for name in ("confirmed", "trained", "weights", "labels_checked")
+        for name in ("confirmed", "trained", "weights", "labels_checked", "steps_checked")
         if result[name] < _LEAST_TO_JUDGE
     ]
     return missed
@@ -246,6 +314,7 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="new folder for logs, which stay then")
     options = parser.parse_args()
+    os.environ |= SERVICE_ENVIRONMENT  # it loads a model too, and its lines are the harness's own
     kinds = possible_kinds(options.kind or (SHORT if options.short else Kind))
     faults = schedule(options.seed, options.faults, kinds)
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="vcpo-chaos-"))).absolute()

@@ -8,6 +8,7 @@ the batch is read where it enters the update, the weights where they are announc
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 
 import xxhash
 
+from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import PAYLOADS_VARIABLE, Witness, content_digest
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner import app
 from vcpo_learner.__main__ import main
 from vcpo_learner.checkpoints.folder import CheckpointFolder
 from vcpo_learner.ledger.contents import LedgerContents
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.redo_log.file import LogFile
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
@@ -35,23 +38,43 @@ def watch(witness: Witness, payloads: Path) -> None:
     # Between the tensors and the manifest, and between the new folder's name and the log.
     CheckpointFolder.complete = witness.before("save", CheckpointFolder.complete)
     CheckpointFolder.remove_old = witness.before("saved", CheckpointFolder.remove_old)
+    MirroredUpdate.begin = _watched_begin(witness)
     MirroredUpdate.finish = _watched_finish(witness)
     PolicyStore.publish = _watched_publish(witness, payloads)
     for method in ("grant", "end", "drop", "roll_back"):
-        setattr(LedgerContents, method, _watched_change(witness, method))
+        setattr(LedgerContents, method, watched_change(witness, method))
+    TrajectoryLedger.drop_late = _watched_drop_late(witness)
+    TrajectoryLedger.set_aside = _watched_set_aside(witness)
     Recovery.resume = _watched_resume(witness)
+
+
+def _watched_begin(witness: Witness) -> Callable[..., Any]:
+    begin = MirroredUpdate.begin
+
+    @wraps(begin)
+    def watched(self: MirroredUpdate, groups: Any, **named: Any) -> Any:
+        ids = [each.trajectory_id for group in groups for each in group]
+        witness.say("begun", ids=ids)
+        try:
+            return begin(self, groups, **named)
+        except Exception:
+            witness.say("broken", ids=ids)
+            raise
+
+    return watched
 
 
 def _watched_finish(witness: Witness) -> Callable[..., Any]:
     finish = MirroredUpdate.finish
 
     @wraps(finish)
-    def watched(self: MirroredUpdate, pending: Any, *rest: Any) -> Any:
-        result = finish(self, pending, *rest)
+    def watched(self: MirroredUpdate, pending: Any, newest: Any = ()) -> Any:
+        result = finish(self, pending, newest)
         witness.die_at("step")
         # Pairs, so that a response that stands in a batch twice is seen twice.
         content = [(each.trajectory_id, digest_of(each)) for each in pending.trajectories]
-        witness.say("trained", version=pending.policy_version, content=content)
+        fresh = [each.trajectory_id for each in newest]
+        witness.say("trained", version=pending.policy_version, content=content, fresh=fresh)
         return result
 
     return watched
@@ -75,26 +98,72 @@ def _watched_publish(witness: Witness, payloads: Path) -> Callable[..., None]:
     return watched
 
 
-def _watched_change(witness: Witness, method: str) -> Callable[..., Any]:
-    """A change that may let go of accepted responses; the witness says which, and the reason."""
+def watched_change(witness: Witness, method: str) -> Callable[..., Any]:
+    """A change that may let go of accepted responses; the witness says which, and the reason.
+
+    The reason is the one under which the ledger counts them. Responses that it does not count have
+    none.
+    """
     change_contents = getattr(LedgerContents, method)
 
     @wraps(change_contents)
     def watched(self: LedgerContents, change: Any, *rest: Any) -> Any:
         # A roll back takes what later steps had consumed back first.
         returned = [
-            one
+            [one.trajectory_id for one in group.trajectories]
             for steps in rest
             for step in steps
             for group in step.groups
-            for one in group.trajectories
         ]
-        before = waiting_ids(self) | {each.trajectory_id for each in returned}
+        version = self.consumed // self._batch_trajectories
+        if method == "roll_back":
+            version = change.policy_version
+        buffered = buffered_groups(self) if method == "drop" else []
+        before, counted = [*waiting_groups(self), *returned], Counter(self.counts().dropped)
         result = change_contents(self, change, *rest)
-        if gone := sorted(before - waiting_ids(self)):
-            reason = getattr(change, "reason", None) or type(change).__name__
-            witness.say("dropped", ids=gone, reason=str(reason))
+        held = waiting_ids(self)
+        gone = [[each for each in group if each not in held] for group in before]
+        if gone := [group for group in gone if group]:
+            newly = Counter(self.counts().dropped) - counted
+            reasons = [str(why) for why, number in newly.items() if number >= sum(map(len, gone))]
+            witness.say(
+                "dropped",
+                groups=gone,
+                reason=" or ".join(reasons),
+                version=version,
+                buffered=buffered,
+            )
+        if method == "grant":
+            number = len(result.response_numbers)
+            witness.say("granted", lease=change.lease_id, number=number, worker=change.worker_id)
         return result
+
+    return watched
+
+
+def _watched_drop_late(witness: Witness) -> Callable[..., None]:
+    """The witness says which tighter limit there is, when it changes."""
+    drop_late = TrajectoryLedger.drop_late
+    said: int | None = None
+
+    @wraps(drop_late)
+    def watched(self: TrajectoryLedger, **limits: Any) -> None:
+        nonlocal said
+        if (limit := limits["admission_lag_steps"]) != said:
+            said = limit
+            witness.say("limited", lag_steps=limit)
+        drop_late(self, **limits)
+
+    return watched
+
+
+def _watched_set_aside(witness: Witness) -> Callable[..., None]:
+    set_aside = TrajectoryLedger.set_aside
+
+    @wraps(set_aside)
+    def watched(self: TrajectoryLedger, worker_id: str) -> None:
+        witness.say("set_aside", worker=worker_id)
+        set_aside(self, worker_id)
 
     return watched
 
@@ -118,9 +187,22 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
     return watched
 
 
+def waiting_groups(contents: LedgerContents) -> list[list[str]]:
+    """Ids of the accepted responses that the ledger holds, by group."""
+    return [[each.trajectory_id for each in group] for group in contents.accepted()]
+
+
+def buffered_groups(contents: LedgerContents) -> list[list[str]]:
+    """Ids of the complete groups that wait for their step, in the order of their grants."""
+    return [
+        [each.trajectory_id for each in group.trajectories]
+        for group in sorted(contents.buffer.groups())
+    ]
+
+
 def waiting_ids(contents: LedgerContents) -> set[str]:
     """Ids of the accepted responses that the ledger holds."""
-    return {each.trajectory_id for group in contents.accepted() for each in group}
+    return {each for group in waiting_groups(contents) for each in group}
 
 
 def digest_of(trajectory: Trajectory) -> str:
@@ -136,6 +218,7 @@ def digest_of(trajectory: Trajectory) -> str:
 
 def _run() -> int:
     """Run the learner; at its end the witness says what still waits."""
+    WallClock(Path(os.environ[CLOCK_VARIABLE])).install()
     witness = Witness.from_environment()
     watch(witness, Path(os.environ[PAYLOADS_VARIABLE]))
     built: list[LedgerContents] = []

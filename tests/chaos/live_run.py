@@ -17,13 +17,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.chaos.answers import End, Part
+from tests.chaos.drops import Terms
+from tests.chaos.pace import Pace, Silence, gaps
 from tests.chaos.proxy import TcpProxy
 from tests.chaos.recorder import Line, read_lines
+from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import ORDER_VARIABLE, PAYLOADS_VARIABLE, WITNESS_VARIABLE
 from tests.fixtures.certificates import RunCertificates
 from tests.fixtures.ports import free_port
@@ -37,14 +41,14 @@ MARK_VARIABLE = "CHAOS_RUN"
 NUM_WORKERS = 2
 SIGN_S = 240.0
 """Time in which a fault must show."""
-HANG_S = 600.0
-"""Time in which a run must take a step after the faults before it are over."""
 _POLL_S = 0.1
 _RESTART_S = 0.3
 _END_S = 120.0
 _HOPELESS = 5
 """Learners in a row that say that they cannot start, after which no other will."""
 _LINES_BYTES = 32_768
+TERMS = Terms(max_lag_steps=4, prompts_per_step=8, lease_timeout_s=10.0)
+"""What the spec says of drops."""
 
 SPEC = f"""
 apiVersion: vcpo.dev/v1alpha1
@@ -57,12 +61,12 @@ spec:
     parameters: {{digits: 5, style: plain}}
   steps: 1000000
   sampling: {{maxNewTokens: 8}}
-  batch: {{promptsPerStep: 8, trajectoriesPerPrompt: 4}}
-  algorithm: {{maxPolicyLagSteps: 4}}
+  batch: {{promptsPerStep: {TERMS.prompts_per_step}, trajectoriesPerPrompt: 4}}
+  algorithm: {{maxPolicyLagSteps: {TERMS.max_lag_steps}}}
   optimizer: {{learningRate: 3e-4}}
   evaluation: {{everySteps: 100, prompts: 16}}
   checkpoint: {{everySteps: 10}}
-  lease: {{timeoutSeconds: 10}}
+  lease: {{timeoutSeconds: {TERMS.lease_timeout_s:g}}}
   learner: {{threads: 1}}
   rollouts:
     - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 16, threads: 1}}
@@ -78,6 +82,9 @@ class Service:
     witness: Path
     order: Path
     ready_file: Path
+    part: Part
+    clock: WallClock
+    started_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_alive(self) -> bool:
@@ -122,11 +129,20 @@ class LiveRun:
     """Cleared while a fault needs the learner to stay away."""
     proxy: TcpProxy = field(init=False)
     certificates: RunCertificates = field(init=False)
+    ends: list[End] = field(default_factory=list)
+    """Processes that ended before the run was told to."""
+    pace: Pace = field(default_factory=Pace)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     _supervision: asyncio.Task[None] | None = None
     _furthest: int = -1
+    _serving: set[str] = field(default_factory=set)
+    """Names of processes whose start was measured."""
+    _measured: tuple[str, int] = ("", -1)
+    """Life and version up to which steps were measured."""
 
     async def __aenter__(self) -> Self:
-        for name in ("logs", "witness", "orders", "ready", "payloads"):
+        for name in ("logs", "witness", "orders", "ready", "payloads", "clocks"):
             (self.folder / name).mkdir()
         self.run_dir.mkdir(exist_ok=True)
         (self.folder / "run.yaml").write_text(SPEC)
@@ -172,10 +188,62 @@ class LiveRun:
         return next((line["version"] for line in lines if line["what"] == "trained"), -1)
 
     async def progress(self) -> bool:
-        """Wait for a step that no life took before; return False if it does not come in time."""
+        """Wait for a step that no life took before; return False if it hangs instead."""
         self._furthest = before = max(self._furthest, self.newest_version())
-        await holds(lambda: self.newest_version() > before or self.has_given_up, HANG_S)
-        return self.newest_version() > before
+        silence = Silence(pace=self.pace, since_s=self.clock(), last=self._sign_of_life())
+        while (newest := self.newest_version()) <= before and not self.has_given_up:
+            now_s = self.clock()
+            silence.hear(self._sign_of_life(), now_s)
+            is_starting = any(each.ready is None for each in self.services)
+            if silence.is_hang(now_s, is_starting=is_starting):
+                return False
+            await self.sleep(_POLL_S)
+        self._measure_steps()
+        return newest > before
+
+    async def works(self, timeout_s: float) -> bool:
+        """Wait until a worker does something, so that it has calls under way."""
+
+        def said() -> int:
+            files = [each.witness for each in self.living_workers]
+            return sum(path.stat().st_size for path in files if path.exists())
+
+        before = said()
+        return await holds(lambda: said() > before, timeout_s)
+
+    def _sign_of_life(self) -> Hashable:
+        """Changes when a process starts or serves, and when a step is taken, or taken again."""
+        serving = [each.name for each in self.services if each.ready is not None]
+        return len(self.lives), len(self.workers), tuple(serving), self.newest_version()
+
+    def _measure_steps(self) -> None:
+        """Take in what the newest steps took."""
+        taken = [
+            (line["version"], line["monotonic_s"])
+            for line in reversed(last_lines(self.learner.witness))
+            if line["what"] == "trained"
+        ]
+        life, version = self._measured
+        if life == self.learner.name:
+            taken = [each for each in taken if each[0] >= version]
+        self.pace.steps_s += gaps([at_s for _, at_s in taken])
+        if taken:
+            self._measured = self.learner.name, taken[-1][0]
+
+    def _notice_ends(self) -> None:
+        """Note which processes have ended."""
+        known = {end.name for end in self.ends}
+        for each in (*self.lives, *self.workers):
+            if each.name not in known and (status := each.process.poll()) is not None:
+                end = End(name=each.name, part=each.part, status=status, at_s=time.monotonic())
+                self.ends.append(end)
+
+    def _measure_starts(self) -> None:
+        """Take in what processes took to serve."""
+        for each in self.services:
+            if each.name not in self._serving and each.ready is not None:
+                self._serving.add(each.name)
+                self.pace.starts_s.append(time.monotonic() - each.started_s)
 
     @property
     def has_given_up(self) -> bool:
@@ -246,6 +314,8 @@ class LiveRun:
             if self.lives and self.learner.ready is not None:
                 while len(self.living_workers) < NUM_WORKERS:
                     self._start_worker()
+            self._measure_starts()
+            self._notice_ends()
             await asyncio.sleep(_RESTART_S)
 
     async def _stop_supervision(self) -> None:
@@ -259,20 +329,20 @@ class LiveRun:
         options += ["--drain-seconds=5", "--linger-seconds=1", f"--drained-status={DRAINED}"]
         options += ["--resume"] if self.lives else []
         keys = key_variables(self.keys, LEARNER_ROLES)
-        self.lives.append(self._start(name, "tests.chaos.learner", options, keys))
+        self.lives.append(self._start(name, Part.LEARNER, options, keys))
 
     def _start_worker(self) -> None:
         name = f"main-{len(self.workers):03d}"
         options = [f"--learner=localhost:{self.proxy.port}", "--group=main", f"--worker-id={name}"]
         options += ["--listen=127.0.0.1:0", "--drain-seconds=2", "--peer-name=localhost"]
         keys = key_variables(self.keys, WORKER_ROLES)
-        self.workers.append(self._start(name, "tests.chaos.worker", options, keys))
+        self.workers.append(self._start(name, Part.WORKER, options, keys))
 
-    def _start(
-        self, name: str, module: str, options: list[str], keys: Mapping[str, str]
-    ) -> Service:
+    def _start(self, name: str, part: Part, options: list[str], keys: Mapping[str, str]) -> Service:
         ready_file = self.folder / "ready" / f"{name}.json"
         witness, order = self.folder / "witness" / f"{name}.jsonl", self.folder / "orders" / name
+        clock_file = self.folder / "clocks" / name
+        clock = WallClock(clock_file)
         environment = {
             **os.environ,
             **SERVICE_ENVIRONMENT,
@@ -283,8 +353,15 @@ class LiveRun:
             WITNESS_VARIABLE: str(witness),
             ORDER_VARIABLE: str(order),
             PAYLOADS_VARIABLE: str(self.payloads),
+            CLOCK_VARIABLE: str(clock_file),
         }
-        command = [sys.executable, "-m", module, str(self.folder / "run.yaml"), *options]
+        command = [
+            sys.executable,
+            "-m",
+            f"tests.chaos.{part}",
+            str(self.folder / "run.yaml"),
+            *options,
+        ]
         command += ["--metrics-listen=127.0.0.1:0", f"--tls={self.certificates.folder}"]
         command += [f"--ready-file={ready_file}", "--exit-with-parent"]
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
@@ -298,7 +375,13 @@ class LiveRun:
                 start_new_session=True,
             )
         return Service(
-            name=name, process=process, witness=witness, order=order, ready_file=ready_file
+            name=name,
+            process=process,
+            witness=witness,
+            order=order,
+            ready_file=ready_file,
+            part=part,
+            clock=clock,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.fault import Injected, Kind, NotInjectedError
+from tests.chaos.fault import Injected, NotInjectedError
+from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
 from vcpo.spec import load_run
@@ -30,6 +32,9 @@ DISK_BYTES: Final = 256 << 20
 _ROOM_BYTES = 4096
 """What a full disk has left; a page of its file system."""
 _ALL = slice(None)
+_DAY_S = 86_400.0
+_READ_S = 30.0
+"""Time in which a process reads its clock."""
 
 
 async def kill_worker(run: LiveRun, draw: random.Random) -> Injected:
@@ -178,6 +183,83 @@ async def tear_journal(run: LiveRun, draw: random.Random) -> Injected:
     with path.open("ab") as file:
         file.write(b'{"type":"step","st')
     return Injected(what=f"half a line in {path.name}")
+
+
+async def kill_weight_server(run: LiveRun, _: random.Random) -> Injected:
+    """The process that sends weights dies; another one follows."""
+    since, server = run.mark(), await _weight_server(run)
+    os.kill(server, signal.SIGKILL)
+    sign = "the learner says that it was killed, and that another one starts"
+    is_shown = await run.told(since, r"the server of weights was killed by SIGKILL.*another one")
+    return Injected(what=f"process {server} killed", sign=sign, is_shown=is_shown)
+
+
+async def stop_weight_server(run: LiveRun, draw: random.Random) -> Injected:
+    """The process that sends weights stands still for a while."""
+    server, duration_s = await _weight_server(run), draw.uniform(1.0, 6.0)
+    os.kill(server, signal.SIGSTOP)
+    await asyncio.sleep(duration_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGCONT)
+    return Injected(what=f"process {server} stopped for {duration_s:.1f} s")
+
+
+async def hang_weight_server(run: LiveRun, _: random.Random) -> Injected:
+    """The process that sends weights stands still for ever; the learner ends it."""
+    since, server = run.mark(), await _weight_server(run)
+    os.kill(server, signal.SIGSTOP)
+    is_shown = await run.told(since, r"the server of weights did not react for .* and is killed")
+    sign = "the learner says that it did not react, and ends it"
+    is_gone = await holds(lambda: not Path(f"/proc/{server}").exists(), _START_S)
+    return Injected(what=f"process {server} hangs", sign=sign, is_shown=is_shown and is_gone)
+
+
+def set_clock(low_days: float, high_days: float, *, jumps: int = 0) -> Inject:
+    """The learner's wall clock is set to another day, or jumps and is right again.
+
+    Workers read none.
+    """
+
+    async def inject(run: LiveRun, draw: random.Random) -> Injected:
+        service = await _serving_learner(run)
+        before = service.clock.num_readings
+        for _ in range(jumps):
+            service.clock.set_to(_DAY_S * draw.uniform(low_days, high_days))
+            await asyncio.sleep(draw.uniform(0.0, 0.5))
+        days = 0.0 if jumps else draw.uniform(low_days, high_days)
+        service.clock.set_to(_DAY_S * days)
+        was_read = await holds(
+            lambda: service.clock.num_readings > before or not service.is_alive, _READ_S
+        )
+        if not was_read or not service.is_alive:
+            raise NotInjectedError(f"{service.name} does not read its clock")
+        how = f"{jumps} jumps" if jumps else f"{days:.1f} days off"
+        return Injected(what=f"clock of {service.name}: {how}")
+
+    return inject
+
+
+async def _weight_server(run: LiveRun) -> int:
+    """Process id of the one that sends the learner's weights.
+
+    Raises:
+        NotInjectedError: if there is none in time.
+    """
+    learner = await _serving_learner(run)
+
+    def found() -> list[int]:
+        children = Path(f"/proc/{learner.process.pid}").glob("task/*/children")
+        return [
+            int(child)
+            for path in children
+            for child in path.read_text().split()
+            if b"vcpo_learner.weight_server" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+
+    with contextlib.suppress(OSError):
+        if await holds(lambda: bool(found()), _READ_S):
+            return found()[0]
+    raise NotInjectedError("no process sends weights")
 
 
 async def _kill(service: Service) -> Injected:
@@ -351,4 +433,10 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.LOG_DAMAGED: damage_log,
     Kind.CHECKPOINT_DAMAGED: damage_checkpoint,
     Kind.JOURNAL_TORN: tear_journal,
+    Kind.SERVER_KILLED: kill_weight_server,
+    Kind.SERVER_STOPPED: stop_weight_server,
+    Kind.SERVER_HUNG: hang_weight_server,
+    Kind.CLOCK_BACK: set_clock(-400.0, -0.01),
+    Kind.CLOCK_FORTH: set_clock(0.01, 400.0),
+    Kind.CLOCK_JUMPING: set_clock(-400.0, 400.0, jumps=12),
 }

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import grpc
 
-from tests.chaos.fault import Injected, Kind, NotInjectedError
+from tests.chaos.fault import Injected, NotInjectedError
+from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, holds, last_lines
 from tests.chaos.recorder import read_message
 from vcpo.wire.access.roles import AUTHORIZATION, IDENTITY, CallerRole, new_key

@@ -6,7 +6,8 @@ learner   resumed (held)   trained (content)   dropped (reason)   published (wei
 ```
 
 The learner's own books, the redo log and the journal, are not read. A confirmed response must be in
-a step that stands, still wait, or have been dropped for a reason that the learner gave.
+a step that stands, still wait, or have been dropped for a reason that may drop it
+(`tests.chaos.drops`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.drops import Drop, Facts, Granted, Terms, complaint, drops_of
 from tests.chaos.witness import TRAIN_PREFIX, content_digest
 from vcpo.wire.v1 import work_pb2
 
@@ -32,6 +34,8 @@ class Verdict:
     lost: Sequence[str]
     double_trained: Sequence[str]
     mislabelled: Sequence[str]
+    wrongly_dropped: Sequence[str]
+    """With why."""
     num_confirmed: int
     num_trained: int
     num_waiting: int
@@ -49,21 +53,39 @@ class History:
 
     standing: dict[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """Responses of each step with the digests of their content, by the version before it."""
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Reason by response."""
+    dropped: dict[str, Drop] = field(default_factory=dict)
+    """By response."""
+    granted: dict[str, Granted] = field(default_factory=dict)
+    """By lease."""
+    set_aside: set[str] = field(default_factory=set)
+    """Workers that the learner took out of the run."""
+    deaths: Counter[str] = field(default_factory=Counter)
+    """How often a life ended in a step with a response."""
+    broken: set[str] = field(default_factory=set)
+    """Responses of batches on which an update raised an error."""
     published: set[tuple[int, str]] = field(default_factory=set)
     """Version and digest of its weights."""
     held: set[str] = field(default_factory=set)
     """Responses that the learner had when it last resumed or ended."""
     held_after: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     """What each life had when it resumed, with the Unix time."""
+    _under_way: Sequence[str] = ()
+    """Responses of the step that began last, until it is over."""
+    _limit: int | None = None
+    """The tighter lag limit that the learner said last."""
+
+    def end_life(self) -> None:
+        """Count what a life was at when it ended."""
+        self.deaths.update(self._under_way)
+        self._under_way, self._limit = (), None
 
     def take(self, line: Line) -> None:
         """Follow one line."""
         match line["what"]:
-            case "trained":
-                self._undo_from(line["version"])
-                self.standing[line["version"]] = line["content"]
+            case "begun" | "broken" | "trained":
+                self._take_step(line)
+            case "limited" | "granted" | "set_aside":
+                self._take_of_leases(line)
             case "resumed":
                 self._undo_from(line["step"])
                 self.held = set(line["ids"])
@@ -72,11 +94,31 @@ class History:
                 for each in self.held & self.dropped.keys():
                     del self.dropped[each]
             case "dropped":
-                self.dropped |= dict.fromkeys(line["ids"], line["reason"])
+                for drop in drops_of(line, self._limit):
+                    self.dropped |= dict.fromkeys(drop.ids, drop)
             case "published":
                 self.published.add((line["version"], line["digest"]))
             case "ended":
                 self.held = set(line["ids"])
+
+    def _take_of_leases(self, line: Line) -> None:
+        match line["what"]:
+            case "limited":
+                self._limit = line["lag_steps"]
+            case "granted":
+                self.granted[line["lease"]] = Granted(
+                    monotonic_s=line["monotonic_s"], number=line["number"], worker=line["worker"]
+                )
+            case "set_aside":
+                self.set_aside.add(line["worker"])
+
+    def _take_step(self, line: Line) -> None:
+        self._under_way = line["ids"] if line["what"] == "begun" else ()
+        if line["what"] == "broken":
+            self.broken.update(line["ids"])
+        elif line["what"] == "trained":
+            self._undo_from(line["version"])
+            self.standing[line["version"]] = line["content"]
 
     def _undo_from(self, version: int) -> None:
         self.standing = {at: kept for at, kept in self.standing.items() if at < version}
@@ -86,11 +128,13 @@ def judge(
     learners: Iterable[Sequence[Line]],
     workers: Iterable[Sequence[Line]],
     *,
+    terms: Terms,
     damaged_unix_s: Sequence[float] = (),
 ) -> Verdict:
     """Judge a run that has ended.
 
     learners: the lines of each life of the learner, in order; workers: those of each worker.
+    terms: what the spec promises, by which drops are judged.
     damaged_unix_s: when the redo log was damaged on purpose. What a learner had confirmed before,
         and does not hold when it resumes, was lost with the disk, and the learner says so.
     """
@@ -98,17 +142,27 @@ def judge(
     for life in learners:
         for line in life:
             history.take(line)
+        history.end_life()
     said = [line for worker in workers for line in worker]
     submitted = {line["id"]: line["message"] for line in said if line["what"] == "submitted"}
     confirmed = _confirmed(said)
     trained = Counter(each for content in history.standing.values() for each, _ in content)
     gone = confirmed.keys() - trained.keys() - history.held - history.dropped.keys()
     with_disk = gone & _lost_with_the_disk(confirmed, history, damaged_unix_s)
-    dropped = Counter(
-        reason
-        for each, reason in history.dropped.items()
+    dropped = {
+        each: drop
+        for each, drop in history.dropped.items()
         if each in confirmed and each not in trained and each not in history.held
+    }
+    facts = Facts(
+        versions=_versions(submitted),
+        granted=history.granted,
+        set_aside=history.set_aside,
+        failed={line["lease"] for line in said if line["what"] == "failed"},
+        deaths=history.deaths,
+        broken=history.broken,
     )
+    complaints = {each: complaint(drop, facts, terms) for each, drop in dropped.items()}
     return Verdict(
         lost=sorted(gone - with_disk),
         double_trained=sorted(each for each, times in trained.items() if times > 1),
@@ -119,11 +173,33 @@ def judge(
                 *_never_published(history, {each: submitted[each] for each in confirmed}),
             }
         ),
+        wrongly_dropped=sorted(f"{each}: {why}" for each, why in complaints.items() if why),
         num_confirmed=len(confirmed),
         num_trained=trained.total(),
         num_waiting=len(history.held - trained.keys()),
         num_weights=len({digest for _, digest in history.published}),
         num_lost_with_disk=len(with_disk),
+        dropped=dict(Counter(drop.reason for drop in dropped.values())),
+    )
+
+
+def joined(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on several runs."""
+    dropped = Counter[str]()
+    for each in verdicts:
+        dropped.update(each.dropped)
+
+    def all_of(name: str) -> list[str]:
+        return [one for each in verdicts for one in getattr(each, name)]
+
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in verdicts)
+
+    return Verdict(
+        **{name: all_of(name) for name in ("lost", "double_trained", "mislabelled")},
+        wrongly_dropped=all_of("wrongly_dropped"),
+        **{name: total(name) for name in ("num_confirmed", "num_trained", "num_waiting")},
+        **{name: total(name) for name in ("num_weights", "num_lost_with_disk")},
         dropped=dict(dropped),
     )
 
@@ -131,6 +207,11 @@ def judge(
 def read_message(encoded: str) -> work_pb2.Trajectory:
     """The message that a witness wrote down."""
     return work_pb2.Trajectory.FromString(base64.b64decode(encoded))
+
+
+def write_message(message: work_pb2.Trajectory) -> str:
+    """A message as a witness writes it down."""
+    return base64.b64encode(message.SerializeToString()).decode()
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -174,6 +255,19 @@ def _confirmed(lines: Iterable[Line]) -> dict[str, float]:
                 if each.startswith(TRAIN_PREFIX):
                     confirmed.setdefault(each, line["unix_s"])
     return confirmed
+
+
+def _versions(submitted: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """The oldest and the newest version of each response that was submitted."""
+    spans = {each: read_message(message).version_spans for each, message in submitted.items()}
+    return {
+        each: (
+            min(span.policy_version for span in of_response),
+            max(span.policy_version for span in of_response),
+        )
+        for each, of_response in spans.items()
+        if of_response
+    }
 
 
 def _altered(history: History, submitted: Mapping[str, str]) -> set[str]:

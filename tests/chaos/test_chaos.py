@@ -16,18 +16,23 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from tests.chaos.fault import SHORT, Kind, schedule
+from tests.chaos.drops import Terms
+from tests.chaos.fault import schedule
 from tests.chaos.harness import shortfalls
+from tests.chaos.kinds import SHORT, Kind
 from tests.chaos.labels import LabelCheck
 from tests.chaos.live_run import MODEL, ROOT
 from tests.chaos.proxy import Direction, Disturbance, TcpProxy
-from tests.chaos.recorder import digest_of_message, judge
+from tests.chaos.recorder import digest_of_message
+from tests.chaos.recorder import judge as judge_on_terms
 from vcpo.wire.v1 import work_pb2
 
+TERMS = Terms(max_lag_steps=4, prompts_per_step=8, lease_timeout_s=10.0)
 FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
 PASSED = {
     **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),
-    **dict.fromkeys(("confirmed", "trained", "weights", "labels_checked"), 2),
+    **dict.fromkeys(("wrongly_dropped", "wrong_steps", "unexpected_ends"), 0),
+    **dict.fromkeys(("confirmed", "trained", "weights", "labels_checked", "steps_checked"), 2),
     "faults": 300,
     "kinds": 25,
 }
@@ -74,14 +79,31 @@ def ended(*names):
     return {"what": "ended", "ids": list(names)}
 
 
+def late(name):
+    """A drop of a group of version 0 whose turn comes at version 5, with a limit of 4."""
+    return {
+        "what": "dropped",
+        "groups": [[name]],
+        "reason": "lag_exceeded",
+        "version": 5,
+        "buffered": [[name]],
+        "monotonic_s": 1.0,
+    }
+
+
+def judge(lives, workers, **options):
+    verdict = judge_on_terms(lives, workers, terms=TERMS, **options)
+    assert verdict.wrongly_dropped == []
+    return verdict
+
+
 def faults_of(verdict):
     return verdict.lost, verdict.double_trained, verdict.mislabelled
 
 
 def test_a_run_that_trained_on_dropped_or_holds_all_that_it_confirmed_passes():
     third = "train-1f-1/0"
-    drop = {"what": "dropped", "ids": [SECOND], "reason": "lag_exceeded"}
-    learner = [published(0), trained(0, FIRST), drop, ended(third)]
+    learner = [published(0), trained(0, FIRST), late(SECOND), ended(third)]
     verdict = judge([learner], [said(FIRST, SECOND, third)])
     assert faults_of(verdict) == ([], [], [])
     assert (verdict.num_confirmed, verdict.num_trained, verdict.num_waiting) == (3, 1, 1)
@@ -99,8 +121,7 @@ def test_a_step_of_a_dead_learner_does_not_stand_and_what_it_trained_on_is_lost(
 
 
 def test_a_drop_that_a_crash_took_back_excuses_no_later_loss():
-    drop = {"what": "dropped", "ids": [FIRST], "reason": "lag_exceeded"}
-    lives = [[published(0), drop], [resumed(0, FIRST), ended()]]
+    lives = [[published(0), late(FIRST)], [resumed(0, FIRST), ended()]]
     assert faults_of(judge(lives, [said(FIRST)])) == ([FIRST], [], [])
 
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import grpc
 
-from tests.chaos.fault import Injected, Kind, NotInjectedError
+from tests.chaos.fault import Injected, NotInjectedError
+from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, holds
 from tests.chaos.peer_faults import LEASE, Caller, caller_of, new_name
 from tests.chaos.proxy import Direction, Disturbance
@@ -182,7 +183,12 @@ async def _offer_weights(run: LiveRun, liar: Caller, port: int, since: Mapping[P
 
 
 async def _connected(run: LiveRun) -> None:
-    if not await holds(lambda: run.proxy.num_links > 0, _TOUCHED_S):
+    """Wait until a worker is at work: it misses a connection only if it has calls on it.
+
+    Raises:
+        NotInjectedError: if none is in time.
+    """
+    if not await run.works(_TOUCHED_S) or not run.proxy.num_links:
         raise NotInjectedError("no worker is connected")
 
 

@@ -6,12 +6,15 @@ the learner confirmed, and which weights the engine was given under which versio
 
 from __future__ import annotations
 
-import base64
+import os
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from tests.chaos.recorder import write_message
+from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import Witness
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_rollout.__main__ import main
@@ -47,9 +50,10 @@ def watch(witness: Witness) -> None:
         submit = self.Submit
 
         async def watched_submit(request: work_pb2.SubmitRequest, **options: Any) -> Any:
+            if request.HasField("failure"):
+                witness.say("failed", lease=request.lease_id)
             for each in request.trajectories:
-                message = base64.b64encode(each.SerializeToString()).decode()
-                witness.say("submitted", id=each.trajectory_id, message=message)
+                witness.say("submitted", id=each.trajectory_id, message=write_message(each))
             witness.die_at("submit")
             response = await submit(request, **options)
             witness.die_at("submitted")
@@ -76,5 +80,6 @@ def watch(witness: Witness) -> None:
 
 
 if __name__ == "__main__":
+    WallClock(Path(os.environ[CLOCK_VARIABLE])).install()
     watch(Witness.from_environment())
     raise SystemExit(main())
