@@ -29,6 +29,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.diagnostics`     | What does a batch look like?                                      |
 | `health.lag_breakdown`   | At which lags does a batch lose its ESS?                          |
 | `health.mismatch_audit`  | Do rollout engine and learner compute the same policy?            |
+| `health.mismatch_faults` | Which workers have a mismatch that is a fault of their own?       |
 | `health.warning_signals` | How severe is each sign of a collapse?                            |
 | `health.early_warning`   | How is the run doing?                                             |
 | `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
@@ -66,8 +67,8 @@ from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
 from vcpo.algo.ess.blocks import block_log_weights, near_equal_blocks
 from vcpo.algo.ess.calibration import (
     FRESH_BLOCK_TOKENS,
+    MISMATCH_CEILING,
     STALE_STEPS,
-    FreshSums,
     MismatchCalibration,
 )
 from vcpo.algo.ess.finite_batch import FiniteBatchLaw, finite_batch_law
@@ -97,6 +98,12 @@ from vcpo.algo.health.mismatch_audit import (
     MismatchError,
     audit_mismatch,
 )
+from vcpo.algo.health.mismatch_faults import (
+    MismatchFault,
+    MismatchReview,
+    explained_variance,
+    review_mismatch,
+)
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
@@ -118,6 +125,7 @@ __all__ = [
     "FRESH_BLOCK_TOKENS",
     "LOSS_CONFIGS",
     "MIN_FRESH_BLOCKS",
+    "MISMATCH_CEILING",
     "MISMATCH_LIMITS_NATS",
     "REWARD_WINDOW_STEPS",
     "STALE_STEPS",
@@ -134,7 +142,6 @@ __all__ = [
     "EssReading",
     "EssUnit",
     "FiniteBatchLaw",
-    "FreshSums",
     "FreshTokens",
     "GradientNormEstimator",
     "GroupFilter",
@@ -148,6 +155,8 @@ __all__ = [
     "MismatchCalibration",
     "MismatchClass",
     "MismatchError",
+    "MismatchFault",
+    "MismatchReview",
     "NoiseSchedule",
     "NonFiniteWeightError",
     "NormStatistics",
@@ -175,6 +184,7 @@ __all__ = [
     "ess_ratio",
     "ess_reading",
     "ess_unit",
+    "explained_variance",
     "find_collapse",
     "finite_batch_law",
     "horizon_of_lag",
@@ -192,6 +202,7 @@ __all__ = [
     "pessimistic_baseline",
     "policy_coverage",
     "published_baseline",
+    "review_mismatch",
     "shrunk_baselines",
     "truncated_weight",
     "vtrace",

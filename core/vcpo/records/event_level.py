@@ -17,6 +17,7 @@ _WARNINGS: Final = frozenset(
         "DiskSpaceLow",
         "DrainFailed",
         "DrainTimedOut",
+        "EnginesDisagree",
         "EvaluationWithoutResult",
         "GenerationFailed",
         "GroupQuarantined",

@@ -124,6 +124,9 @@ class Trajectory:
     were sampled; only those are trained on and counted."""
     expert_routes: ExpertRoutes | None = None
     """The experts that computed the first tokens of prompt and response; None if unknown."""
+    worker_id: str | None = ""
+    """The worker that sampled all of its tokens, as its lease has it; empty where nobody names
+    workers. None: several sampled it, because one resumed what another had begun."""
 
     @property
     def lease_id(self) -> str:
@@ -199,6 +202,8 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
         message.expert_routes.num_layers = routes.num_layers
         message.expert_routes.num_choices = routes.num_choices
         message.expert_routes.is_wide = routes.is_wide
+    if trajectory.worker_id is not None:
+        message.worker_id = trajectory.worker_id
 
 
 def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:
@@ -229,6 +234,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         finish_reason=reason,
         inserted_spans=inserted,
         expert_routes=_expert_routes(f"{path}.expert_routes", message, len(prompt) + len(response)),
+        worker_id=worker_of(message),
     )
 
 
@@ -275,6 +281,11 @@ def partial_from_message(
         prompt_xxh3=message.prompt_xxh3,
         number=message.number if message.HasField("number") else place,
     )
+
+
+def worker_of(message: work_pb2.Trajectory) -> str | None:
+    """Return the worker that sampled all tokens; None if there were several."""
+    return message.worker_id if message.HasField("worker_id") else None
 
 
 def routes_from_message(message: work_pb2.ExpertRoutes) -> ExpertRoutes:

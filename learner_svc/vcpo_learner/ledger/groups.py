@@ -29,6 +29,11 @@ class Group:
     trajectories: tuple[Trajectory, ...] = field(compare=False)
 
     @property
+    def workers(self) -> set[str | None]:
+        """The workers that delivered its trajectories; None for responses of several."""
+        return {self.worker_id, *(trajectory.worker_id for trajectory in self.trajectories)}
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens of the responses that a policy sampled."""
         return sum(trajectory.num_sampled_tokens for trajectory in self.trajectories)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count, islice, takewhile
 
@@ -141,8 +141,13 @@ class OpenLease:
         for trajectory in trajectories:
             known = trajectory.trajectory_id in self.arrived
             outcomes.append(SubmitOutcome.DUPLICATE if known else SubmitOutcome.ACCEPTED)
-            self.arrived.setdefault(trajectory.trajectory_id, trajectory)
+            self.arrived.setdefault(trajectory.trajectory_id, self._named(trajectory))
         return outcomes
+
+    def _named(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory with the worker that sampled it, whatever it says itself."""
+        is_resumed = any(each.number == trajectory.number for each in self.partial_responses)
+        return replace(trajectory, worker_id=None if is_resumed else self.worker_id)
 
     def check_partial_responses(self, partial_responses: Sequence[PartialResponse]) -> None:
         """Check that each partial response has a number of the lease, and no two have the same.

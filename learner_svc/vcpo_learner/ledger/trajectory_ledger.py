@@ -243,7 +243,7 @@ class TrajectoryLedger:
         """End the leases of a worker and drop its buffered groups; their prompts are requeued."""
         for lease in self._book.held_by(worker_id):
             self._end(lease.lease_id, DropReason.WORKER_SET_ASIDE)
-        groups = (one for one in self.contents.buffer.groups() if one.worker_id == worker_id)
+        groups = (one for one in self.contents.buffer.groups() if worker_id in one.workers)
         self._drop_groups([one.lease_id for one in groups], DropReason.WORKER_SET_ASIDE)
 
     def held_by(self, worker_id: str) -> list[str]:

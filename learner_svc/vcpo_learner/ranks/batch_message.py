@@ -17,6 +17,7 @@ from vcpo.wire.trajectory import (
     VersionSpan,
     routes_from_message,
     trajectory_to_message,
+    worker_of,
 )
 from vcpo.wire.v1 import work_pb2
 
@@ -95,4 +96,5 @@ def _trajectory(message: work_pb2.Trajectory) -> Trajectory:
             if message.HasField("expert_routes")
             else None
         ),
+        worker_id=worker_of(message),
     )

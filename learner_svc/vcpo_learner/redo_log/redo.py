@@ -76,7 +76,10 @@ class Redo:
             self._contents.accept(change)
         except ValueError as error:
             raise InconsistentChangeError(str(error)) from error
-        self._arrived |= _by_id(change.trajectories)
+        # As the lease has them, with their worker.
+        self._arrived |= {
+            each.trajectory_id: lease.arrived[each.trajectory_id] for each in change.trajectories
+        }
 
     def _take_step(self, change: BatchConsumed) -> None:
         groups = self._contents.consume(change)

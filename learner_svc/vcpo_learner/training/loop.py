@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.label_values import Stage
 from vcpo.records.collapse import lasting_collapse_notice
@@ -34,6 +33,7 @@ from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.loading import published_precision
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.exclusion import Exclusion
+from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Quarantine
@@ -66,8 +66,7 @@ class TrainingLoop:
         """The evaluation beside training, until it was awaited."""
         self._step_log = StepLog(parts.run.spec.steps, clock=parts.clock)
         self._recovery = Recovery(parts, self._saver, quarantine, self._exclusion, self._step_log)
-        self._audit_tokens: FreshTokens | None = FreshTokens()
-        """Fresh tokens of the steps since the start; None after the mismatch was audited."""
+        self._mismatch = MismatchWatch(parts)
 
     def require_unused(self) -> None:
         """Check that the run directory holds nothing of another run; as `Recovery`."""
@@ -219,7 +218,7 @@ class TrainingLoop:
             if result is None:
                 return True
             self._parts.traces.record_stages(result.times.by_stage())
-            self._audit(result)
+            self._mismatch.after_step(result)
             self._dispatcher.advance_version()
             throttled = self._dispatcher.lag_limit.observe(result, step=version + 1)
             if throttled is not None:  # before more work is granted
@@ -267,26 +266,6 @@ class TrainingLoop:
             return None
         ledger.record_step(groups, policy_version=version, fresh=newest)
         return result
-
-    def _audit(self, result: UpdateResult) -> None:
-        """Compare workers and learner once after every start, as soon as there are enough tokens.
-
-        The comparison comes before the step is published.
-
-        Raises:
-            MismatchError: if they do not compute the same policy.
-        """
-        if self._audit_tokens is None:
-            return
-        self._audit_tokens += result.fresh
-        try:
-            gap = audit_mismatch(self._audit_tokens, self._spec.mismatch_limit_nats)
-        except MismatchError as error:
-            self.event("SelfCheckFailed", str(error))
-            raise
-        if gap is not None:
-            self._audit_tokens = None
-            self.event("SelfCheck", f"workers and learner differ by {gap:.2g} nats per token")
 
     async def _between_steps(self, step: int, *, is_rolled_back: bool) -> None:
         """Start an evaluation or write a checkpoint, if one is due.

@@ -1,7 +1,8 @@
 """Fresh tokens: the learner scored them with the version that sampled them.
 
 Their log ratios contain no staleness, only the mismatch of the two engines. A trajectory may be
-fresh in part: after a change of version during its generation, its last tokens are fresh.
+fresh in part: after a change of version during its generation, its last tokens are fresh. A
+response that one worker began and another resumed says nothing about either, and is left out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -30,24 +32,30 @@ class FreshBlocks:
     """Sum of each block's log ratios, nats; below +inf and not NaN."""
     num_tokens: tuple[int, ...] = ()
     """Tokens of each block, at least 1."""
-    absolute_log_ratio: float = 0.0
-    """Sum over all tokens of |log pi - log mu|, nats."""
+    absolute_log_ratios: tuple[float, ...] = ()
+    """Sum of |log pi - log mu| over the tokens of each block, nats."""
+    workers: tuple[str, ...] = ()
+    """The worker that sampled each block."""
 
     @property
-    def tokens(self) -> FreshTokens:
-        """The counts that the start-up check takes."""
-        return FreshTokens(
-            num_blocks=len(self.num_tokens),
-            num_tokens=sum(self.num_tokens),
-            absolute_log_ratio=self.absolute_log_ratio,
-        )
+    def tokens(self) -> dict[str, FreshTokens]:
+        """The counts that the start-up check takes, by worker."""
+        found: dict[str, FreshTokens] = {}
+        rows = zip(self.workers, self.num_tokens, self.absolute_log_ratios, strict=True)
+        for worker, num_tokens, absolute_log_ratio in rows:
+            block = FreshTokens(
+                num_blocks=1, num_tokens=num_tokens, absolute_log_ratio=absolute_log_ratio
+            )
+            found[worker] = found.get(worker, FreshTokens()) + block
+        return found
 
     def join(self, other: FreshBlocks) -> FreshBlocks:
         """Return the blocks of both."""
         return FreshBlocks(
             log_weights=self.log_weights + other.log_weights,
             num_tokens=self.num_tokens + other.num_tokens,
-            absolute_log_ratio=self.absolute_log_ratio + other.absolute_log_ratio,
+            absolute_log_ratios=self.absolute_log_ratios + other.absolute_log_ratios,
+            workers=self.workers + other.workers,
         )
 
 
@@ -63,16 +71,21 @@ def fresh_blocks(
     stretches = list(_stretches(trajectories, policy_version))
     if not stretches:
         return FreshBlocks()
-    parts = [log_ratios[start:end] for start, end in stretches]
+    parts = [log_ratios[start:end] for _, start, end in stretches]
     totals: list[float] = _sums(parts, [len(part) for part in parts]).tolist()
-    parts = [part for part, total in zip(parts, totals, strict=True) if total < math.inf]
-    if not parts:
+    kept = [place for place, total in enumerate(totals) if total < math.inf]
+    if not kept:
         return FreshBlocks()
-    sizes = [size for part in parts for size in near_equal_blocks(len(part), FRESH_BLOCK_TOKENS)]
+    parts = [parts[place] for place in kept]
+    blocks = [near_equal_blocks(len(part), FRESH_BLOCK_TOKENS) for part in parts]
+    sizes = list(chain.from_iterable(blocks))
     return FreshBlocks(
         log_weights=tuple(_sums(parts, sizes).tolist()),
         num_tokens=tuple(sizes),
-        absolute_log_ratio=float(torch.cat(parts).abs().sum()),
+        absolute_log_ratios=tuple(_sums([part.abs() for part in parts], sizes).tolist()),
+        workers=tuple(
+            stretches[place][0] for place, each in zip(kept, blocks, strict=True) for _ in each
+        ),
     )
 
 
@@ -92,16 +105,18 @@ def _sums(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 def _stretches(
     trajectories: Sequence[Trajectory], policy_version: int
-) -> Iterator[tuple[int, int]]:
-    """Start and end of each longest run of trained tokens that one version sampled."""
+) -> Iterator[tuple[str, int, int]]:
+    """Worker, start and end of each longest run of trained tokens that it and a version sampled."""
     start = end = 0
     for trajectory in trajectories:
+        worker = trajectory.worker_id
         for span in trajectory.version_spans:
-            if span.policy_version != policy_version and end > start:
-                yield start, end
+            is_fresh = span.policy_version == policy_version and worker is not None
+            if not is_fresh and end > start:
+                yield worker or "", start, end
             end += span.num_tokens
-            if span.policy_version != policy_version:
+            if not is_fresh:
                 start = end
         if end > start:
-            yield start, end
+            yield worker or "", start, end
         start = end

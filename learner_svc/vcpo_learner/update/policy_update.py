@@ -36,12 +36,14 @@ from torch import nn
 from vcpo.algo import (
     MIN_FRESH_BLOCKS,
     EssReading,
-    FreshTokens,
     MismatchCalibration,
+    MismatchReview,
     NonFiniteWeightError,
     RateBackoff,
     RefusalReason,
     StepVerdict,
+    explained_variance,
+    review_mismatch,
 )
 from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
@@ -139,6 +141,7 @@ class PolicyUpdate:
         group = None if ranks is None else ranks.checkpoint_group
         self._files = TensorFiles(self._model, self._optimizer, group)
         self._calibration = MismatchCalibration()
+        self._explained_variance = explained_variance(spec.mismatch_limit_nats)
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
@@ -219,15 +222,26 @@ class PolicyUpdate:
         batch = pending.batch
         if isinstance(batch, BatchGradient):
             fresh = batch.fresh.join(fresh)
-        self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
-        self._num_fresh_blocks += len(fresh.num_tokens)
+        review = self._calibrate(fresh)
         if isinstance(batch, NonFiniteWeightError):
-            return self._refuse(pending.trajectories, fresh.tokens, batch)
-        try:
-            decision = self._decide(batch)
-        except NonFiniteWeightError as error:
-            return self._refuse(pending.trajectories, fresh.tokens, error)
-        return self._take_or_skip(pending, batch, decision, fresh.tokens)
+            result = self._refuse(pending.trajectories, batch)
+        else:
+            try:
+                result = self._take_or_skip(pending, batch, self._decide(batch))
+            except NonFiniteWeightError as error:
+                result = self._refuse(pending.trajectories, error)
+        return replace(result, fresh=fresh.tokens, mismatch=review)
+
+    def _calibrate(self, fresh: FreshBlocks) -> MismatchReview:
+        """Take fresh blocks into the calibration, and leave out the workers that are at fault.
+
+        They are left out here and not when they are set aside, so that a redone step does the same.
+        """
+        observed = self._calibration.observe(fresh.log_weights, fresh.num_tokens, fresh.workers)
+        review = review_mismatch(observed, explained=self._explained_variance)
+        self._calibration = observed.without([fault.worker for fault in review.at_fault])
+        self._num_fresh_blocks += len(fresh.num_tokens)
+        return review
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Compute the gradient of one group, and leave everything unchanged.
@@ -369,7 +383,7 @@ class PolicyUpdate:
         )
 
     def _take_or_skip(
-        self, pending: PendingStep, batch: BatchGradient, decision: StepDecision, fresh: FreshTokens
+        self, pending: PendingStep, batch: BatchGradient, decision: StepDecision
     ) -> UpdateResult:
         """Take the decided step, or skip it, and return what it did."""
         self._is_stepping = True
@@ -392,7 +406,6 @@ class PolicyUpdate:
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
             diagnostics=diagnostics(batch, self._algorithm.loss_config),
-            fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
             ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
             warning_level=self.health.level,
@@ -439,7 +452,6 @@ class PolicyUpdate:
     def _refuse(
         self,
         trajectories: Sequence[Trajectory],
-        fresh: FreshTokens,
         error: NonFiniteWeightError,
     ) -> UpdateResult:
         self._optimizer.zero_grad()
@@ -452,7 +464,6 @@ class PolicyUpdate:
             response_tokens_mean=response_tokens_mean(trajectories),
             surprisal_nats=mean_surprisal(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
-            fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
             warning_level=self.health.level,
             warning_score=self.health.score,

@@ -178,6 +178,7 @@ def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
         finish_reason=FinishReason(fields["finish_reason"]),
         # Older checkpoints have no inserted spans.
         inserted_spans=tuple(TokenSpan(**span) for span in fields.get("inserted_spans", ())),
+        worker_id=fields["worker_id"],
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vcpo.algo import FreshTokens
+from vcpo.algo import FreshTokens, MismatchReview
 from vcpo.records.step_record import UpdateRecord
 from vcpo_learner.device import DeviceMemory
 
@@ -45,8 +46,11 @@ class UpdateResult(UpdateRecord):
     log_weights: tuple[float, ...] = ()
     """Log importance weights, nats, untruncated, the groups one after another; -inf is a weight of
     0. Empty when one has no value."""
-    fresh: FreshTokens = field(default_factory=FreshTokens)
-    """Tokens, of the batch and beside it, that were scored with the version that sampled them."""
+    fresh: Mapping[str, FreshTokens] = field(default_factory=dict)
+    """Tokens, of the batch and beside it, that were scored with the version that sampled them; by
+    worker."""
+    mismatch: MismatchReview = field(default_factory=MismatchReview)
+    """What they say of the workers."""
     times: UpdateTimes = field(default_factory=UpdateTimes, compare=False)
     memory: DeviceMemory | None = field(default=None, compare=False)
     """After the update; None on a CPU."""

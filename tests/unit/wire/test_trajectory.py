@@ -67,6 +67,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         finish_reason=draw(st.sampled_from(FinishReason)),
         inserted_spans=tuple(inserted),
         expert_routes=draw(st.none() | st.sampled_from(ROUTES)),
+        worker_id=draw(st.none() | st.text(max_size=256)),
     )
 
 
@@ -125,6 +126,7 @@ def test_a_message_is_read_field_by_field():
         ),
         reward=0.25,
         finish_reason=FinishReason.STOP,
+        worker_id=None,
     )
 
 

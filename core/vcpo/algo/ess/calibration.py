@@ -30,18 +30,28 @@ has one maximum, where (A / 4) s2^2 + s2 - Q = 0 with A = mean L_i and Q = mean 
 
     s2 = 2 (sqrt(1 + A Q) - 1) / A,    with a relative standard error of sqrt(2 / n) at most.
 
-Robustness. Before the estimate, every x_i is clipped to 3 standard deviations of its own law. The
-scale of that law comes from the blocks of the step, with the largest sixteenth of x_i^2 / L_i
-replaced by the next lower value (winsorized). Outliers up to that share do not move the scale. A
-median would ignore a mismatch that only a minority of the blocks shows. Clipping 0.27 % of a normal
-law changes s2 by less than 1 %. A step with few blocks takes the scale from the remembered steps.
-Weights are never exponentiated. Three sums are kept per step.
+Outliers. A portion is a worker's blocks of one step, or of several until it has 16. Before the
+estimate, every x_i is clipped to 3 standard deviations of its own law. The scale of that law comes
+from the blocks of the portion, with the largest sixteenth of x_i^2 / L_i replaced by the next lower
+value (winsorized). Outliers up to that share do not move the scale. A median would ignore a
+mismatch that only a minority of the blocks shows. Clipping 0.27 % of a normal law changes s2 by
+less than 1 %. Weights are never exponentiated. Three sums are kept per portion.
 
-Memory. A constant mismatch needs a long memory, a changing one a short memory. The blocks of the
-last 1, 2, 3, 5, 8, .. steps with fresh blocks are pooled. The estimate is that of the longest pool
-whose interval s2 (1 +- sqrt(2 / n)) intersects the intervals of all shorter pools (intersection of
-confidence intervals). Without fresh blocks the estimate stays and its error grows: its variance
-doubles every 32 steps, up to a relative error of 1.
+Workers. A worker with a fault of its own (temperature, number format, masked logits) must not
+decide what counts as normal, because what counts as normal is taken out of the brake. So every
+worker has an estimate, and that of the run is their lower median: up to a half of the workers,
+whatever they send, cannot raise it above the largest estimate of another. A worker that has shown
+fewer than 16 blocks counts as one without mismatch. If the median falls on such a worker, the
+estimate of before stays; without one the ratio is 1. The lower median of N workers with n blocks
+each is as certain as a mean of n (1 + 2 (m - 1) / pi) blocks, m = N or N - 1, the odd one. One or
+two workers have no majority. For them, and for all, s2 is at most `MISMATCH_CEILING`.
+
+Memory. A constant mismatch needs a long memory, a changing one a short memory. The newest 1, 2, 4,
+6, 10, .. portions of every worker are pooled, and the workers' median is taken over the pools of
+each reach. The estimate is that of the longest reach whose interval s2 (1 +- sqrt(2 / n))
+intersects the intervals of all shorter ones (intersection of confidence intervals). Without fresh
+blocks the estimate stays and its error grows: its variance doubles every 32 steps, up to a relative
+error of 1. A worker that shows none in 128 steps in which others do is forgotten.
 
 Limit. For s2 L above about 2, whole trajectories have a ratio near the floor 1/B on policy, too. A
 step must then lose far more than the mismatch costs before the rule of `learning_rate` reacts.
@@ -54,15 +64,22 @@ script (1.0 or 0.55).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from vcpo.algo.arrays import Vector, counts, vector
 from vcpo.algo.ess.importance_weights import log_sum_exp, require_log_weights
+from vcpo.algo.ess.worker_blocks import Block, FreshSums, WorkerBlocks
 
 FRESH_BLOCK_TOKENS: Final = 32
 """Tokens of a fresh block: enough for a sum to be nearly normal, few enough for many blocks."""
+
+MISMATCH_CEILING: Final = 1e-2
+"""Largest s2 that counts as mismatch, nats^2 per token; more is a fault of the engines.
+
+bfloat16 has 6.5e-4 to 2e-3, fp8 1.7e-3, noise of 0.01 on normalization weights 9e-4, and a mixture
+of experts without router replay about twice a dense model. A temperature of 0.7 for 1 has 3e-2."""
 
 PRECISE_COUNT: Final = 2048
 """Number of blocks that is enough: it gives a standard error of 3 %."""
@@ -70,23 +87,14 @@ PRECISE_COUNT: Final = 2048
 _UPKEEP_COUNT: Final = 128
 """Blocks per step that keep a precise estimate current: a change of a third shows in 3 steps."""
 
-_REACH: Final = 3.0
-"""Standard deviations to which a log weight is clipped."""
-
-_EXTREME_SHARE: Final = 1 / 16
-"""Share of a step's blocks, the most extreme ones, that is winsorized before the scale is taken."""
-
-_OWN_SCALE_COUNT: Final = 8
-"""Number of blocks from which a step determines the scale by itself."""
-
 _CONFIDENCE: Final = 1.0
 """Half width of the intervals that must intersect, in standard errors."""
 
-_POOL_GROWTH: Final = 1.5
-"""Factor from the number of steps of one pool to that of the next."""
+_REMEMBERED_STEPS: Final = 128
+"""Steps with fresh blocks of others after which a worker without any is forgotten."""
 
-_REMEMBERED_STEPS: Final = 256
-"""Number of steps with fresh blocks that are remembered."""
+_REMEMBERED_WORKERS: Final = 1024
+"""Most workers that are remembered, those that were seen last: 2 MB in a checkpoint."""
 
 STALE_STEPS: Final = 32
 """Steps without fresh blocks in which the variance of the estimate doubles; it then counts as
@@ -94,36 +102,21 @@ stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreshSums:
-    """Sums over the fresh blocks of one or several steps."""
+class MismatchEstimate:
+    """What the workers together say of the mismatch."""
+
+    variance_per_token: float
+    """s2, nats^2 per token, at least 0; the median of the workers, before `MISMATCH_CEILING`."""
 
     count: int
-    """Number of blocks, at least 1."""
-
-    num_tokens: int
-    """Tokens of all blocks, at least one each."""
-
-    square_sum: float
-    """Sum of (log w)^2 / tokens over blocks, log w clipped; nats^2 per token, finite, >= 0."""
+    """Number of blocks whose mean would be as certain, at least 1."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= self.num_tokens:
+        if not 0.0 <= self.variance_per_token < math.inf or self.count < 1:
             raise ValueError(
-                f"count is {self.count} and num_tokens {self.num_tokens}: "
-                "give at least 1, and at least one token for each block"
+                f"variance_per_token is {self.variance_per_token} and count {self.count}: "
+                "give a finite number of at least 0, and at least 1"
             )
-        if not 0.0 <= self.square_sum < math.inf:
-            raise ValueError(f"square_sum is {self.square_sum}: give a finite number, 0 or above")
-
-    @property
-    def variance_per_token(self) -> float:
-        """Maximum-likelihood estimate of s2, nats^2 per token, at least 0.
-
-        Computed with sqrt(1 + AQ) - 1 = AQ / (sqrt(1 + AQ) + 1), which is exact for a tiny AQ.
-        """
-        mean_length = self.num_tokens / self.count
-        mean_square = self.square_sum / self.count
-        return 2.0 * mean_square / (math.sqrt(1.0 + mean_length * mean_square) + 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,28 +124,37 @@ class MismatchCalibration:
     """Per-token mismatch between the engines, estimated from fresh blocks; immutable."""
 
     minimum_count: int = 16
-    """Number of blocks before a prediction is made, at least 1; 16 blocks leave a standard error of
-    35 %, which `relative_error` reports."""
+    """Number of blocks that a worker has shown before it counts, at least 1; 16 blocks leave a
+    standard error of 35 %, which `relative_error` reports."""
 
-    steps: tuple[FreshSums, ...] = ()
-    """The remembered steps with fresh blocks, oldest first."""
+    workers: Mapping[str, WorkerBlocks] = field(default_factory=dict)
+    """What each remembered worker has shown, by its name."""
+
+    estimate: MismatchEstimate | None = None
+    """That of the last step at which enough workers counted; None before."""
+
+    num_steps: int = 0
+    """Steps with fresh blocks, at least 0."""
 
     age_steps: int = 0
     """Optimizer steps since the last fresh block, or since the start; at least 0."""
 
     def __post_init__(self) -> None:
-        if self.minimum_count < 1 or self.age_steps < 0:
+        if self.minimum_count < 1 or self.age_steps < 0 or self.num_steps < 0:
             raise ValueError(
-                f"minimum_count is {self.minimum_count} and age_steps {self.age_steps}: "
-                "give at least 1 and 0"
+                f"minimum_count is {self.minimum_count}, age_steps {self.age_steps} and num_steps "
+                f"{self.num_steps}: give at least 1, 0 and 0"
             )
 
-    def observe(self, log_weights: Vector, num_tokens: Vector) -> Self:
+    def observe(
+        self, log_weights: Vector, num_tokens: Vector, workers: Sequence[str] | None = None
+    ) -> Self:
         """Return the calibration after one more optimizer step with these fresh blocks.
 
         log_weights: [n] nats, of blocks that the learner's own version sampled. Entries of -inf
             have no scale and are ignored. Without other entries only the age grows.
         num_tokens: [n] trained tokens of each block, at least 1, about `FRESH_BLOCK_TOKENS`.
+        workers: [n] name of the worker that sampled each block; None if there is one worker.
         Raises: ValueError if the lengths differ or a block has no token; NonFiniteWeightError for a
         NaN or +inf.
         """
@@ -160,63 +162,55 @@ class MismatchCalibration:
             vector(log_weights, "log_weights"),
             counts(num_tokens, "num_tokens"),
         )
-        if len(log_weights) != len(num_tokens):
+        workers = [""] * len(log_weights) if workers is None else workers
+        if not len(log_weights) == len(num_tokens) == len(workers):
             raise ValueError(
-                f"log_weights has {len(log_weights)} entries and num_tokens {len(num_tokens)}: "
-                "give one of each per block"
+                f"log_weights has {len(log_weights)} entries, num_tokens {len(num_tokens)} and "
+                f"workers {len(workers)}: give one of each per block"
             )
         _require_lengths(num_tokens, at_least=1)
         if log_weights:
             require_log_weights(log_weights)
-        rows = zip(log_weights, num_tokens, strict=True)
-        fresh = [(x, length) for x, length in rows if x > -math.inf]
-        if not fresh:
+        shown: dict[str, list[Block]] = {}
+        for worker, block in zip(workers, zip(log_weights, num_tokens, strict=True), strict=True):
+            if block[0] > -math.inf:
+                shown.setdefault(worker, []).append(block)
+        if not shown:
             return replace(self, age_steps=self.age_steps + 1)
-        newest = _clipped_sums(fresh, self.estimate)
-        return replace(self, steps=(*self.steps, newest)[-_REMEMBERED_STEPS:], age_steps=0)
+        return self._after(shown)
 
-    @property
-    def estimate(self) -> FreshSums | None:
-        """Sums over the pool of steps behind the estimate; None before `minimum_count` blocks."""
-        chosen: FreshSums | None = None
-        low, high = 0.0, math.inf
-        for pool in self._pools():
-            if pool.count < self.minimum_count:
-                continue
-            variance, reach = pool.variance_per_token, _CONFIDENCE * math.sqrt(2.0 / pool.count)
-            low, high = max(low, variance * (1.0 - reach)), min(high, variance * (1.0 + reach))
-            if low > high:
-                break
-            chosen = pool
-        return chosen
+    def without(self, workers: Collection[str]) -> Self:
+        """Return the calibration without what these workers have shown."""
+        rest = {name: each for name, each in self.workers.items() if name not in workers}
+        return replace(self, workers=rest, estimate=_estimate(rest.values()) or self.estimate)
 
     @property
     def variance_per_token(self) -> float | None:
-        """Estimate of s2, nats^2 per token, at least 0; None before `minimum_count` blocks."""
-        estimate = self.estimate
-        return None if estimate is None else estimate.variance_per_token
+        """Estimate of s2, nats^2 per token, up to `MISMATCH_CEILING`; None before there is one."""
+        if self.estimate is None:
+            return None
+        return min(self.estimate.variance_per_token, MISMATCH_CEILING)
 
     @property
     def relative_error(self) -> float:
-        """Standard error of s2 over s2, in [0, 1]; 0 before `minimum_count` blocks."""
-        estimate = self.estimate
-        if estimate is None:
+        """Standard error of s2 over s2, in [0, 1]; 0 before there is an estimate."""
+        if self.estimate is None:
             return 0.0
-        doublings = min(self.age_steps / STALE_STEPS, math.log2(estimate.count))
-        return min(1.0, math.sqrt(2.0**doublings * 2.0 / estimate.count))
+        count = self.estimate.count
+        doublings = min(self.age_steps / STALE_STEPS, math.log2(count))
+        return min(1.0, math.sqrt(2.0**doublings * 2.0 / count))
 
     @property
     def wanted_count(self) -> int:
         """Number of fresh blocks that the next step should score."""
-        estimate = self.estimate
-        pooled = 0 if estimate is None else estimate.count
+        pooled = 0 if self.estimate is None else self.estimate.count
         return max(PRECISE_COUNT - pooled, _UPKEEP_COUNT)
 
     def on_policy_ess_ratio(self, num_tokens: Vector) -> float:
         """Return the expected ESS ratio of an on-policy batch, B / sum_i exp(s2 L_i).
 
         num_tokens: [B] trained tokens of each trajectory, at least 0.
-        Returns a value in [1/B, 1]; 1.0 before `minimum_count` blocks.
+        Returns a value in [1/B, 1]; 1.0 before there is an estimate.
         Raises: ValueError if empty or for a negative length.
         """
         num_tokens = counts(num_tokens, "num_tokens")
@@ -232,8 +226,13 @@ class MismatchCalibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the observations as JSON values for a checkpoint, without the settings."""
-        rows = [[step.count, step.num_tokens, step.square_sum] for step in self.steps]
-        return {"age_steps": self.age_steps, "steps": rows}
+        estimate = self.estimate
+        return {
+            "age_steps": self.age_steps,
+            "num_steps": self.num_steps,
+            "estimate": estimate and [estimate.variance_per_token, estimate.count],
+            "workers": {name: each.to_dict() for name, each in self.workers.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> Self:
         """Return this calibration's settings with the observations that `to_dict` returned.
@@ -241,29 +240,46 @@ class MismatchCalibration:
         Raises: ValueError if the state has another form or an observation is out of range.
         """
         try:
-            steps = tuple(
-                FreshSums(
-                    count=int(count), num_tokens=int(num_tokens), square_sum=float(square_sum)
-                )
-                for count, num_tokens, square_sum in state["steps"]
+            estimate = None
+            if state["estimate"] is not None:
+                variance, count = state["estimate"]
+                estimate = MismatchEstimate(variance_per_token=float(variance), count=int(count))
+            return replace(
+                self,
+                workers={
+                    str(name): WorkerBlocks.from_dict(each)
+                    for name, each in state["workers"].items()
+                },
+                estimate=estimate,
+                num_steps=int(state["num_steps"]),
+                age_steps=int(state["age_steps"]),
             )
-            return replace(self, steps=steps, age_steps=int(state["age_steps"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict returned, {{'age_steps': .., "
-                f"'steps': [[count, num_tokens, square_sum], ...]}} ({error})"
+                f"state is {str(state)[:80]}: give what to_dict returned ({error})"
             ) from error
 
-    def _pools(self) -> Iterator[FreshSums]:
-        """Yield the sums over the newest 1, 2, 3, 5, .. steps and over all steps."""
-        count, num_tokens, square_sum, wanted = 0, 0, 0.0, 1.0
-        for number, step in enumerate(reversed(self.steps), start=1):
-            count += step.count
-            num_tokens += step.num_tokens
-            square_sum += step.square_sum
-            if number >= wanted or number == len(self.steps):
-                yield FreshSums(count=count, num_tokens=num_tokens, square_sum=square_sum)
-                wanted = max(wanted * _POOL_GROWTH, number + 1)
+    def _after(self, shown: Mapping[str, Sequence[Block]]) -> Self:
+        """Return the calibration after a step in which these workers showed blocks."""
+        step = self.num_steps + 1
+        workers = dict(self.workers)
+        for name, blocks in shown.items():
+            seen = workers.pop(name, WorkerBlocks())
+            # Last in the order: those before were seen earlier.
+            workers[name] = seen.observe(blocks, step=step, minimum_count=self.minimum_count)
+        recent = [
+            (name, each)
+            for name, each in workers.items()
+            if each.last_step > step - _REMEMBERED_STEPS
+        ]
+        workers = dict(recent[-_REMEMBERED_WORKERS:])
+        return replace(
+            self,
+            workers=workers,
+            estimate=_estimate(workers.values()) or self.estimate,
+            num_steps=step,
+            age_steps=0,
+        )
 
 
 def _require_lengths(num_tokens: Sequence[int], *, at_least: int) -> None:
@@ -272,35 +288,36 @@ def _require_lengths(num_tokens: Sequence[int], *, at_least: int) -> None:
             raise ValueError(f"num_tokens[{index}] is {length}: give at least {at_least}")
 
 
-def _clipped_sums(fresh: Sequence[tuple[float, int]], remembered: FreshSums | None) -> FreshSums:
-    """Return the sums over a step's blocks, each clipped to `_REACH` deviations of its law."""
-    if remembered is not None and len(fresh) < _OWN_SCALE_COUNT:
-        return _sums(fresh, remembered.variance_per_token)
-    return _sums(fresh, _sums(fresh, _winsorized_variance(fresh)).variance_per_token)
+def _estimate(workers: Collection[WorkerBlocks]) -> MismatchEstimate | None:
+    """Return the estimate over the longest reach that agrees with all shorter ones.
+
+    None if the median falls on a worker that does not count yet.
+    """
+    counting = [each for each in workers if each.portions]
+    chosen: MismatchEstimate | None = None
+    low, high = 0.0, math.inf
+    for reach in range(1, max((len(each.portions) for each in counting), default=0) + 1):
+        pools = [each.newest(reach) for each in counting]
+        found = _median(pools, num_workers=len(workers))
+        if found is None:
+            return None
+        error = _CONFIDENCE * math.sqrt(2.0 / found.count)
+        low = max(low, found.variance_per_token * (1.0 - error))
+        high = min(high, found.variance_per_token * (1.0 + error))
+        if low > high:
+            break
+        chosen = found
+    return chosen
 
 
-def _winsorized_variance(fresh: Sequence[tuple[float, int]]) -> float:
-    """Return the variance per token with the largest squares replaced by the next lower one."""
-    num_extreme = math.ceil(_EXTREME_SHARE * len(fresh))
-    squares = sorted(x * x / length for x, length in fresh)
-    kept = squares[:-num_extreme] or squares
-    return FreshSums(
-        count=len(fresh),
-        num_tokens=sum(length for _, length in fresh),
-        square_sum=math.fsum(kept) + (len(fresh) - len(kept)) * kept[-1],
-    ).variance_per_token
-
-
-def _sums(blocks: Sequence[tuple[float, int]], variance_per_token: float) -> FreshSums:
-    """Return the sums over blocks, with log weights clipped to the law of this variance."""
-    squares = []
-    for x, length in blocks:
-        variance = variance_per_token * length
-        reach = _REACH * math.sqrt(variance)
-        clipped = min(max(x, -variance / 2 - reach), -variance / 2 + reach)
-        squares.append(clipped * clipped / length)
-    return FreshSums(
-        count=len(blocks),
-        num_tokens=sum(length for _, length in blocks),
-        square_sum=math.fsum(squares),
+def _median(pools: Sequence[FreshSums], *, num_workers: int) -> MismatchEstimate | None:
+    """Return the lower median over workers, those without a pool counted as the lowest."""
+    place = (num_workers - 1) // 2 - (num_workers - len(pools))
+    if place < 0:
+        return None
+    num_odd = len(pools) - 1 + len(pools) % 2
+    typical_count = sorted(pool.count for pool in pools)[(len(pools) - 1) // 2]
+    return MismatchEstimate(
+        variance_per_token=sorted(pool.variance_per_token for pool in pools)[place],
+        count=int(typical_count * (1.0 + (num_odd - 1) * 2.0 / math.pi)),
     )

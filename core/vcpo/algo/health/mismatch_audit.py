@@ -5,8 +5,10 @@ same parameters, and their log-probabilities of the token differ by rounding alo
 revision, tokenizer, prompt format, temperature or number format causes a much larger gap. Training
 would treat that gap as staleness: the steps shrink, nothing fails, and the run is worthless.
 
-The measure is the mean over tokens of |log pi - log mu|, nats. The expected gap depends on the
-number formats of both sides. Each limit lies between the expected gap and that of a mistake:
+The measure is the mean over a worker's tokens of |log pi - log mu|, nats, and of these the lower
+median over workers: one worker with a fault of its own does not end the run. The expected gap
+depends on the number formats of both sides. Each limit lies between the expected gap and that of a
+mistake:
 
     float32 on both sides  5e-7 measured, 1e-3 with TF32; bfloat16 by mistake gives 4e-3 to 9e-3
     bfloat16               about 1e-2; a temperature of 0.9 for 1.0 gives 0.04
@@ -16,6 +18,8 @@ Source: the audit of Jet-RL, arXiv 2601.14243 (gap of log-probabilities at lag 0
 this project's, of models below 30 M parameters (`tests/integration/test_rollout_numerics.py`).
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,6 +65,11 @@ class FreshTokens:
         """Whether there are enough blocks for an audit."""
         return self.num_blocks >= MIN_FRESH_BLOCKS
 
+    @property
+    def mean_gap(self) -> float:
+        """Mean of |log pi - log mu|, nats per token; at least one token is needed."""
+        return self.absolute_log_ratio / self.num_tokens
+
     def __add__(self, other: "FreshTokens") -> "FreshTokens":
         """Return the sums over the tokens of both."""
         return FreshTokens(
@@ -70,20 +79,27 @@ class FreshTokens:
         )
 
 
-def audit_mismatch(fresh: FreshTokens, limit_nats: float) -> float | None:
-    """Return the mean gap of fresh tokens, nats per token; None if there are too few.
+def audit_mismatch(fresh: Mapping[str, FreshTokens], limit_nats: float) -> float | None:
+    """Return the gap of the median worker, nats per token; None if there are too few fresh tokens.
 
+    fresh: by worker.
     Raises: MismatchError naming the settings to compare if the gap exceeds the limit or is NaN.
     """
-    if not fresh.is_enough:
+    total = sum(fresh.values(), FreshTokens())
+    if not total.is_enough:
         return None
-    gap = fresh.absolute_log_ratio / fresh.num_tokens
+    gaps = sorted((each.mean_gap for each in fresh.values()), key=_nan_last)
+    gap = gaps[(len(gaps) - 1) // 2]
     if not gap <= limit_nats:
         raise MismatchError(
-            f"rollout engine and learner differ by {gap:.3g} nats per token on {fresh.num_tokens}"
+            f"rollout engine and learner differ by {gap:.3g} nats per token on {total.num_tokens}"
             f" fresh tokens; at most {limit_nats:g} is expected: they do not compute the same"
             " policy. Compare the model's revision, the tokenizer, the temperature, and"
             " `precision`, `quantization` and `noise` of the rollout groups. If the gap is"
             " intended, raise `learner.maxMismatchNats`"
         )
     return gap
+
+
+def _nan_last(gap: float) -> float:
+    return math.inf if math.isnan(gap) else gap

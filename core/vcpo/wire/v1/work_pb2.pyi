@@ -474,6 +474,7 @@ class Trajectory(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     EXPERT_ROUTES_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number in its group>"."""
     prompt_token_ids: _builtins.bytes
@@ -488,6 +489,10 @@ class Trajectory(_message.Message):
     """
     reward: _builtins.float
     finish_reason: Global___FinishReason.ValueType
+    worker_id: _builtins.str
+    """The worker that sampled all of its tokens; absent if there were several. The learner writes it
+    into its own files and messages, and ignores it in a submission.
+    """
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions that sampled the tokens, in order; the lengths add up to the number of sampled tokens."""
@@ -516,12 +521,15 @@ class Trajectory(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         expert_routes: Global___ExpertRoutes | None = ...,
+        worker_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expert_routes", b"expert_routes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__worker_id: _TypeAlias = _typing.Literal["worker_id"]  # noqa: Y015
+    _WhichOneofArgType__worker_id: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__worker_id) -> _WhichOneofReturnType__worker_id | None: ...
 
 Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
+from tests.fixtures.learner.dispatcher import dispatcher_fixture, make_trajectories, work_request
 from vcpo.records.reasons import DropReason, SetAsideCause
 from vcpo_learner.ledger.set_aside import SetAsideWorker, SetAsideWorkers
 
@@ -41,6 +41,18 @@ async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fix
     counts = fixture.ledger.counts()
     counts.check()
     assert counts.dropped == {DropReason.WORKER_SET_ASIDE: 4}
+
+
+async def test_a_group_that_others_completed_goes_with_what_it_brought_before_a_restart(fixture):
+    (begun,) = await lease(fixture, "bad", 1)
+    first, _ = make_trajectories(begun.lease)
+    fixture.dispatcher.submit("bad", begun.lease.lease_id, [first])
+    fixture.ledger.restart()
+    (rest,) = await lease(fixture, "good", 1)
+    fixture.submit(rest, worker_id="good")
+    assert fixture.ledger.contents.buffer.num_trajectories == 2
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.ledger.contents.buffer.num_trajectories == 0
 
 
 async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_it(fixture):

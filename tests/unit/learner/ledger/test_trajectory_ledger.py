@@ -279,10 +279,48 @@ def test_a_submission_that_was_accepted_before_a_roll_back_is_not_accepted_again
     assert ledger.submit(lease.lease_id, sent) == ["accepted"]
     ledger.roll_back(0)
     (later,) = grant(ledger, 1)
-    assert later.kept == tuple(sent)
+    assert later.kept == (replace(sent[0], worker_id=lease.worker_id),)
     assert (later.grant_number, later.num_trajectories) == (lease.grant_number, 1)
     assert later.lease_id != lease.lease_id
     assert ledger.submit(lease.lease_id, sent) == ["lease_ended"]
+
+
+def sent_by(ledger, lease, worker_id, **details):
+    """Submit a lease's trajectories with a name of their own."""
+    own = make_trajectories(lease, **details)
+    ledger.submit(lease.lease_id, [replace(each, worker_id=worker_id) for each in own])
+
+
+def test_a_trajectory_has_the_worker_of_its_lease_whatever_it_says_itself(ledger):
+    leases = [*grant(ledger, 1, worker="a"), *grant(ledger, 1, worker="b")]
+    for lease in leases:
+        sent_by(ledger, lease, "another")
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    names = [[each.worker_id for each in group.trajectories] for group in batch]
+    assert names == [["a", "a"], ["b", "b"]]
+
+
+def test_a_response_that_another_worker_began_has_no_worker(ledger):
+    (lease,) = grant(ledger, 1, worker="a")
+    ledger.release("a", [lease.lease_id], [make_partial_response(0, number=1)])
+    leases = grant(ledger, 2, worker="b")
+    for lease in leases:
+        sent_by(ledger, lease, "b")
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    names = [[each.worker_id for each in group.trajectories] for group in batch]
+    assert names == [["b", None], ["b", "b"]]
+
+
+def test_a_checkpoint_keeps_the_worker_of_what_arrived(ledger, clock):
+    whole, open_one = grant(ledger, 2, worker="a")
+    sent_by(ledger, whole, "another")
+    ledger.submit(open_one.lease_id, make_trajectories(open_one)[:1])
+    later = restart(ledger, clock)
+    (rest,) = grant(later, 1, worker="b")
+    sent_by(later, rest, "another")
+    batch = later.take_batch(policy_version=0, max_lag_steps=1)
+    names = [[each.worker_id for each in group.trajectories] for group in batch]
+    assert names == [["a", "a"], ["a", "b"]]
 
 
 def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_after(ledger, clock):

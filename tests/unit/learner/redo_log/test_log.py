@@ -72,6 +72,22 @@ async def test_what_was_committed_is_redone_by_the_next_process(open_log):
     assert after.snapshot().groups == before.snapshot().groups
 
 
+async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
+    log = open_log()
+    ledger = make_ledger(ManualClock(), log=log)
+    for worker in ("a", "b", "c"):
+        (lease,) = ledger.grant(worker, num_groups=1, policy_version=0)
+        ledger.submit(lease.lease_id, make_trajectories(lease))
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    fresh = ledger.newest_trajectories(0, num_tokens=1)
+    ledger.record_step(batch, policy_version=0, fresh=fresh)
+    await log.committed()
+    log.close()
+    redo = open_log().redo(make_ledger(ManualClock(), incarnation="later").contents, after=0)
+    assert (list(redo.steps[0].groups), list(redo.steps[0].fresh)) == (batch, fresh)
+    assert [each.worker_id for each in redo.steps[0].fresh] == ["c"]
+
+
 @pytest.fixture
 def quick_log(open_log, monkeypatch):
     """A log on a disk that takes no time, whose thread does not sync before it is closed."""

@@ -10,9 +10,10 @@ import pytest
 from tests.fixtures.learner.dispatcher import make_trajectory, settle
 from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
-from vcpo.algo import FreshTokens, MismatchError
+from vcpo.algo import FreshTokens, MismatchError, MismatchFault, MismatchReview
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
+from vcpo.records.reasons import SetAsideCause
 from vcpo.spec.tracking import SinkName
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
@@ -62,7 +63,8 @@ async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner
 
 
 def fresh_tokens(gap, *, num_blocks=8):
-    return FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
+    one = FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
+    return {"w": one}
 
 
 async def test_a_run_whose_behavior_policy_is_another_model_ends_before_its_first_version(
@@ -113,6 +115,51 @@ async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_t
     later.training.resume()
     assert await later.run() is RunPhase.COMPLETE
     assert [event.kind for event in read_events(tmp_path)].count("SelfCheck") == 1
+
+
+async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    (good,) = fresh_tokens(0.001).values()
+    (bad,) = fresh_tokens(0.7).values()
+    learner.update.fresh = {"good": good, "bad": bad}
+    assert await learner.run() is RunPhase.COMPLETE
+    assert learner.dispatcher.set_aside_workers.counts == {SetAsideCause.MISMATCH: 1}
+    assert "0.7 nats per token" in learner.dispatcher.set_aside_workers.get("bad").message
+
+
+async def test_a_worker_whose_mismatch_is_a_fault_is_set_aside(make_learner):
+    learner = make_learner()
+    finish = learner.update.finish
+    fault = MismatchFault(worker="bad", variance_per_token=0.15, limit=1.6e-5, count=64)
+
+    def finish_step(pending, newest=()):
+        review = MismatchReview(at_fault=(fault,))
+        return replace(finish(pending, newest), mismatch=review)
+
+    learner.update.finish = finish_step
+    assert await learner.run() is RunPhase.COMPLETE
+    (aside,) = learner.dispatcher.set_aside_workers.latest
+    assert (aside.worker_id, aside.cause) == ("bad", SetAsideCause.MISMATCH)
+    assert aside.message == fault.message
+
+
+async def test_engines_that_all_disagree_are_an_event_and_nobody_is_set_aside(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    finish = learner.update.finish
+
+    def finish_step(pending, newest=()):
+        review = MismatchReview(engines_disagree=pending.policy_version < 2)
+        return replace(finish(pending, newest), mismatch=review)
+
+    learner.update.finish = finish_step
+    await learner.run()
+    told = [event.message for event in read_events(tmp_path) if event.kind == "EnginesDisagree"]
+    assert [message.split()[:2] for message in told] == [["every", "worker"], ["the", "mismatch"]]
+    assert not learner.dispatcher.set_aside_workers.counts
 
 
 async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):

@@ -68,7 +68,7 @@ def test_a_response_beside_the_batch_that_breaks_the_step_costs_the_batch_nothin
     model, guard = make_guard(quarantine)
     before = [each.clone() for each in model.parameters()]
     result = take_step(guard, [trainable_group(1)], newest=POISON.trajectories, policy_version=0)
-    assert (result.skipped, result.fresh.num_blocks) == (None, 2)
+    assert (result.skipped, result.fresh[""].num_blocks) == (None, 2)
     assert not all(map(torch.equal, before, model.parameters()))
 
 

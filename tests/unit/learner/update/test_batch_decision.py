@@ -76,22 +76,22 @@ def test_the_pessimistic_baseline_falls_with_what_the_weights_miss():
 
 
 def calibrated(variance_per_token):
-    """Fresh blocks of four tokens whose mean square is what this variance gives."""
-    variance = 4 * variance_per_token
+    """Fresh blocks of 40 tokens whose mean square is what this variance gives."""
+    variance = 40 * variance_per_token
     nats = math.sqrt(variance + variance**2 / 4)
-    return MismatchCalibration().observe([nats, -nats] * 64, [4] * 128)
+    return MismatchCalibration().observe([nats, -nats] * 64, [40] * 128)
 
 
 def test_the_mismatch_of_the_engines_alone_takes_some_of_the_mean_weight():
-    # Log weights of variance 2 over 40 tokens, truncated at 8; by integration over their density.
+    # Log weights of variance 2 over 400 tokens, truncated at 8; by integration over their density.
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
     density = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     weights = torch.exp(math.sqrt(2.0) * z - 1.0).clamp(max=8.0)
     expected = float(torch.trapezoid(weights * density, z))
-    found = on_policy_weight([40] * 8, Algorithm(), calibrated(0.05))
+    found = on_policy_weight([400] * 8, Algorithm(), calibrated(0.005))
     assert found == pytest.approx(expected, rel=2e-3)
     given = Algorithm.model_validate({"onPolicyEssRatio": math.exp(-2.0)})
-    assert on_policy_weight([40] * 8, given, UNCALIBRATED) == pytest.approx(expected, rel=1e-6)
+    assert on_policy_weight([400] * 8, given, UNCALIBRATED) == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_a_calibration_no_weight_is_expected_to_be_missing():
@@ -156,36 +156,37 @@ def test_a_norm_that_is_not_a_number_refuses_the_step():
 
 
 def calibrate(variance_per_token, count=4096):
-    """Calibration that has seen so many blocks of 4 tokens with this mismatch; x^2 = v + v^2/4."""
-    variance = 4 * variance_per_token
+    """Calibration that has seen so many blocks of 40 tokens with this mismatch; x^2 = v + v^2/4."""
+    variance = 40 * variance_per_token
     x = math.sqrt(variance + variance**2 / 4)
-    return MismatchCalibration().observe([x, -x] * (count // 2), [4] * count)
+    return MismatchCalibration().observe([x, -x] * (count // 2), [40] * count)
 
 
 def test_the_calibration_gives_the_on_policy_ratio():
-    # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) without end.
-    reading = decision_on([[summary_row()] * 4000], calibration=calibrate(0.04)).reading
+    # 0.004 nats^2 per token over 40 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) without end.
+    group = [summary_row(num_tokens=40)] * 4000
+    reading = decision_on([group], calibration=calibrate(0.004)).reading
     assert reading.on_policy_ess_ratio == pytest.approx(math.exp(-0.16), rel=1e-3)
 
 
-UNEVEN = [summary_row(weight=weight) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
+UNEVEN = [summary_row(weight=weight, num_tokens=40) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
 """Of ratio (1.8 + 1/1.8)^2 / (1.8^2 + 1/1.8^2) / 2 = 0.782, where exp(-0.16) = 0.852."""
 
 
 def test_a_small_batch_that_chance_explains_is_not_damped():
-    assert decision_on([UNEVEN], calibration=calibrate(0.04)).verdict.scale == 1.0
-    assert decision_on([UNEVEN], calibration=calibrate(0.04), deadBand=0.0).verdict.scale < 0.95
+    assert decision_on([UNEVEN], calibration=calibrate(0.004)).verdict.scale == 1.0
+    assert decision_on([UNEVEN], calibration=calibrate(0.004), deadBand=0.0).verdict.scale < 0.95
 
 
 def test_the_same_weights_in_a_large_batch_are_damped():
-    scale = decision_on([UNEVEN * 1000], calibration=calibrate(0.04)).verdict.scale
+    scale = decision_on([UNEVEN * 1000], calibration=calibrate(0.004)).verdict.scale
     assert scale == pytest.approx(math.sqrt(0.78188 / math.exp(-0.16)), rel=2e-3)
 
 
 def test_a_calibration_that_knows_little_gives_the_benefit_of_the_doubt():
     group = UNEVEN * 1000
     known, guessed = (
-        decision_on([group], calibration=calibrate(0.04, count)).verdict.scale
+        decision_on([group], calibration=calibrate(0.004, count)).verdict.scale
         for count in (4096, 16)
     )
     assert guessed > known + 0.03

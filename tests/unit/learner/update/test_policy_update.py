@@ -17,6 +17,7 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
+from vcpo.algo import ess_ratio
 from vcpo.records.reasons import SkipReason
 from vcpo.spec.optimizer import Schedule
 from vcpo.wire.trajectory import VersionSpan
@@ -266,7 +267,7 @@ def test_responses_beside_the_batch_calibrate_a_learner_that_sees_only_stale_one
     newest = [of_versions(one, 8, 8) for group in noisy for one in group]
     result = update.finish(update.begin(stale, policy_version=8), newest)
     assert 0.5 < result.on_policy_ess_ratio < 1.0
-    assert (result.calibration_age_steps, result.fresh.num_blocks) == (0, 48)
+    assert (result.calibration_age_steps, result.fresh[""].num_blocks) == (0, 48)
     assert update.step(stale, policy_version=9).calibration_age_steps == 1
 
 
@@ -289,7 +290,7 @@ def test_responses_beside_the_batch_are_scored_before_the_step():
     update = PolicyUpdate(model, make_spec(), PAD)
     beside = [one for group in own for one in group]
     found = update.finish(update.begin(groups, policy_version=9), beside).fresh
-    assert found.absolute_log_ratio == pytest.approx(expected.absolute_log_ratio, rel=1e-5)
+    assert found[""].mean_gap == pytest.approx(expected[""].mean_gap, rel=1e-5)
 
 
 def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
@@ -299,7 +300,7 @@ def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
     newest = [replace(one, rollout_logprobs=(-math.inf, *one.rollout_logprobs[1:]))]
     update = PolicyUpdate(model, make_spec(), PAD)
     result = update.finish(update.begin(groups, policy_version=9), newest)
-    assert (result.skipped, result.fresh.num_tokens) == (None, 0)
+    assert (result.skipped, result.fresh) == (None, {})
 
 
 def test_a_batch_of_stale_responses_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
@@ -386,3 +387,49 @@ def test_a_state_that_lacks_a_part_is_refused():
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="is empty"):
         PolicyUpdate(seeded_model(llama), make_spec(), PAD).step([], policy_version=0)
+
+
+def of_workers(groups, **offsets):
+    """Groups of fresh responses, one group after another of the next worker.
+
+    offsets: by worker, nats that its log-probabilities are off by, each token.
+    """
+    names = list(offsets)
+    return [
+        [
+            replace(
+                one,
+                worker_id=names[number % len(names)],
+                version_spans=(VersionSpan(policy_version=9, num_tokens=one.num_sampled_tokens),),
+                rollout_logprobs=tuple(
+                    each - offsets[names[number % len(names)]] for each in one.rollout_logprobs
+                ),
+            )
+            for one in group
+        ]
+        for number, group in enumerate(groups)
+    ]
+
+
+def test_a_worker_that_is_off_does_not_calibrate_its_own_fault():
+    model = seeded_model(llama)
+    groups = sampled_groups(model, num_groups=24, staleness=0.02)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None, deadBand=0.0), PAD)
+    result = update.step(of_workers(groups, a=0.0, b=0.0, c=0.0, bad=1.0), policy_version=9)
+    assert result.on_policy_ess_ratio > 0.99
+    published = math.sqrt(ess_ratio(result.log_weights) / 1.0)
+    assert published < 0.9
+    assert result.learning_rate_scale == pytest.approx(published, rel=0.01)
+
+
+def test_a_worker_at_fault_is_named_and_has_no_vote_any_more():
+    model = seeded_model(llama)
+    groups = sampled_groups(model, num_groups=12, staleness=0.02)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    fleet = of_workers(groups, a=0.0, b=0.0, bad=1.0)
+    beside = [one for group in fleet for one in group] * 4
+    result = update.finish(update.begin(groups, policy_version=9), beside)
+    (fault,) = result.mismatch.at_fault
+    assert (fault.worker, fault.count) == ("bad", 64)
+    assert set(update.state_dict()["calibration"]["workers"]) == {"a", "b"}
+    assert set(result.fresh) == {"a", "b", "bad"}
