@@ -11,6 +11,7 @@ _WARNINGS: Final = frozenset(
     {
         "CalibrationStale",
         "CheckpointDamaged",
+        "CheckpointIgnored",
         "CollapseWarning",
         "Collapsed",
         "DiskFull",

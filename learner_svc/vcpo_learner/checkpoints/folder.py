@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import re
 import shutil
@@ -165,11 +166,11 @@ class CheckpointFolder:
             if step <= saved_step
         ]
         for path in removed:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         return kept
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoint folders, intact or not, in ascending order."""
+        """Return the steps of all checkpoints, intact or not, in ascending order."""
         return sorted(checkpoint_paths(self._folder))
 
     def healthy_steps(self) -> list[int]:
@@ -203,6 +204,11 @@ class CheckpointFolder:
             )
         return None, ()
 
+    def misnamed(self) -> dict[Path, str]:
+        """Return what is named almost as a checkpoint, and how it must be named to be one."""
+        named = {path: _folder_name(step) for path, step in _numbered(self._folder).items()}
+        return {path: name for path, name in named.items() if path.name != name}
+
     def tensors(self, step: int) -> Path:
         """Return the folder with the tensors of a checkpoint."""
         return self._folder / _folder_name(step) / TENSORS
@@ -227,8 +233,17 @@ class CheckpointFolder:
         """Rename damaged checkpoints, so that they are not tried or counted again."""
         for one in damaged:
             aside = one.path.with_name(_DAMAGED + one.path.name)
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             one.path.rename(aside)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what has the name of one; what cannot be removed stays."""
+    if path.is_symlink() or path.is_file():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -245,16 +260,34 @@ def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str,
 
 
 def checkpoint_paths(folder: Path, prefix: str = "") -> dict[int, Path]:
-    """Return the folders whose name is `prefix` and the name of a checkpoint, by step."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            number = _NAME.fullmatch(path.name.removeprefix(prefix))
-            if number is None or not path.is_dir():
-                continue
-            if path.name == prefix + _folder_name(step := int(number[1])):
-                found[step] = path
-    return found
+    """Return what has `prefix` and the name of a checkpoint, by step, usable or not.
+
+    Raises:
+        CheckpointError: if the folder is there and cannot be listed.
+    """
+    numbered = _numbered(folder, prefix)
+    return {
+        step: path for path, step in numbered.items() if path.name == prefix + _folder_name(step)
+    }
+
+
+def _numbered(folder: Path, prefix: str = "") -> dict[Path, int]:
+    """Return what has `prefix`, `step-` and digits for a name, with its number.
+
+    Raises:
+        CheckpointError: if the folder is there and cannot be listed.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        if not os.path.lexists(folder):
+            return {}
+        raise CheckpointError(
+            f"{folder}: cannot be listed ({error.strerror}); restore what it names, or remove it to"
+            " start the run again"
+        ) from error
+    numbers = {path: _NAME.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    return {path: int(number[1]) for path, number in numbers.items() if number is not None}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -300,6 +333,11 @@ def _manifest(path: Path, step: int | None = None) -> CheckpointManifest:
         DamagedCheckpointError: if it differs from what was written.
         CheckpointError: if it has another format.
     """
+    if not os.path.isdir(path):  # noqa: PTH112 - False for every kind of error
+        kind = (
+            f"a link to {path.readlink()}, which is no folder" if path.is_symlink() else "no folder"
+        )
+        raise DamagedCheckpointError(path, f"{path}: is {kind}; restore it, or remove it")
     try:
         manifest = read_manifest(path)
     except DamageError as error:

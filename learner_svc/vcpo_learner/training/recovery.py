@@ -85,6 +85,9 @@ class Recovery:
         log, spec = self._parts.log, continuation_document(self._parts.run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
+        for path, name in self._saver.checkpoints.misnamed().items():
+            cure = f"must be named {name}; rename it to resume from it, or remove it"
+            self._parts.event("CheckpointIgnored", f"{path}: {cure}")
         checkpoint, damaged = self._saver.checkpoints.load_newest()
         if checkpoint is not None:
             for one in damaged:

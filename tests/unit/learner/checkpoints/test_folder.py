@@ -269,10 +269,15 @@ def test_a_step_of_more_than_eight_digits_is_read_again(folder):
     assert newest(folder).step == 123_456_789
 
 
-def test_a_file_by_the_name_of_a_checkpoint_is_none(folder, tmp_path):
+def test_a_file_by_the_name_of_a_checkpoint_is_a_damaged_one(folder, tmp_path):
     save(folder, 3)
     (tmp_path / "step-00000004").write_text("")
-    assert newest(folder).step == 3
+    found, damaged = folder.load_newest()
+    assert found.step == 3
+    assert "step-00000004: is no folder" in str(*damaged)
+    folder.set_aside(damaged)
+    save(folder, 4)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
 
 
 def test_a_copy_under_a_later_steps_name_is_not_what_it_says(folder, tmp_path):

@@ -146,6 +146,71 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     assert names == ["step-00000001", "step-00000003"]
 
 
+def dangling_link(path):
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def link_to_itself(path):
+    path.symlink_to(path)
+
+
+def empty_file(path):
+    path.touch()
+
+
+@pytest.mark.parametrize("make", [dangling_link, link_to_itself, empty_file])
+async def test_a_checkpoint_that_is_no_folder_to_read_is_reported_and_set_aside(
+    make_learner, tmp_path, make
+):
+    await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)
+    path = tmp_path / "checkpoints" / "step-00000002"
+    shutil.rmtree(path)
+    make(path)
+    later = make_learner()
+    assert later.training.resume() == 1
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
+    assert str(path) in told.message
+    assert "restore" in told.message
+    assert "resuming from step 1" in told.message
+    assert await later.run() is RunPhase.COMPLETE
+    names = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000003"]
+
+
+async def test_a_run_whose_only_checkpoint_is_a_dangling_link_is_not_begun_again(
+    make_learner, tmp_path
+):
+    path = tmp_path / "checkpoints" / "step-00000002"
+    path.parent.mkdir()
+    dangling_link(path)
+    learner = make_learner()
+    with pytest.raises(CheckpointError, match=r"step-00000002: is a link to .*elsewhere"):
+        learner.training.resume()
+    with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 2; add --resume"):
+        learner.training.require_unused()
+
+
+async def test_checkpoints_that_are_a_dangling_link_are_no_empty_folder(make_learner, tmp_path):
+    dangling_link(tmp_path / "checkpoints")
+    learner = make_learner()
+    for begin in (learner.training.resume, learner.training.require_unused):
+        with pytest.raises(CheckpointError, match=r"checkpoints: cannot be listed .*; restore"):
+            begin()
+
+
+async def test_a_checkpoint_under_another_spelling_is_left_alone_and_reported(
+    make_learner, tmp_path
+):
+    await make_learner(checkpoint={"everySteps": 1}).run(until_step=1)
+    other = tmp_path / "checkpoints" / "step-7"
+    other.mkdir()
+    later = make_learner()
+    assert later.training.resume() == 1
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointIgnored"]
+    assert f"{other}: must be named step-00000007" in told.message
+    assert other.is_dir()
+
+
 @pytest.mark.parametrize("has_journal", [True, False])
 async def test_a_throttled_run_resumes_throttled_also_without_its_host_and_its_journal(
     make_learner, tmp_path, has_journal
