@@ -7,14 +7,13 @@ import contextlib
 import logging
 import os
 import time
-from pathlib import Path
 
 from vcpo import tracing
 from vcpo.algo import MismatchError
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
-from vcpo.records.journal import Journal, read_metrics
+from vcpo.records.journal import Journal
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
@@ -109,13 +108,11 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
         policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
         learner = _Learner(run, options, policy)
-        step = 0
         if options.resume:
-            step = learner.training.resume()
-            _LOGGER.info("resuming at step %d", step)
+            _LOGGER.info("resuming at step %d", learner.training.resume())
         else:
             learner.training.require_unused()
-        learner.start_tracking(run, options.run_dir, step)
+        learner.tracker.start(TrackedRun(run=run, run_dir=options.run_dir))
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)
@@ -212,17 +209,6 @@ class _Learner:
             model_context_tokens=context_tokens(policy.model.config.to_dict()),
             routers=router_layout(policy.model),
         )
-
-    def start_tracking(self, run: VCPORun, run_dir: Path, step: int) -> None:
-        """Start the run's sinks; `step` steps were taken before."""
-        recorded = read_metrics(run_dir).steps
-        tracked = TrackedRun(
-            run=run,
-            run_dir=run_dir,
-            first_step=step + 1,
-            furthest_step=recorded[-1].step if recorded else 0,
-        )
-        self.tracker.start(tracked)
 
     def drain(self, reason: str) -> None:
         """Stop granting work; the training loop saves and ends. A learner that lingers exits."""

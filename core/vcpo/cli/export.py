@@ -17,7 +17,7 @@ from vcpo.local.run_dir import RunDir
 from vcpo.spec import SpecError, load_run
 from vcpo.spec.errors import problems_of
 from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
-from vcpo.tracking.backfill import ordered_records
+from vcpo.tracking.backfill import missing_records, ordered_records
 from vcpo.tracking.services import check_packages, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 
@@ -136,14 +136,14 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
         fail("\n".join(str(problem) for problem in problems))
     except (SpecError, ValueError) as error:
         fail(str(error))
-    records = list(ordered_records(run_dir))
     tracked = TrackedRun(run=run, run_dir=run_dir, is_copy=True)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven take four minutes
     try:
         with ERR.status(f"connecting to {settings.name}"):
             sink = open_sink(settings, tracked)
+        missing = list(missing_records(ordered_records(run_dir), sink.sent_steps()))
         for record, step in track(
-            records, f"to {settings.name}", console=ERR, transient=True, disable=not ERR.is_terminal
+            missing, f"to {settings.name}", console=ERR, transient=True, disable=not ERR.is_terminal
         ):
             deliver(sink, record, step)
         sink.close(failed=False)
@@ -151,7 +151,7 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
         fail(f"--to {settings.name}: {type(error).__name__}: {error}")
     where = settings.directory or settings.url or ""
     OUT.print(
-        f"{len(records)} records copied to {settings.name}{where and ': '}{where}",
+        f"{len(missing)} records copied to {settings.name}{where and ': '}{where}",
         soft_wrap=True,
         markup=False,
     )

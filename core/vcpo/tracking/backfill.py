@@ -1,9 +1,9 @@
-"""The records of a run in the order in which a sink would have got them."""
+"""The records of a run in the order in which a sink gets them, and those that a sink lacks."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -26,3 +26,30 @@ def ordered_records(run_dir: Path) -> Iterator[tuple[Record, int]]:
         if isinstance(record, StepRecord):
             step = record.step
         yield record, step
+
+
+def missing_records(
+    records: Iterable[tuple[Record, int]], sent_steps: Collection[int]
+) -> Iterator[tuple[Record, int]]:
+    """Yield the records that a sink lacks, in their order.
+
+    Of evaluations and events no sink says which it has. It gets those that came after the last step
+    before its first gap, and may have some of them already.
+
+    records: as `ordered_records` yields them.
+    sent_steps: those that the sink has.
+    """
+    sent = frozenset(sent_steps)
+    since_last: list[tuple[Record, int]] = []
+    has_gap = False
+    for record, step in records:
+        if not isinstance(record, StepRecord):
+            since_last.append((record, step))
+        elif record.step not in sent:
+            has_gap = True
+            yield from since_last
+            since_last.clear()
+            yield record, step
+        elif not has_gap:
+            since_last.clear()
+    yield from since_last

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.spec.tracking import Sink as SinkSettings
 from vcpo.spec.tracking import SinkName
-from vcpo.tracking.scalars import STEP_NAME, evaluation_scalars, step_scalars
+from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
 from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun
 
 _MAX_PARAMETER_CHARACTERS = 6000
@@ -43,26 +43,29 @@ class MlflowSink:
         else:
             self._run_id = known_id
             self._client.set_terminated(known_id, "RUNNING")
-        sent = self._client.get_run(self._run_id).data.metrics
-        self._sent_step = int(sent.get(STEP_NAME, 0))
-        self._is_copy = tracked.is_copy
+        self._points: dict[str, set[tuple[int, int]]] = {}
+        """Step and Unix time in ms of every point that the service has, by name; see `_sent`."""
+        self._sent_steps = {step for step, _ in self._sent(LAST_NAME)}
+
+    def sent_steps(self) -> Collection[int]:
+        """Return the steps whose last number the service has."""
+        return frozenset(self._sent_steps)
 
     def step(self, record: StepRecord) -> None:
         """Send the numbers of a step that was not sent before."""
-        if record.step > self._sent_step:
+        if record.step not in self._sent_steps:
+            self._sent_steps.add(record.step)
             self._log(step_scalars(record), record.step, record.time_unix_s)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Send the result at the step at which the evaluation started."""
-        if record.step > self._sent_step or self._sent_step == 0:
-            self._log(evaluation_scalars(record), record.step, record.time_unix_s)
+        self._log_once(evaluation_scalars(record), record.step, record.time_unix_s)
 
     def event(self, record: EventRecord, step: int) -> None:
         """Send a mark at the step, and the last event of each kind as a tag."""
-        if step > self._sent_step or not (self._is_copy and self._sent_step):
-            name = f"events/{record.kind}"
-            self._log({name: 1.0}, step, record.time_unix_s)
-            self._client.set_tag(self._run_id, name, record.message)
+        name = f"events/{record.kind}"
+        self._log_once({name: 1.0}, step, record.time_unix_s)
+        self._client.set_tag(self._run_id, name, record.message)
 
     def close(self, *, failed: bool) -> None:
         """End the run; everything was sent."""
@@ -86,11 +89,31 @@ class MlflowSink:
         )
         return run_id
 
+    def _sent(self, name: str) -> set[tuple[int, int]]:
+        """Return the points that the service has under a name; it is asked once."""
+        if name not in self._points:
+            history = self._client.get_metric_history(self._run_id, name)
+            self._points[name] = {(point.step, point.timestamp) for point in history}
+        return self._points[name]
+
+    def _log_once(self, values: Mapping[str, float], step: int, time_unix_s: float) -> None:
+        """Send what the service does not have of these values."""
+        point = (step, _milliseconds(time_unix_s))
+        new = {name: value for name, value in values.items() if point not in self._sent(name)}
+        for name in new:
+            self._sent(name).add(point)
+        if new:
+            self._log(new, step, time_unix_s)
+
     def _log(self, values: Mapping[str, float], step: int, time_unix_s: float) -> None:
-        at_ms = int(time_unix_s * 1000)
+        at_ms = _milliseconds(time_unix_s)
         metric = self._mlflow.entities.Metric
         metrics = [metric(name, value, at_ms, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+
+def _milliseconds(time_unix_s: float) -> int:
+    return int(time_unix_s * 1000)
 
 
 def _parameters(tracked: TrackedRun) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """A sink behind a bounded queue: it never delays its caller and never raises to it.
 
-One thread opens the sink, feeds it and closes it. What does not fit into the queue, and what the
-sink fails on, is dropped and counted. A sink that hangs costs its own numbers only: other sinks
-have threads of their own, and the thread does not keep the process alive.
+One thread opens the sink, feeds it and closes it. First the sink gets what it lacks of the run's
+records: what it had not taken when the process before ended. What does not fit into the queue, and
+what the sink fails on, is dropped and counted. A sink that hangs costs its own numbers only: other
+sinks have threads of their own, and the thread does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from vcpo.records.step_record import StepRecord
 from vcpo.spec.tracking import SinkName
+from vcpo.tracking.backfill import missing_records
 from vcpo.tracking.sink import Record, Sink, deliver
 
 CAPACITY: Final = 1000
@@ -27,17 +29,28 @@ class QueuedSink:
     """Owner: the event loop, but for the sink itself, which belongs to the thread."""
 
     def __init__(
-        self, name: SinkName, open_sink: Callable[[], Sink], *, capacity: int = CAPACITY
+        self,
+        name: SinkName,
+        open_sink: Callable[[], Sink],
+        *,
+        history: Sequence[tuple[Record, int]] = (),
+        capacity: int = CAPACITY,
     ) -> None:
+        """Start the thread.
+
+        history: the records so far, each with the last step at that time; the sink gets first what
+            it lacks of them.
+        """
         self.name = name
         self._open_sink = open_sink
+        self._history = history
         self._waiting: queue.Queue[tuple[Record, int] | None] = queue.Queue(capacity)
         """Records, each with the last step at that time; None wakes the thread up to end."""
         self._refused = 0
         """Records that found the queue full. Written by the event loop only."""
         self._failed = 0
         """Records that the sink raised on. Written by the thread only."""
-        self._step = 0
+        self._step = history[-1][1] if history else 0
         self._is_closing = False
         self._run_failed = False
         self._thread = threading.Thread(target=self._feed, name=f"sink-{name}", daemon=True)
@@ -81,6 +94,8 @@ class QueuedSink:
             sink = self._open_sink()
         except Exception as error:  # noqa: BLE001 - a client of a service may raise anything
             self._report("cannot be opened", error)
+        else:
+            self._catch_up(sink)
         while not (self._is_closing and self._waiting.empty()):
             item = self._waiting.get()
             if item is not None:
@@ -90,6 +105,17 @@ class QueuedSink:
                 sink.close(failed=self._run_failed)
             except Exception as error:  # noqa: BLE001 - as above
                 self._report("cannot be closed", error)
+
+    def _catch_up(self, sink: Sink) -> None:
+        """Deliver what the sink lacks of the history."""
+        history, self._history = self._history, ()  # it may be large
+        try:
+            sent_steps: Collection[int] = sink.sent_steps()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._report("cannot say which steps it has", error)
+            sent_steps = ()
+        for record, step in missing_records(history, sent_steps):
+            self._deliver(sink, record, step)
 
     def _deliver(self, sink: Sink | None, record: Record, step: int) -> None:
         if sink is None:

@@ -19,11 +19,11 @@ _GROUPS: Final = {
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names}
 """Group of a metric; `off_policy` for every other one."""
 
-STEP_NAME: Final = "learner/learner_step"
-"""Name under which the number of the step itself is sent."""
+LAST_NAME: Final = "learner/step_skipped"
+"""Name of the last number of a step: who has it of a step has all numbers of the step."""
 
 _FIELDS: Final = {
-    "step": STEP_NAME,
+    "step": "learner/learner_step",
     "response_tokens_mean": "task/response_tokens_mean",
     "lag_mean": "off_policy/token_lag_mean_steps",
     "lag_p50": "off_policy/token_lag_median_steps",
@@ -46,7 +46,10 @@ _FIELDS: Final = {
 
 
 def step_scalars(record: StepRecord) -> dict[str, float]:
-    """Return the numbers of a step by name, without those that this step does not have."""
+    """Return the numbers of a step by name, without those that this step does not have.
+
+    `LAST_NAME` comes last.
+    """
     shown = {name: float(getattr(record, field)) for field, name in _FIELDS.items()}
     for field, gauge in GAUGES:
         value = gauge_value(record, field, gauge)
@@ -60,7 +63,7 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
     for reason, count in record.dropped.items():
         shown[f"rollout/trajectories_dropped_total/{reason}"] = float(count)
-    shown["learner/step_skipped"] = float(record.skipped is not None)
+    shown[LAST_NAME] = float(record.skipped is not None)
     return shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,9 +40,13 @@ Record = StepRecord | EvaluationRecord | EventRecord
 class Sink(Protocol):
     """One run in one tracking service. Each call may block and may raise any error.
 
-    Steps come in order. A learner that resumes from a checkpoint takes steps again; each service
-    deals with it in its own way, see `docs/tracking.md`.
+    At a start the service says which steps it has, and gets the rest from the run's records
+    (`missing_records`); then come new records. A learner that resumes from a checkpoint may take
+    steps again; each service deals with it in its own way, see `docs/tracking.md`.
     """
+
+    def sent_steps(self) -> Collection[int]:
+        """Return the steps that the service has whole; none if it has none or cannot say."""
 
     def step(self, record: StepRecord) -> None:
         """Take the numbers of an optimizer step."""
@@ -72,15 +77,10 @@ def deliver(sink: Sink, record: Record, step: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """A run and its history so far."""
+    """A run and where it is."""
 
     run: VCPORun
     run_dir: Path
-    first_step: int = 1
-    """First step that will come: the one after the checkpoint that the learner resumed from."""
-    furthest_step: int = 0
-    """Last step of the run's records at the start. Steps up to it come again if they are after the
-    checkpoint."""
     is_copy: bool = False
     """Whether the records are copied afterwards, to a run of their own in the service."""
 

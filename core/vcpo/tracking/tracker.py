@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from vcpo.spec.tracking import SinkName
+from vcpo.tracking.backfill import ordered_records
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.services import open_sink
 from vcpo.tracking.sink import Record, TrackedRun
@@ -19,46 +20,45 @@ class Tracker:
     """The sinks of one run; a run may have none. Owner: the learner's event loop."""
 
     def __init__(self) -> None:
-        self._sinks: tuple[QueuedSink, ...] | None = None
-        self._early: list[Record] = []
-        """Events of the learner's start, before the sinks can be started."""
+        self._sinks: tuple[QueuedSink, ...] = ()
 
     def start(self, tracked: TrackedRun) -> None:
-        """Start the sinks of a run; each opens in a thread of its own."""
-        self.feed(
-            QueuedSink(settings.name, partial(open_sink, settings, tracked))
-            for settings in tracked.run.spec.tracking.sinks
-        )
+        """Start the sinks of a run; each opens in a thread of its own.
+
+        What a sink lacks of the run's records so far comes first.
+        """
+        if settings := tracked.run.spec.tracking.sinks:
+            history = tuple(ordered_records(tracked.run_dir))
+            self.feed(
+                QueuedSink(each.name, partial(open_sink, each, tracked), history=history)
+                for each in settings
+            )
 
     def feed(self, sinks: Iterable[QueuedSink]) -> None:
-        """Hand these sinks what has come so far, and everything that comes later."""
+        """Hand these sinks everything that comes from here on."""
         self._sinks = tuple(sinks)
-        for record in self._early:
-            self.put(record)
-        self._early.clear()
 
     def put(self, record: Record) -> None:
-        """Hand a record to every sink; it takes microseconds and raises nothing."""
-        if self._sinks is None:
-            self._early.append(record)
-            return
+        """Hand a record to every sink; it takes microseconds and raises nothing.
+
+        Before the start there are no sinks: the records have it, from which they get it then.
+        """
         for sink in self._sinks:
             sink.put(record)
 
     @property
     def dropped(self) -> Mapping[SinkName, int]:
         """Number of records that each sink did not get."""
-        return {sink.name: sink.dropped for sink in self._sinks or ()}
+        return {sink.name: sink.dropped for sink in self._sinks}
 
     def close(
         self, *, failed: bool, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Wait until the sinks have everything, all together at most `timeout_s` seconds."""
         deadline_s = clock() + timeout_s
-        sinks = self._sinks or ()
-        for sink in sinks:
+        for sink in self._sinks:
             sink.start_closing(failed=failed)
-        for sink in sinks:
+        for sink in self._sinks:
             has_all = sink.join(max(0.0, deadline_s - clock()))
             if sink.dropped or not has_all:
                 _LOGGER.warning(

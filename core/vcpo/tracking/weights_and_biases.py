@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.spec.tracking import Sink as SinkSettings
@@ -17,7 +20,8 @@ class WandbSink:
     """One run of a project, continued under the same id after a restart.
 
     The service takes steps in rising order only. So steps that a restarted learner takes again are
-    not sent: the service keeps those of the first time.
+    not sent: the service keeps those of the first time. Offline the files of a process hold the
+    whole history, since nobody knows which of the files before are whole and will be sent.
     """
 
     def __init__(self, settings: SinkSettings, tracked: TrackedRun) -> None:
@@ -47,31 +51,43 @@ class WandbSink:
         )
         self._run.define_metric(_EVALUATION_STEP, hidden=True)
         self._run.define_metric("evaluation/*", step_metric=_EVALUATION_STEP)
-        self._is_copy = tracked.is_copy
-        self._sent_step = max(tracked.furthest_step, self._run.step - 1, 0)
-        self._step = self._run.step if self._sent_step == 0 else self._sent_step + 1
-        """Step of the service's row that is being filled; it never falls."""
+        self._first_row = max(self._run.step, 0)
+        """First row that the service takes; offline nothing is known of rows before."""
+        self._row = 0
+        """Row that is being filled, the number of its step; 0 before the first step."""
+        self._early: dict[str, Any] = {}
+        """Values that came before a step in this process. A row of them alone would look like a
+        step that the service has, so they wait for the next one."""
+
+    def sent_steps(self) -> Collection[int]:
+        """Return the steps before the next row of the service; offline none."""
+        return range(1, self._first_row)
 
     def step(self, record: StepRecord) -> None:
-        """Send the numbers of a step that was not sent before."""
-        if record.step > self._sent_step:
-            self._step = record.step
+        """Send the numbers of a step; the service takes only those after its last."""
+        if record.step >= self._first_row and record.step > self._row:
+            self._row = record.step
             values = {**step_scalars(record), "_timestamp": record.time_unix_s}
-            self._run.log(values, step=record.step)
+            self._run.log({**self._early, **values}, step=self._row)
+            self._early.clear()
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Send the result against the step at which the evaluation started."""
-        if record.step > self._sent_step or self._sent_step == 0:
-            values = {**evaluation_scalars(record), _EVALUATION_STEP: record.step}
-            self._run.log(values, step=self._step)
+        self._fill({**evaluation_scalars(record), _EVALUATION_STEP: record.step})
 
     def event(self, record: EventRecord, step: int) -> None:
         """Send a mark at the step, and the last event of each kind as text."""
-        if step > self._sent_step or not (self._is_copy and self._sent_step):
-            self._run.log({f"events/{record.kind}": 1}, step=self._step)
-            self._run.summary[f"last_event/{record.kind}"] = record.message
+        self._fill({f"events/{record.kind}": 1})
+        self._run.summary[f"last_event/{record.kind}"] = record.message
 
     def close(self, *, failed: bool) -> None:
         """Wait for the upload, up to ten seconds, and end the run."""
         self._run.finish(exit_code=int(failed))
         self._wandb.teardown()  # only this waits until the client has written its file
+
+    def _fill(self, values: dict[str, Any]) -> None:
+        """Put values into the row of the last step."""
+        if self._row or not self._first_row:
+            self._run.log(values, step=self._row)
+        else:
+            self._early |= values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Collection
 
 import pytest
 
@@ -30,6 +31,13 @@ class ListSink:
         self.may_go_on.set()
         self.was_called = threading.Event()
         self.error: Exception | None = None
+        self.sent: Collection[int] = ()
+        self.cannot_say: Exception | None = None
+
+    def sent_steps(self):
+        if self.cannot_say is not None:
+            raise self.cannot_say
+        return self.sent
 
     def step(self, record):
         self._take(record.step)
@@ -131,14 +139,45 @@ def test_what_comes_after_the_end_is_dropped(sink):
     assert queued.dropped == 1
 
 
-def test_a_tracker_hands_every_sink_also_the_events_before_its_start(sink):
+HISTORY = [(EVENT, 0), (step(1), 1), (EVENT, 1), (step(2), 2), (EVENT, 2), (step(3), 3), (EVENT, 3)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ((), [("Draining", 0), 1, ("Draining", 1), 2, ("Draining", 2), 3, ("Draining", 3)]),
+        ((1,), [("Draining", 1), 2, ("Draining", 2), 3, ("Draining", 3)]),
+        ((1, 3), [("Draining", 1), 2, ("Draining", 2), ("Draining", 3)]),
+        ((1, 2, 3), [("Draining", 3)]),
+        ((1, 2, 3, 4, 5), [("Draining", 3)]),
+    ],
+)
+def test_a_sink_first_gets_the_steps_that_it_lacks_and_the_events_since_its_last_whole_one(
+    sink, sent, expected
+):
+    sink.sent = sent
+    queued = QueuedSink(SinkName.WANDB, lambda: sink, history=HISTORY)
+    queued.put(EVENT)
+    queued.put(step(4))
+    assert close(queued)
+    assert sink.got == [*expected, ("Draining", 3), 4, ("closed", False)]
+
+
+def test_a_sink_that_fails_to_say_what_it_has_gets_the_whole_history(sink, caplog):
+    sink.cannot_say = ConnectionError("404")
+    queued = QueuedSink(SinkName.WANDB, lambda: sink, history=HISTORY)
+    assert close(queued)
+    assert [each for each in sink.got if isinstance(each, int)] == [1, 2, 3]
+    assert "sink wandb cannot say which steps it has: 404" in caplog.text
+
+
+def test_a_tracker_hands_every_record_to_each_sink(sink):
     tracker, other = Tracker(), ListSink()
-    tracker.put(EVENT)
     tracker.feed([QueuedSink(SinkName.WANDB, lambda: sink),
                   QueuedSink(SinkName.MLFLOW, lambda: other)])  # fmt: skip
     tracker.put(step(1))
     tracker.close(failed=False, timeout_s=PATIENCE_S)
-    assert sink.got == other.got == [("Draining", 0), 1, ("closed", False)]
+    assert sink.got == other.got == [1, ("closed", False)]
 
 
 def test_a_tracker_waits_for_all_sinks_together_no_longer_than_it_may(sink, caplog):

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.fixtures.records import STEP
+from tests.fixtures.tracked_process import TrackedProcess, step_of
 from tests.fixtures.tracking import (
     tensorboard_scalars,
     tensorboard_texts,
     wandb_history,
     wandb_ids,
 )
-from vcpo.records.journal import EvaluationRecord, EventRecord
+from vcpo.records.journal import EvaluationRecord, EventRecord, Journal, read_metrics
 from vcpo.spec import SpecError, VCPORun
 from vcpo.spec.tracking import Sink, SinkName, Tracking
 from vcpo.tracking import services
+from vcpo.tracking.scalars import LAST_NAME, step_scalars
 from vcpo.tracking.services import check_packages, open_sink
 from vcpo.tracking.sink import TrackedRun
 
 REWARD = "task/reward_mean"
+
+
+@pytest.fixture(autouse=True)
+def mlflow_reads_folders(monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
 EVALUATION = EvaluationRecord(
     step=2, time_unix_s=1002.5, accuracy=0.25, num_trajectories=4, policy_version_min=2,
     policy_version_max=2,
@@ -45,27 +55,20 @@ def make_run(**parameters: Any) -> VCPORun:
 
 
 def steps(first, last, *, reward):
-    return [
-        dataclasses.replace(STEP, step=step, reward_mean=reward, time_unix_s=1000.0 + step)
-        for step in range(first, last + 1)
-    ]
+    return [step_of(step, reward) for step in range(first, last + 1)]
 
 
 def train_fall_back_and_train(settings: Sink, run_dir: Path) -> None:
     """Five steps with reward 0.25; a restart from the checkpoint of step 3; steps 4 to 7 at 0.5."""
-    sink = open_sink(settings, TrackedRun(run=make_run(), run_dir=run_dir))
-    for record in steps(1, 1, reward=0.25):
-        sink.step(record)
-    sink.event(EVENT, 1)
-    for record in steps(2, 5, reward=0.25):
-        sink.step(record)
-    sink.evaluation(EVALUATION)
-    sink.close(failed=True)
-    again = TrackedRun(run=make_run(), run_dir=run_dir, first_step=4, furthest_step=5)
-    sink = open_sink(settings, again)
-    for record in steps(4, 7, reward=0.5):
-        sink.step(record)
-    sink.close(failed=False)
+    process = TrackedProcess(run_dir, settings)
+    process.put(
+        *steps(1, 1, reward=0.25), EVENT, *steps(2, 2, reward=0.25), EVALUATION,
+        *steps(3, 5, reward=0.25),
+    )  # fmt: skip
+    process.close(failed=True)
+    process = TrackedProcess(run_dir, settings)
+    process.put(*steps(4, 7, reward=0.5))
+    process.close()
 
 
 FIRST_TIME_KEPT = {**dict.fromkeys(range(1, 6), 0.25), 6: 0.5, 7: 0.5}
@@ -100,6 +103,110 @@ def test_weights_and_biases_continues_one_run_and_keeps_the_first_history(tmp_pa
     assert [step for step, row in rows if "events/CheckpointSaved" in row] == [1]
 
 
+@pytest.mark.parametrize("name", SinkName)
+def test_every_step_of_the_journal_is_in_the_service_after_two_kills(tmp_path, name):
+    settings = all_settings(tmp_path)[name]
+    for first, last, end in ((1, 16, "kill"), (17, 22, "kill-at-once")):
+        died = run_process(tmp_path, settings, first, last, end)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+    process = TrackedProcess(tmp_path, settings)
+    process.put(*(step_of(step, step / 64) for step in range(23, 26)))
+    process.close()
+    assert process.tracker.dropped == {name: 0}
+    recorded = read_metrics(tmp_path).steps
+    expected = {step.step: step_scalars(step)[REWARD] for step in recorded}
+    assert expected == {step: step / 64 for step in range(1, 26)}
+    assert shown(tmp_path, name, REWARD) == expected
+    assert shown(tmp_path, name, LAST_NAME) == dict.fromkeys(expected, 0.0)
+
+
+@pytest.mark.parametrize("name", SinkName)
+def test_a_step_that_was_dropped_comes_at_the_next_start_where_the_service_takes_it(tmp_path, name):
+    settings = all_settings(tmp_path)[name]
+    process = TrackedProcess(tmp_path, settings)
+    process.put(*steps(1, 2, reward=0.25))
+    process.close()
+    for record in steps(3, 4, reward=0.25):  # as if the service had been away
+        Journal(tmp_path).step(record)
+    process = TrackedProcess(tmp_path, settings)
+    process.put(*steps(5, 6, reward=0.25))
+    process.close()
+    assert shown(tmp_path, name, REWARD) == dict.fromkeys(range(1, 7), 0.25)
+
+
+@pytest.mark.parametrize("has_step", [True, False])
+def test_what_comes_before_the_first_step_of_a_resumed_service_makes_no_row_of_its_own(
+    tmp_path, has_step
+):
+    # A row with a mark alone would be taken for a step that the service has.
+    settings = all_settings(tmp_path)[SinkName.WANDB]
+    sink = open_sink(settings, TrackedRun(run=make_run(), run_dir=tmp_path))
+    sink._first_row = 7  # as if six steps stood in the service
+    assert list(sink.sent_steps()) == [1, 2, 3, 4, 5, 6]
+    sink.event(EVENT, 6)
+    for record in steps(6, 7, reward=0.5) if has_step else ():
+        sink.step(record)
+    sink.close(failed=True)
+    rows = wandb_history(tmp_path / "wandb")
+    assert [(step, row[REWARD], row["events/CheckpointSaved"]) for step, row in rows] == [
+        (7, 0.5, 1)
+    ] * has_step
+
+
+@pytest.mark.parametrize("name", SinkName)
+def test_steps_that_a_restart_undid_before_they_were_sent_never_come(tmp_path, name):
+    for record in (*steps(1, 4, reward=0.25), *steps(3, 3, reward=0.5)):
+        Journal(tmp_path).step(record)
+    TrackedProcess(tmp_path, all_settings(tmp_path)[name]).close()
+    assert shown(tmp_path, name, REWARD) == {1: 0.25, 2: 0.25, 3: 0.5}
+
+
+def test_tensorboard_files_that_end_in_half_an_event_or_in_garbage_are_continued(tmp_path):
+    settings = Sink(name=SinkName.TENSORBOARD)
+    for number, harm in enumerate((lambda data: data[:-7], lambda data: data + b"\xff" * 64)):
+        process = TrackedProcess(tmp_path, settings)
+        process.put(*steps(number + 1, number + 1, reward=0.25))
+        process.close()
+        newest = max((tmp_path / "tensorboard").iterdir())
+        newest.write_bytes(harm(newest.read_bytes()))
+    process = TrackedProcess(tmp_path, settings)
+    process.put(*steps(3, 3, reward=0.5))
+    process.close()
+    assert tensorboard_scalars(tmp_path / "tensorboard")[REWARD] == {1: 0.25, 2: 0.25, 3: 0.5}
+
+
+def run_process(run_dir, settings, first, last, end):
+    """A learner's process on this run, until its end."""
+    command = [sys.executable, "-m", "tests.fixtures.tracked_process", str(run_dir)]
+    command += [settings.model_dump_json(by_alias=True, exclude_none=True)]
+    command += [str(first), str(last), end]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def all_settings(run_dir) -> dict[SinkName, Sink]:
+    return {
+        SinkName.TENSORBOARD: Sink(name=SinkName.TENSORBOARD),
+        SinkName.WANDB: Sink(name=SinkName.WANDB, mode="offline"),
+        SinkName.MLFLOW: mlflow_settings(run_dir),
+    }
+
+
+def shown(run_dir, name, scalar) -> dict[int, float]:
+    """What a service shows under a name, by step."""
+    match name:
+        case SinkName.TENSORBOARD:
+            return tensorboard_scalars(run_dir / "tensorboard")[scalar]
+        case SinkName.WANDB:
+            rows = wandb_history(run_dir / "wandb")
+            return {step: row[scalar] for step, row in rows if scalar in row}
+        case SinkName.MLFLOW:
+            client = MlflowClient(tracking_uri=f"file://{run_dir / 'mlruns'}")
+            (run,) = client.search_runs([client.get_experiment_by_name("demos").experiment_id])
+            history = client.get_metric_history(run.info.run_id, scalar)
+            assert len({point.step for point in history}) == len(history), "a step stands twice"
+            return {point.step: point.value for point in history}
+
+
 def mlflow_settings(folder: Path) -> Sink:
     return Sink(name=SinkName.MLFLOW, url=f"file://{folder / 'mlruns'}", project="demos")
 
@@ -114,7 +221,7 @@ def test_mlflow_continues_one_run_and_keeps_the_first_history(tmp_path):
     assert len(history) == len(FIRST_TIME_KEPT)
     assert run.data.metrics["evaluation/evaluation_accuracy"] == 0.25
     assert run.data.tags["events/CheckpointSaved"] == "step 1"
-    assert (run.data.params["model.name"], run.data.params["steps"]) == ("m", "10")
+    assert (run.data.params["model.name"], run.data.params["steps"]) == ("m", "30")
 
 
 def test_a_failed_run_is_shown_as_failed(tmp_path):
