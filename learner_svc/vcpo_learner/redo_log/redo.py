@@ -70,7 +70,8 @@ class Redo:
         self._contents.grant(change)
 
     def _accept(self, change: TrajectoriesAccepted) -> None:
-        if self._contents.book.get(change.lease_id) is None:
+        lease = self._contents.book.get(change.lease_id)
+        if lease is None:
             raise InconsistentChangeError(f"{change.lease_id} is not open")
         try:
             self._contents.accept(change)
