@@ -6,7 +6,8 @@ method is registered with a stream of requests, of which the guard reads one; on
 no difference.
 
 ```
-key ---> role ---> deadline ---> slot to read ---> message ---> method ---> responses, read in time
+key ---> role ---> calls of the worker ---> deadline ---> slot to read ---> message ---> method
+                                                                       responses, read in time <---
 ```
 
 Health checks need no key, so that probes can call them, but a deadline: a caller that opens no
@@ -19,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any
 
@@ -37,11 +39,13 @@ from vcpo.wire.access.roles import (
 )
 from vcpo.wire.errors import PermissionDeniedError, WireError
 from vcpo.wire.limits import (
+    MAX_CALLS_PER_WORKER,
     MAX_CONTROL_MESSAGES_READ,
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
     MAX_PROBE_S,
     MAX_STREAMS,
+    MAX_WAITS_PER_WORKER,
     READ_TIMEOUT_S,
     STALLED_READER_S,
     STREAM_WAIT_S,
@@ -69,6 +73,8 @@ class CallRefusal(StrEnum):
     """The call has no deadline, or one too far away."""
     MESSAGE = "message"
     """The message did not arrive in time, or is malformed."""
+    CALLS = "calls"
+    """Too many calls of the worker are in progress, or wait."""
     STREAMS = "streams"
     """Too many streams are open."""
     STALLED = "stalled"
@@ -103,6 +109,10 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
         """Number of refused calls by reason."""
+        self._calls: Counter[str] = Counter()
+        """Calls in progress by worker, which its own key names."""
+        self._waiting: Counter[str] = Counter()
+        """Of these, the ones that wait for something."""
         self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s
@@ -123,20 +133,23 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method == _PROBE:
             return self._guard_probe(handler)
-        refusal = self._refusal(method, dict(handler_call_details.invocation_metadata or ()))
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        refusal = self._refusal(method, metadata)
         if refusal is not None:
             self.refusals[refusal.reason] += 1
             return grpc.stream_stream_rpc_method_handler(_refusing(refusal))
         if not method.startswith(_OURS):  # reflection and other services of the libraries
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
+        worker = str(metadata.get(IDENTITY, ""))
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._guard_stream(handler, reading),
+                self._guard_stream(handler, reading, worker),
                 response_serializer=handler.response_serializer,
             )
         return grpc.stream_unary_rpc_method_handler(
-            self._guard_unary(handler, reading), response_serializer=handler.response_serializer
+            self._guard_unary(handler, reading, worker),
+            response_serializer=handler.response_serializer,
         )
 
     def _refusal(self, method: str, metadata: Mapping[str, str | bytes]) -> _RefusedError | None:
@@ -174,13 +187,14 @@ class Guard(grpc.aio.ServerInterceptor):
         )
 
     def _guard_unary(
-        self, handler: Any, reading: asyncio.Semaphore
+        self, handler: Any, reading: asyncio.Semaphore, worker: str
     ) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def handle(_: Any, context: _Context) -> Any:
             try:
-                return await handler.unary_unary(
-                    await self._request(handler.request_deserializer, context, reading), context
-                )
+                with self._counted(worker):
+                    request = await self._request(handler.request_deserializer, context, reading)
+                    with self._counted_waiting(worker, request):
+                        return await handler.unary_unary(request, context)
             except WireError as error:
                 refusal = self._answer(error)
             # Outside `except` traceback and message are freed; `abort` takes a while.
@@ -189,9 +203,16 @@ class Guard(grpc.aio.ServerInterceptor):
         return handle
 
     def _guard_stream(
-        self, handler: Any, reading: asyncio.Semaphore
+        self, handler: Any, reading: asyncio.Semaphore, worker: str
     ) -> Callable[[Any, _Context], Awaitable[None]]:
         async def handle(_: Any, context: _Context) -> None:
+            try:
+                with self._counted(worker):
+                    await send(context)
+            except _RefusedError as error:
+                await context.abort(*self._answer(error))
+
+        async def send(context: _Context) -> None:
             if (busy := await self._stream_turn()) is not None:
                 await context.abort(*busy)
             try:
@@ -204,6 +225,40 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._streams.release()
 
         return handle
+
+    def _counted(self, worker: str) -> AbstractContextManager[None]:
+        """Count a call while it is in progress; a caller that is no worker has no limit here.
+
+        Raises:
+            _RefusedError: if the worker has as many calls as it may.
+        """
+        return self._within(self._calls, worker, MAX_CALLS_PER_WORKER, "are in progress")
+
+    def _counted_waiting(self, worker: str, request: Any) -> AbstractContextManager[None]:
+        """Count a call while it waits for what its message asks for; as `_counted`."""
+        waits = worker if getattr(request, "wait_seconds", 0.0) > 0.0 else ""
+        return self._within(self._waiting, waits, MAX_WAITS_PER_WORKER, "wait")
+
+    @contextlib.contextmanager
+    def _within(self, calls: Counter[str], worker: str, limit: int, doing: str) -> Iterator[None]:
+        if not worker:
+            yield
+            return
+        if calls[worker] >= limit:
+            self.refusals[CallRefusal.CALLS] += 1
+            raise _RefusedError(
+                CallRefusal.CALLS,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"calls: {limit} calls of this worker {doing} already, as many as may; repeat the"
+                " call later",
+            )
+        calls[worker] += 1
+        try:
+            yield
+        finally:
+            calls[worker] -= 1
+            if not calls[worker]:
+                del calls[worker]
 
     async def _stream_turn(self) -> tuple[grpc.StatusCode, str] | None:
         """Wait for the turn of a stream; return status and text if it does not come in time.

@@ -22,7 +22,7 @@ from tests.unit.wire.echo_service import (
 from vcpo.wire import guard as guard_module
 from vcpo.wire import limits
 from vcpo.wire.client import open_channel
-from vcpo.wire.guard import Guard
+from vcpo.wire.guard import CallRefusal, Guard
 from vcpo.wire.limits import server_options
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc
@@ -219,6 +219,91 @@ async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
             assert (await first.read()).data
         assert await first.read() is grpc.aio.EOF
         assert len(await chunks(channel)) == 64
+
+
+class Patient(Echo):
+    """Answers who waits once it is told to, and everybody else at once."""
+
+    def __init__(self):
+        self.num_waiting = 0
+        self.may_answer = asyncio.Event()
+
+    async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
+        if request.wait_seconds:
+            self.num_waiting += 1
+            await self.may_answer.wait()
+        return policy_pb2.PolicyManifest(policy_version=7)
+
+
+def wait_for_manifest(channel, wait_s=20.0):
+    request = policy_pb2.GetManifestRequest(worker_id="w", wait_seconds=wait_s)
+    return policy_pb2_grpc.PolicyServiceStub(channel).GetManifest(request, timeout=TIMEOUT_S)
+
+
+async def until(condition):
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_one_worker_waits_with_so_many_calls_and_the_others_go_on():
+    patient, guard = Patient(), Guard(KEYS)
+    async with (
+        serve(patient, guard=guard) as address,
+        open_channel(address, key=KEY, identity=IDENTITY) as one,
+        open_channel(address, key=KEY, identity="own-key-of-x") as another,
+    ):
+        waiting = [wait_for_manifest(one) for _ in range(limits.MAX_WAITS_PER_WORKER)]
+        await until(lambda: patient.num_waiting == len(waiting))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await wait_for_manifest(one)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.details() == (
+            "calls: 16 calls of this worker wait already, as many as may; repeat the call later"
+        )
+        assert guard.refusals == {CallRefusal.CALLS: 1}
+        assert await manifest(one) == 7  # a call that does not wait
+        waiting.append(wait_for_manifest(another))
+        await until(lambda: patient.num_waiting == len(waiting))
+        waiting[0].cancel()  # what a worker gives up makes room
+        await until(lambda: guard._waiting[IDENTITY] < limits.MAX_WAITS_PER_WORKER)
+        waiting[0] = wait_for_manifest(one)
+        patient.may_answer.set()
+        assert [(await each).policy_version for each in waiting] == [7] * len(waiting)
+    assert guard.refusals == {CallRefusal.CALLS: 1}
+    assert not guard._waiting
+    assert not guard._calls
+
+
+async def test_one_worker_has_so_many_calls_of_every_kind_in_progress(monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_CALLS_PER_WORKER", 2)
+    patient = Patient()
+    async with (
+        serve(patient, keys=KEYS) as address,
+        open_channel(address, key=KEY, identity=IDENTITY) as one,
+        open_channel(address, key=KEY, identity="own-key-of-x") as another,
+    ):
+        waiting = [wait_for_manifest(one) for _ in range(2)]
+        await until(lambda: patient.num_waiting == 2)
+        for call in (manifest, chunks):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(one)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert refused.value.details() == (
+                "calls: 2 calls of this worker are in progress already, as many as may; repeat the"
+                " call later"
+            )
+            assert await call(another)
+        patient.may_answer.set()
+        assert [(await each).policy_version for each in waiting] == [7, 7]
+        assert await manifest(one) == 7
+
+
+def test_a_worker_that_keeps_to_its_protocol_never_meets_these_limits():
+    # It waits for work, for a version and for what it shall interrupt. All calls of one channel are
+    # at most 128; it may have one, one that it replaces, and one on which it fetches weights.
+    assert limits.MAX_WAITS_PER_WORKER >= 2 * 3
+    assert limits.MAX_CALLS_PER_WORKER >= 3 * limits.MAX_CALLS_PER_CONNECTION
 
 
 async def test_versions_are_sent_in_the_order_of_the_calls(monkeypatch):

@@ -206,8 +206,8 @@ WORKERS_SET_ASIDE = counter(
 )
 CALLS_REFUSED = counter(
     "vcpo_learner_calls_refused_total",
-    "Calls refused: key, role, identity (another's name or lease), deadline, message, streams, "
-    "stalled.",
+    "Calls refused: key, role, identity (another's name or lease), calls, deadline, message, "
+    "streams, stalled.",
     Label("reason", tuple(CallRefusal)),
 )
 WEIGHTS_SERVED = counter(
