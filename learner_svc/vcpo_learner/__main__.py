@@ -17,6 +17,7 @@ from vcpo.service.lifecycle import (
     record_cause,
     report_start_error,
     start_errors,
+    wake_at_parent_exit,
 )
 from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.phase import RunPhase
@@ -34,6 +35,7 @@ def main() -> int:
     rank was lost, and `--drained-status` if the run was drained. A rank other than 0 ends with 0
     when rank 0 ends it.
     """
+    wake_at_parent_exit()
     arguments = vars(_parse_arguments())
     drained_status: int = arguments.pop("drained_status")
     if not sys.stderr.isatty():

@@ -11,7 +11,13 @@ from pathlib import Path
 import grpc
 
 from vcpo.service import logs
-from vcpo.service.lifecycle import SET_ASIDE, StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import (
+    SET_ASIDE,
+    StartError,
+    report_start_error,
+    start_errors,
+    wake_at_parent_exit,
+)
 from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
@@ -26,6 +32,7 @@ def main() -> int:
     0 at the run's end or after a shutdown, 1 if engine or learner failed, 2 if the user must
     correct something, 77 if the learner has set the worker aside.
     """
+    wake_at_parent_exit()
     options = _options()
     try:
         with start_errors():

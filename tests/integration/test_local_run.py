@@ -225,15 +225,19 @@ def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> Non
     }  # every step once, over both processes
 
 
-def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_no_process_outlives_a_killed_host(start_run: StartRun, are_stopped: bool) -> None:
     run = start_run(steps=100_000)
     run.wait_for_step(2)
     pids = [run.pid_of(name) for name in ("learner", "main-0", "main-1")]
     pids += weight_servers(run)
+    for pid in pids if are_stopped else ():
+        os.kill(pid, signal.SIGSTOP)
     run.process.kill()
     run.process.wait()
     assert len(pids) == 4
     wait_for_exit(pids)
+    assert list((run.path / "checkpoints").glob("step-*/meta.json"))  # the learner still saved
 
 
 def weight_servers(run: LocalRun) -> list[int]:

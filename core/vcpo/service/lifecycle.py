@@ -4,13 +4,14 @@ A service that the local host starts writes a *ready file* with its ports as soo
 it cannot start because of something that the user must fix, it logs a start error after a mark that
 the host searches for, and exits with status `CANNOT_START`. Any other error shows its traceback. A
 service ends when the host ends, for whatever reason: its standard input is the reading end of a
-pipe, and the kernel closes the other end with the host.
+pipe, and the kernel closes the other end with the host. If it is stopped, the kernel continues it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -58,6 +59,7 @@ START_ERROR_MARK = "vcpo: cannot start: "
 """Precedes a start error in a service's log."""
 
 _MAX_PORT = 65_535
+_PR_SET_PDEATHSIG = 1
 
 
 class StartError(Exception):
@@ -137,6 +139,20 @@ def on_stop_request(stop: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
+
+
+def wake_at_parent_exit() -> None:
+    """Have the kernel continue this process, if it is stopped, when its parent ends; on Linux only.
+
+    A process that SIGSTOP has stopped reads no end of its input, and would outlive a killed parent.
+    With SIGKILL in place of SIGCONT nothing would be saved. The signal comes when the thread that
+    started this process ends, which may be long before the parent does: SIGCONT does no harm then.
+    No check of the parent is needed: one that has ended by now has closed the input.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def on_parent_exit(stop: Callable[[str], None]) -> None:

@@ -27,7 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from vcpo.service import logs
-from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import (
+    StartError,
+    report_start_error,
+    start_errors,
+    wake_at_parent_exit,
+)
 from vcpo.wire.access.roles import CallerRole, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
@@ -41,6 +46,7 @@ _REPORT_S = 0.5
 
 def main() -> int:
     """Serve until the parent says stop or ends; return the exit status."""
+    wake_at_parent_exit()
     parser = argparse.ArgumentParser(prog="python -m vcpo_learner.weight_server")
     parser.add_argument("--listen", required=True, help="host:port; port 0: any free one")
     parser.add_argument("--tls", type=Path, help="folder of the certificates")

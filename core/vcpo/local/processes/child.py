@@ -1,8 +1,8 @@
 """Child processes of the host: start, stop, exit and log.
 
 The standard input of every child is the reading end of a pipe. When the host ends, for whatever
-reason, the pipe ends and the child exits (`vcpo.service.lifecycle.on_parent_exit`), so no orphan
-stays.
+reason, the pipe ends and the child exits (`vcpo.service.lifecycle.on_parent_exit`). A child that is
+stopped then continues (`wake_at_parent_exit`), so no orphan stays.
 """
 
 from __future__ import annotations

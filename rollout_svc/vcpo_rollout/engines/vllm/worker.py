@@ -31,6 +31,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
+from vcpo.service.lifecycle import wake_at_parent_exit
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 
 _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
@@ -144,11 +145,12 @@ def _watch_parents() -> None:
     vLLM's engine process would otherwise survive a killed rollout worker and keep its memory. With
     several GPUs it stands between the worker and the processes that import this module, which then
     kill it too. The kernel's own signal (PR_SET_PDEATHSIG) follows the thread that started the
-    process, which may end long before the worker does.
+    process, which may end long before the worker does; it only continues a stopped process.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+    wake_at_parent_exit()
     rollout_worker = int(os.environ.get(ROLLOUT_WORKER_VARIABLE, os.getppid()))
 
     def kill_after_parents() -> None:

@@ -13,6 +13,8 @@ from typing import Final
 
 from math_verify import parse, verify
 
+from vcpo.service.lifecycle import wake_at_parent_exit
+
 ALARM_S: Final = 3
 """Time limit for parsing an expression, and for each comparison."""
 
@@ -33,6 +35,7 @@ def is_equal(reference: str, candidate: str) -> bool:
 
 def main() -> None:
     """Compare until standard input ends."""
+    wake_at_parent_exit()
     # Models write much that cannot be parsed; the library would log each case.
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

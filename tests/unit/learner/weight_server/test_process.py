@@ -335,8 +335,9 @@ def mapped_weights(maps):
     return set()
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_parent_leaves_no_process_and_no_memory_behind(number):
+def test_a_killed_parent_leaves_no_process_and_no_memory_behind(number, is_stopped):
     before = set(Path("/dev/shm").iterdir())
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -345,6 +346,8 @@ def test_a_killed_parent_leaves_no_process_and_no_memory_behind(number):
     memory = mapped_weights(maps)
     assert memory
     os.kill(process_id, signal.SIGTERM)  # which is for the parent
+    if is_stopped:
+        os.kill(process_id, signal.SIGSTOP)
     parent.send_signal(number)
     assert parent.wait() == -number
     deadline_s = time.monotonic() + DEADLINE_S

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +29,7 @@ HOST = """
 import pathlib, sys, time
 from vcpo.local.processes.child import start_child
 folder = pathlib.Path(sys.argv[1])
-command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+command = [sys.executable, "-c", sys.argv[2]]
 files = {"log": folder / "log", "ready_file": folder / "ready"}
 print(start_child("child", command, environment={}, **files).process.pid, flush=True)
 time.sleep(3600)
@@ -67,6 +69,13 @@ def start_stubborn(start: Start, tmp_path: Path) -> ChildProcess:
     child = start(STUBBORN, str(fifo))
     assert fifo.read_text(encoding="utf-8") == "up"
     return child
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def has_ended(pid_descriptor: int) -> bool:
@@ -240,12 +249,27 @@ def test_a_child_that_is_let_go_takes_that_for_the_hosts_end(start):
     assert child.process.wait(TIMEOUT_S) == 0
 
 
-def test_no_orphan_stays_when_the_host_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOST, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
+SERVICE = f"""
+import pathlib, sys
+from vcpo.service.lifecycle import wake_at_parent_exit
+wake_at_parent_exit()
+pathlib.Path("up").touch()
+{OBEDIENT}
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_orphan_stays_when_the_host_is_killed(tmp_path, is_stopped):
+    command = [sys.executable, "-c", HOST, str(tmp_path), SERVICE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as host:
         orphan = os.pidfd_open(int(host.stdout.readline()))
+        wait_until((tmp_path / "up").exists)
+        if is_stopped:
+            signal.pidfd_send_signal(orphan, signal.SIGSTOP)
         host.kill()
     try:
         assert has_ended(orphan)
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(orphan, signal.SIGKILL)
         os.close(orphan)

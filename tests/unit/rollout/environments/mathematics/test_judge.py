@@ -1,3 +1,7 @@
+import os
+import select
+import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,3 +64,27 @@ def test_the_process_has_none_of_the_workers_keys(monkeypatch):
     assert judge.is_equal("1/2", "0.5")
     environment = Path(f"/proc/{judge._process.pid}/environ").read_bytes()
     assert b"VCPO" not in environment
+
+
+PARENT = """
+import time
+from vcpo_rollout.environments.mathematics.judge import MathJudge
+judge = MathJudge()
+judge.is_equal("1", "2")
+print(judge._process.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_process_does_not_outlive_a_killed_worker(is_stopped):
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as worker:
+        process = os.pidfd_open(int(worker.stdout.readline()))
+        if is_stopped:
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
+        worker.kill()
+    ended, _, _ = select.select([process], [], [], 60.0)
+    if not ended:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+    assert ended
