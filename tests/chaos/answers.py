@@ -62,7 +62,11 @@ ANSWERS: Final[Mapping[Kind, Answer]] = {
     Kind.DISK_READ_ONLY_AT_START: _LEARNER_ENDS,
     Kind.CHECKPOINT_DAMAGED: _LEARNER_ENDS,
     Kind.LOG_DAMAGED: _LOG_IS_DAMAGED,
+    Kind.WAL_FLIPPED: _LOG_IS_DAMAGED,
+    Kind.WAL_REMOVED: _LOG_IS_DAMAGED,
+    Kind.METRICS_FLIPPED: _LEARNER_ENDS,
     Kind.HOST_KILLED: _ANY_ENDS,
+    Kind.HOST_KILLED_OVER_STOPPED: _ANY_ENDS,
     Kind.HOST_TERMINATED: _ANY_ENDS,
     Kind.RANK_KILLED: _LEARNER_ENDS,
     Kind.RANK_STOPPED: _LEARNER_ENDS,
@@ -70,6 +74,15 @@ ANSWERS: Final[Mapping[Kind, Answer]] = {
 }
 RESTARTING: Final = frozenset(kind for kind, answer in ANSWERS.items() if answer.ends)
 """Kinds after which a process starts anew, which takes most of a run's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Damage of the redo log."""
+
+    at_unix_s: float
+    told_changes: int
+    """Changes of which the next learner said that they are lost."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,6 +27,7 @@ class Terms:
 
     max_lag_steps: int
     prompts_per_step: int
+    group_size: int
     lease_timeout_s: float
 
 

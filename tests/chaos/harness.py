@@ -268,7 +268,7 @@ async def chaos(
         orphans += [*run.leftovers(), *host.leftovers()]
         played.check()
         verdicts = [
-            judge(*run.lines(), terms=TERMS, damaged_unix_s=run.damaged_unix_s),
+            judge(*run.lines(), terms=TERMS, damages=run.damages),
             judge(*host.lines(), terms=TERMS),
         ]
     return played.result(joined(verdicts), orphans, time.monotonic() - started_s)

@@ -220,6 +220,22 @@ async def kill_host(host: LiveHost, draw: random.Random) -> Injected:
     return Injected(what="host killed", sign="no process outlives it", is_shown=is_gone)
 
 
+async def kill_host_over_stopped(host: LiveHost, draw: random.Random) -> Injected:
+    """`vcpo run` dies while some of its processes stand still; they end too."""
+    await host.working()
+    children = [pid for _, pid in await _all_ranks(host)] + await _workers(host)
+    stopped = draw.sample(children, draw.randint(1, len(children)))
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    host.process.kill()
+    is_gone = await host.ends()
+    for pid in marked_processes(host.folder):  # or another host would wait for them
+        os.kill(pid, signal.SIGKILL)
+    host.start()
+    what = f"host killed, {len(stopped)} of its processes stopped"
+    return Injected(what=what, sign="no process outlives it", is_shown=is_gone)
+
+
 async def terminate_host(host: LiveHost, draw: random.Random) -> Injected:
     """Somebody stops `vcpo run` in order; it saves, and another one resumes."""
     await host.working()
@@ -374,6 +390,7 @@ def _connections(pid: int) -> dict[int, tuple[str, str]]:
 
 INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.HOST_KILLED: kill_host,
+    Kind.HOST_KILLED_OVER_STOPPED: kill_host_over_stopped,
     Kind.HOST_TERMINATED: terminate_host,
     Kind.HOST_STOPPED: stop_host,
     Kind.RANK_KILLED: kill_rank,

@@ -75,6 +75,7 @@ class Kind(StrEnum):
     LEARNER_WITHOUT_MEMORY = "learner_without_memory"
 
     HOST_KILLED = "host_killed"
+    HOST_KILLED_OVER_STOPPED = "host_killed_over_stopped_children"
     HOST_TERMINATED = "host_terminated"
     HOST_STOPPED = "host_stopped"
     RANK_KILLED = "rank_killed"
@@ -85,8 +86,12 @@ class Kind(StrEnum):
     DISK_READ_ONLY = "disk_read_only"
     DISK_READ_ONLY_AT_START = "disk_read_only_at_start"
     LOG_DAMAGED = "log_damaged"
+    WAL_FLIPPED = "log_wal_bit_flipped"
+    WAL_REMOVED = "log_wal_removed"
     CHECKPOINT_DAMAGED = "checkpoint_damaged"
     JOURNAL_TORN = "journal_torn"
+    METRICS_FLIPPED = "journal_metrics_bit_flipped"
+    EVENTS_FLIPPED = "journal_events_bit_flipped"
 
 
 SHORT: Final = frozenset(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.chaos.answers import End, Part
+from tests.chaos.answers import Damage, End, Part
 from tests.chaos.drops import Terms
 from tests.chaos.pace import Pace, Silence, gaps
 from tests.chaos.proxy import TcpProxy
@@ -47,7 +47,7 @@ _END_S = 120.0
 _HOPELESS = 5
 """Learners in a row that say that they cannot start, after which no other will."""
 _LINES_BYTES = 32_768
-TERMS = Terms(max_lag_steps=4, prompts_per_step=8, lease_timeout_s=10.0)
+TERMS = Terms(max_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
 """What the spec says of drops."""
 
 SPEC = f"""
@@ -61,7 +61,7 @@ spec:
     parameters: {{digits: 5, style: plain}}
   steps: 1000000
   sampling: {{maxNewTokens: 8}}
-  batch: {{promptsPerStep: {TERMS.prompts_per_step}, trajectoriesPerPrompt: 4}}
+  batch: {{promptsPerStep: {TERMS.prompts_per_step}, trajectoriesPerPrompt: {TERMS.group_size}}}
   algorithm: {{maxPolicyLagSteps: {TERMS.max_lag_steps}}}
   optimizer: {{learningRate: 3e-4}}
   evaluation: {{everySteps: 100, prompts: 16}}
@@ -123,8 +123,8 @@ class LiveRun:
     """Every learner so far."""
     workers: list[Service] = field(default_factory=list)
     """Every worker so far."""
-    damaged_unix_s: list[float] = field(default_factory=list)
-    """When the redo log was damaged."""
+    damages: list[Damage] = field(default_factory=list)
+    """Of the redo log."""
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared while a fault needs the learner to stay away."""
     proxy: TcpProxy = field(init=False)
@@ -257,12 +257,21 @@ class LiveRun:
 
     def is_told(self, since: Mapping[Path, int], pattern: str) -> bool:
         """Whether a process has logged a line that matches since a mark."""
+        return bool(self.found(since, pattern))
+
+    def found(self, since: Mapping[Path, int], pattern: str) -> list[str]:
+        """What processes have logged since a mark that matches: the pattern's group, if it has
+        one."""
+        found: list[str] = []
         for path in (self.folder / "logs").iterdir():
             with path.open("rb") as log:
                 log.seek(since.get(path, 0))
-                if re.search(pattern, log.read().decode(errors="replace")):
-                    return True
-        return False
+                found += re.findall(pattern, log.read().decode(errors="replace"))
+        return found
+
+    def has_resumed(self, life: int) -> bool:
+        """Whether a learner has the ledger of the one before."""
+        return any(line["what"] == "resumed" for line in read_lines(self.lives[life].witness))
 
     async def told(self, since: Mapping[Path, int], pattern: str) -> bool:
         """Wait until a process logs a line that matches; return False if none does in time."""

@@ -15,9 +15,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.answers import Damage
 from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
+from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, METRICS_FILE, read_events
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
 from vcpo.spec import load_run
 
@@ -27,6 +29,8 @@ _POINT_S = 300.0
 """Time in which a process must come to a kill point."""
 _START_S = 300.0
 _CHECKPOINTS = "checkpoints"
+_LOG = "redo-log.sqlite"
+_LOST_CHANGES = r"LogDamaged: .*?(\d+) later ones, which were committed, are lost"
 _KILLED = "its host sees that it was killed"
 DISK_BYTES: Final = 256 << 20
 _ROOM_BYTES = 4096
@@ -145,17 +149,71 @@ async def start_on_read_only_disk(run: LiveRun, _: random.Random) -> Injected:
 
 async def damage_log(run: LiveRun, draw: random.Random) -> Injected:
     """The disk changes a byte of a change in the redo log while no learner runs."""
+
+    async def damage() -> str:
+        after = await asyncio.to_thread(_position_of_newest_checkpoint, run)
+        return f"change {_damage_change(run.run_dir / _LOG, draw, after)} damaged"
+
+    return await _damage_of_log(run, damage, must_tell=True)
+
+
+async def flip_wal_bit(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk changes a bit of the log's newest commits, which the database drops in silence."""
+
+    async def damage() -> str:
+        wal = _newest_commits(run)
+        data, place = bytearray(wal.read_bytes()), draw.randrange(8 * wal.stat().st_size)
+        data[place // 8] ^= 1 << place % 8
+        wal.write_bytes(data)
+        return f"bit {place} of {wal.name} flipped"
+
+    return await _damage_of_log(run, damage)
+
+
+async def remove_wal(run: LiveRun, _: random.Random) -> Injected:
+    """Somebody removes the file with the log's newest commits."""
+
+    async def damage() -> str:
+        wal = _newest_commits(run)
+        size_bytes = wal.stat().st_size
+        wal.unlink()
+        return f"{wal.name} of {size_bytes} bytes removed"
+
+    return await _damage_of_log(run, damage)
+
+
+async def _damage_of_log(
+    run: LiveRun, damage: Callable[[], Awaitable[str]], *, must_tell: bool = False
+) -> Injected:
+    """Damage the log between two learners, and note what the second one says that it lost.
+
+    What it says too little of, the recorder finds.
+    """
     learner = await _serving_learner(run)
-    since = run.mark()
+    since, number = run.mark(), len(run.lives)
     with run.without_learner():
         learner.send(signal.SIGKILL)
         await learner.ended(_START_S)
-        after = await asyncio.to_thread(_position_of_newest_checkpoint, run)
-        position = _damage_change(run.run_dir / "redo-log.sqlite", draw, after)
-        run.damaged_unix_s.append(time.time())
-    is_shown = await run.told(since, r"LogDamaged: ")
-    sign = "the event LogDamaged"
-    return Injected(what=f"change {position} damaged", sign=sign, is_shown=is_shown)
+        what, damaged_unix_s = await damage(), time.time()
+    if not await holds(lambda: len(run.lives) > number and run.has_resumed(number), _START_S):
+        raise NotInjectedError("no other learner resumed")
+    told = run.found(since, _LOST_CHANGES)
+    run.damages.append(Damage(at_unix_s=damaged_unix_s, told_changes=sum(map(int, told))))
+    sign = "the event LogDamaged, with the number of changes that are lost"
+    lost = f"; told: {', '.join(told)} changes lost" if told else ""
+    return Injected(what=what + lost, sign=sign, is_shown=bool(told) or not must_tell)
+
+
+def _newest_commits(run: LiveRun) -> Path:
+    """The log's write-ahead log.
+
+    Raises:
+        NotInjectedError: if there is none.
+    """
+    path = run.run_dir / f"{_LOG}-wal"
+    if not path.exists() or not path.stat().st_size:
+        raise NotInjectedError("the log has no commits beside its tables")
+    return path
 
 
 async def damage_checkpoint(run: LiveRun, draw: random.Random) -> Injected:
@@ -177,12 +235,55 @@ async def damage_checkpoint(run: LiveRun, draw: random.Random) -> Injected:
 
 async def tear_journal(run: LiveRun, draw: random.Random) -> Injected:
     """A writer that died has left half a line in the journal."""
-    path = run.run_dir / draw.choice(["metrics.jsonl", "events.jsonl"])
+    path = run.run_dir / draw.choice([METRICS_FILE, EVENTS_FILE])
     if not path.exists():
         raise NotInjectedError(f"no {path.name} yet")
     with path.open("ab") as file:
         file.write(b'{"type":"step","st')
     return Injected(what=f"half a line in {path.name}")
+
+
+async def flip_metrics_bit(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk changes a bit of the journal's numbers; the next learner says which line."""
+    learner = await _serving_learner(run)
+    what, number = _flip_bit(run.run_dir / METRICS_FILE, draw)
+    since, life = run.mark(), len(run.lives)
+    learner.send(signal.SIGKILL)
+    if not await holds(lambda: len(run.lives) > life and run.has_resumed(life), _START_S):
+        raise NotInjectedError("no other learner resumed")
+    # Of very many lines the learner names the first ones, and the number of all.
+    named = f"line {number:,}:|lines are damaged in all"
+    is_shown = await run.told(since, rf"JournalDamaged: {METRICS_FILE}.*({named})")
+    sign = "the event JournalDamaged, with file and line"
+    return Injected(what=what, sign=sign, is_shown=is_shown)
+
+
+async def flip_events_bit(run: LiveRun, draw: random.Random) -> Injected:
+    """The disk changes a bit of the journal's events; whoever reads them is told which line."""
+    await _serving_learner(run)
+    what, number = _flip_bit(run.run_dir / EVENTS_FILE, draw)
+    told = [each.message for each in read_events(run.run_dir) if each.kind == JOURNAL_DAMAGED]
+    sign = "the event JournalDamaged, with file and line"
+    is_shown = any(each.startswith(f"{EVENTS_FILE} line {number:,}:") for each in told)
+    return Injected(what=what, sign=sign, is_shown=is_shown)
+
+
+def _flip_bit(path: Path, draw: random.Random) -> tuple[str, int]:
+    """Change a bit within a line of a file that grows; return what was done, and the line's number.
+
+    Raises:
+        NotInjectedError: if the file has no whole line.
+    """
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        data = file.read()
+        inner = [at for at in range(data.rfind(b"\n") + 1) if data[at : at + 1] != b"\n"]
+        if inner:
+            place, bit = draw.choice(inner), 1 << draw.randrange(8)
+            file.seek(place)
+            file.write(bytes([data[place] ^ bit]))
+            number = data.count(b"\n", 0, place) + 1
+            return f"a bit of line {number} of {path.name} flipped", number
+    raise NotInjectedError(f"no whole line in {path.name}")
 
 
 async def kill_weight_server(run: LiveRun, _: random.Random) -> Injected:
@@ -433,6 +534,10 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.LOG_DAMAGED: damage_log,
     Kind.CHECKPOINT_DAMAGED: damage_checkpoint,
     Kind.JOURNAL_TORN: tear_journal,
+    Kind.WAL_FLIPPED: flip_wal_bit,
+    Kind.WAL_REMOVED: remove_wal,
+    Kind.METRICS_FLIPPED: flip_metrics_bit,
+    Kind.EVENTS_FLIPPED: flip_events_bit,
     Kind.SERVER_KILLED: kill_weight_server,
     Kind.SERVER_STOPPED: stop_weight_server,
     Kind.SERVER_HUNG: hang_weight_server,

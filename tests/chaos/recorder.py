@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.answers import Damage
 from tests.chaos.drops import Drop, Facts, Granted, Terms, complaint, drops_of
 from tests.chaos.witness import TRAIN_PREFIX, content_digest
 from vcpo.wire.v1 import work_pb2
@@ -129,14 +130,15 @@ def judge(
     workers: Iterable[Sequence[Line]],
     *,
     terms: Terms,
-    damaged_unix_s: Sequence[float] = (),
+    damages: Sequence[Damage] = (),
 ) -> Verdict:
     """Judge a run that has ended.
 
     learners: the lines of each life of the learner, in order; workers: those of each worker.
     terms: what the spec promises, by which drops are judged.
-    damaged_unix_s: when the redo log was damaged on purpose. What a learner had confirmed before,
-        and does not hold when it resumes, was lost with the disk, and the learner says so.
+    damages: of the redo log, on purpose. What a learner had confirmed before, and does not hold
+        when it resumes, was lost with the disk, if the learner said how many changes are lost: a
+        change holds the responses of one group at most.
     """
     history = History()
     for life in learners:
@@ -148,7 +150,7 @@ def judge(
     confirmed = _confirmed(said)
     trained = Counter(each for content in history.standing.values() for each, _ in content)
     gone = confirmed.keys() - trained.keys() - history.held - history.dropped.keys()
-    with_disk = gone & _lost_with_the_disk(confirmed, history, damaged_unix_s)
+    with_disk = gone & _lost_with_the_disk(confirmed, history, damages, terms)
     dropped = {
         each: drop
         for each, drop in history.dropped.items()
@@ -297,11 +299,19 @@ def _never_published(history: History, submitted: Mapping[str, str]) -> set[str]
 
 
 def _lost_with_the_disk(
-    confirmed: Mapping[str, float], history: History, damaged_unix_s: Sequence[float]
+    confirmed: Mapping[str, float], history: History, damages: Sequence[Damage], terms: Terms
 ) -> set[str]:
-    """Responses that were confirmed before a damage and that the next learner could not read."""
+    """Responses that were confirmed before a damage, and of whose loss the learner told enough."""
     lost: set[str] = set()
-    for damaged_s in damaged_unix_s:
-        held = next((ids for at_s, ids in history.held_after if at_s > damaged_s), frozenset())
-        lost |= {each for each, at_s in confirmed.items() if at_s < damaged_s} - held
+    seen: set[str] = set()
+    trained = {each for content in history.standing.values() for each, _ in content}
+    for damage in damages:
+        held = next(
+            (ids for at_s, ids in history.held_after if at_s > damage.at_unix_s), frozenset()
+        )
+        before = {each for each, at_s in confirmed.items() if at_s < damage.at_unix_s}
+        gone = before - held - trained - history.dropped.keys() - seen
+        seen |= gone
+        if len(gone) <= damage.told_changes * terms.group_size:
+            lost |= gone
     return lost

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from tests.chaos.answers import Damage
 from tests.chaos.drops import Terms
 from tests.chaos.fault import schedule
 from tests.chaos.harness import shortfalls
@@ -27,7 +28,7 @@ from tests.chaos.recorder import digest_of_message
 from tests.chaos.recorder import judge as judge_on_terms
 from vcpo.wire.v1 import work_pb2
 
-TERMS = Terms(max_lag_steps=4, prompts_per_step=8, lease_timeout_s=10.0)
+TERMS = Terms(max_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
 FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
 PASSED = {
     **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),
@@ -163,8 +164,22 @@ def test_weights_that_no_learner_published_under_their_number_are_mislabelled():
 def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_later():
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
     workers = [said(FIRST, unix_s=5.0), said(SECOND, unix_s=30.0)]
-    verdict = judge(lives, workers, damaged_unix_s=[10.0])
+    verdict = judge(lives, workers, damages=[Damage(at_unix_s=10.0, told_changes=1)])
     assert (verdict.lost, verdict.num_lost_with_disk) == ([SECOND], 1)
+
+
+def test_what_a_damaged_disk_lost_without_a_word_of_the_learner_is_lost():
+    lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
+    silent = [Damage(at_unix_s=10.0, told_changes=0)]
+    assert judge(lives, [said(FIRST, unix_s=5.0)], damages=silent).lost == [FIRST]
+
+
+def test_a_learner_that_tells_of_too_little_has_lost_the_rest():
+    """One change has four responses at most, and five are gone."""
+    lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
+    five = [f"train-1f-{number}/0" for number in range(5)]
+    told = [Damage(at_unix_s=10.0, told_changes=1)]
+    assert judge(lives, [said(*five, unix_s=5.0)], damages=told).lost == five
 
 
 def test_a_token_under_other_weights_than_those_of_its_label_is_found(tmp_path):
