@@ -30,6 +30,7 @@ from vcpo.local.preflight import (
 from vcpo.local.processes.gpu_check import gpu_problems
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
+from vcpo.local.terminal.interruption import interruption_notice
 from vcpo.local.terminal.summary import run_summary
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError, HostMetrics, serve_metrics
@@ -71,7 +72,8 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service
 * **vcpo study study.yaml** compares methods over learning rates, policy lags and seeds
 
-Ctrl-C saves a checkpoint and stops the run. A second Ctrl-C stops it at once.
+Ctrl-C finishes the step, saves a checkpoint and stops the run, within `learner.drainSeconds`. A
+second Ctrl-C stops it at once.
 """,
 )
 
@@ -128,8 +130,13 @@ def run(
     if report_path is not None:
         OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if outcome.ending is Ending.INTERRUPTED:
-        hint = f"vcpo export {directory.path}"
-        OUT.print(f"`{hint}` writes the current model", soft_wrap=True, markup=False)
+        notice = interruption_notice(
+            file,
+            directory.path,
+            checkpoint_step=directory.newest_checkpoint_step,
+            last_step=summary["steps"],
+        )
+        OUT.print(notice, soft_wrap=True, markup=False, highlight=False)
     if outcome.message:
         ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:

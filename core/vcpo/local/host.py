@@ -13,7 +13,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -39,19 +39,21 @@ from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
+from vcpo.local.terminal.run_view import RunView
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
+from vcpo.service.lifecycle import DRAINED
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import control_pb2
 
 LOOPBACK = "127.0.0.1"
 """Address at which the processes of a local run serve."""
 _STARTING_POLL_S = 0.1
-_DRAIN_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 15.0
 _LOCAL = ""
 """Namespace label of a local run in the metrics."""
@@ -185,17 +187,19 @@ class Host:
         self._check_deadlines()
         self._show_events()
         running = self._connection.phase is RunPhase.RUNNING
-        self._view.update(
-            run_view(
-                self._run,
-                self._connection.latest,
-                signals_age_s=self._connection.age_s,
-                learner_serves=self._learner.serves,
-                workers_desired=sum(decision.replicas.values()) if running else 0,
-                elapsed_s=self._clock() - self._started_s,
-            )
-        )
+        self._view.update(self._shown(sum(decision.replicas.values()) if running else 0))
         return False
+
+    def _shown(self, workers_desired: int) -> RunView:
+        """Return what the terminal shows of the run now."""
+        return run_view(
+            self._run,
+            self._connection.latest,
+            signals_age_s=self._connection.age_s,
+            learner_serves=self._learner.serves,
+            workers_desired=workers_desired,
+            elapsed_s=self._clock() - self._started_s,
+        )
 
     def _supervise_learner(self) -> bool:
         """Start or restart the learner; return True if the run is complete."""
@@ -316,13 +320,23 @@ class Host:
 
     async def _drain(self) -> None:
         """Drain the learner, which writes a checkpoint; a second Ctrl-C kills all processes."""
-        self._event("Draining", "saving a checkpoint; press Ctrl-C again to stop at once")
+        self._event(
+            "Draining",
+            "the learner finishes its step and saves a checkpoint, within"
+            f" {self._spec.learner.drain_seconds} s (spec.learner.drainSeconds); press Ctrl-C again"
+            " to stop at once",
+        )
         draining = asyncio.create_task(self._drain_learner())
         second = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
+            latest = self._connection.latest or control_pb2.Signals()
+            in_flight = latest.trajectories.in_flight
             self._event(
-                "Killed", "interrupted twice: the processes are killed without a checkpoint"
+                "Killed",
+                "interrupted twice: the processes are killed without a checkpoint;"
+                f" step {latest.step + 1}, if it has begun, and {in_flight} responses in flight are"
+                " lost",
             )
             self._fleet.kill()
         for task in (draining, second):
@@ -330,15 +344,30 @@ class Host:
         await asyncio.gather(draining, second, return_exceptions=True)
 
     async def _drain_learner(self) -> None:
+        """Ask the learner to save and to end, and show the wait until it has ended."""
         if (control := self._connection.control) is None or not self._learner.serves:
             return
+        leader, limit_s = self._learner.ranks[0], float(self._spec.learner.drain_seconds)
+        started_s = self._clock()
         try:
             await control.drain("interrupted by the user")
-        except grpc.aio.AioRpcError as error:
-            self._event("DrainFailed", error.details() or "the learner did not answer")
-            return
-        if not await self._fleet.wait_for_learner(_DRAIN_TIMEOUT_S):
-            self._event("DrainTimedOut", f"the learner did not end within {_DRAIN_TIMEOUT_S:g} s")
+        except grpc.aio.AioRpcError:
+            leader.terminate()  # a signal asks the same of it
+        while (waited_s := self._clock() - started_s) < limit_s:
+            if await self._fleet.wait_for_learner(self._spec.control.poll_seconds):
+                break
+            await self._connection.poll()
+            self._show_events()
+            self._view.update(replace(self._shown(0), drain_s=waited_s, drain_limit_s=limit_s))
+        self._show_events()
+        if leader.exit_code is None:
+            self._event(
+                "DrainTimedOut",
+                f"the learner did not end within {limit_s:g} s and is stopped now;"
+                " spec.learner.drainSeconds sets how long it may take",
+            )
+        elif leader.exit_code not in (0, DRAINED):
+            self._event("DrainFailed", f"the learner {leader.describe_failure()}")
 
     async def _pause(self, duration_s: float) -> None:
         """Wait for `duration_s` seconds.

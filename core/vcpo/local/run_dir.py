@@ -44,6 +44,13 @@ class RunDir:
         """Whether the directory has records of a run."""
         return self.spec.exists() or (self.path / METRICS_FILE).exists()
 
+    @property
+    def newest_checkpoint_step(self) -> int | None:
+        """Step of the newest checkpoint, whose files are not compared with its sums; None: none."""
+        manifests = (self.path / "checkpoints").glob("step-*/meta.json")
+        numbers = (manifest.parent.name.removeprefix("step-") for manifest in manifests)
+        return max((int(number) for number in numbers if number.isdecimal()), default=None)
+
     def create(self, run: VCPORun) -> None:
         """Create the directory and write spec.yaml."""
         for folder in (self.path, self.logs, self.processes):

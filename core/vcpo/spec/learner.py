@@ -98,7 +98,8 @@ class Learner(Section):
     """Container image of the learner in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 120
     """Longest time, in seconds, that a stopping learner may take to finish its step and write a
-    checkpoint, in a cluster. Raise it if checkpoints take long."""
+    checkpoint: in a cluster, and after Ctrl-C in `vcpo run`. Raise it if steps or checkpoints take
+    long."""
     template: PodTemplate = Field(default={})
     """Part of a PodTemplateSpec, merged into the learner's pod in a cluster; the container's name
     is `learner`. Use it for resources, node selection and volumes."""

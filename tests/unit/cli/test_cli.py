@@ -256,6 +256,31 @@ class TestRun:
         assert json.loads(asked.stdout.splitlines()[-1])["steps"] == 0
         assert not list((tmp_path / "new").glob("report*"))
 
+    @pytest.mark.parametrize("has_checkpoint", [True, False])
+    def test_after_an_interrupt_the_last_words_are_true(
+        self, run_file, tmp_path, monkeypatch, has_checkpoint
+    ):
+        new = tmp_path / "new"
+
+        def interrupted(loaded, directory, options):
+            directory.create(loaded)
+            Journal(directory.path).step(STEP)
+            if has_checkpoint:
+                saved = directory.path / "checkpoints" / "step-00000001"
+                saved.mkdir(parents=True)
+                (saved / "meta.json").touch()
+            return RunOutcome(ending=Ending.INTERRUPTED)
+
+        monkeypatch.setattr("vcpo.cli.main._train", interrupted)
+        asked = vcpo("run", run_file, "--run-dir", new)
+        assert asked.exit_code == Ending.INTERRUPTED
+        if has_checkpoint:
+            assert f"`vcpo export {new}` writes the model of step 1." in asked.stdout
+        else:
+            assert "There is no checkpoint: " in asked.stdout
+            assert "`vcpo export` has no model to write" in asked.stdout
+        assert f"`vcpo run {run_file} --run-dir {new} --resume`" in asked.stdout
+
     def test_a_used_directory_wants_resume(self, run_file, tmp_path):
         used = tmp_path / "used"
         RunDir(used).create(parse_run(RUN))

@@ -288,3 +288,71 @@ async def test_an_interrupted_run_ends_with_nobody_left(fixture):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def interrupted_in_a_long_step(fixture: HostFixture) -> list[int]:
+    """Interrupt a run whose learner does not end; return the pids of learner and worker."""
+    fixture.tell("slow")
+    fixture.start()
+    pids = [await fixture.until_answered("learner"), await fixture.until_answered("main-0")]
+    os.kill(os.getpid(), signal.SIGINT)
+    await fixture.until(lambda: fixture.view.views[-1].drain_s is not None)
+    return pids
+
+
+async def test_an_interrupt_waits_for_the_step_as_long_as_the_spec_allows(fixture):
+    learner, _ = await interrupted_in_a_long_step(fixture)
+    assert fixture.events("Draining") == [
+        (
+            "the learner finishes its step and saves a checkpoint, within 120 s"
+            " (spec.learner.drainSeconds); press Ctrl-C again to stop at once"
+        )
+    ]
+    fixture.clock.added_s = 100.0
+    await fixture.until(lambda: fixture.view.views[-1].drain_s >= 100.0)
+    shown = fixture.view.views[-1]
+    assert (shown.phase, shown.step, shown.drain_limit_s) == ("draining", 20, 120.0)
+    assert fixture.events("DrainTimedOut") == []
+    os.kill(learner, signal.SIGTERM)  # now it has finished
+    assert (await fixture.outcome()).ending is Ending.INTERRUPTED
+    assert fixture.events("DrainTimedOut") == []
+
+
+async def test_a_learner_that_needs_longer_is_ended_and_that_is_told(fixture):
+    pids = await interrupted_in_a_long_step(fixture)
+    fixture.clock.added_s = 120.0
+    assert (await fixture.outcome()).ending is Ending.INTERRUPTED
+    assert fixture.events("DrainTimedOut") == [
+        (
+            "the learner did not end within 120 s and is stopped now;"
+            " spec.learner.drainSeconds sets how long it may take"
+        )
+    ]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_second_interrupt_stops_at_once_and_says_what_is_lost(fixture):
+    pids = await interrupted_in_a_long_step(fixture)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await fixture.outcome()).ending is Ending.INTERRUPTED
+    assert fixture.events("Killed") == [
+        (
+            "interrupted twice: the processes are killed without a checkpoint; step 21, if it has"
+            " begun, and 0 responses in flight are lost"
+        )
+    ]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_learner_that_fails_to_save_is_told_with_the_cause(fixture):
+    fixture.tell("dies")
+    fixture.start()
+    await fixture.until_answered("learner")
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await fixture.outcome()).ending is Ending.INTERRUPTED
+    (told,) = fixture.events("DrainFailed")
+    assert told.startswith("the learner ended with status 1 ")

@@ -62,3 +62,16 @@ def test_a_number_in_use_is_passed_over(tmp_path):
     for name in ("r-001", "r-002", "other-003"):
         (tmp_path / name).mkdir()
     assert new_run_dir("r", tmp_path).path == tmp_path / "r-003"
+
+
+def test_the_newest_checkpoint_is_a_whole_one(tmp_path):
+    directory = RunDir(tmp_path)
+    assert directory.newest_checkpoint_step is None
+    checkpoints = tmp_path / "checkpoints"
+    for name in ("step-00000002", "step-00000010", "damaged-step-00000020", "step-00000030"):
+        (checkpoints / name).mkdir(parents=True)
+        if name != "step-00000030":  # whose files were removed by hand
+            (checkpoints / name / "meta.json").touch()
+    (checkpoints / ".step-00000040.partial").mkdir()
+    (checkpoints / ".step-00000040.partial" / "meta.json").touch()
+    assert directory.newest_checkpoint_step == 10

@@ -16,6 +16,7 @@ from rich.text import Text
 from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
+    drain_notices,
     lag_text,
     printable,
     warning_text,
@@ -64,6 +65,7 @@ class RunPanel:
         numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
         notices = [
             *(Text(age, style=age_style(view)) for age in age_notices(view)),
+            *(Text(wait, style="bold") for wait in drain_notices(view)),
             *(Text(printable(notice), style="bold yellow") for notice in view.notices),
         ]
         title = Text.assemble((f"{printable(view.run_name)} ", "bold"), printable(view.phase))

@@ -60,6 +60,10 @@ class RunView:
     """Seconds since the last step ended."""
     signals_max_age_s: float = math.inf
     """Age from which the control loop does not act on signals, in seconds."""
+    drain_s: float | None = None
+    """Seconds since the learner was asked to save and to end; None if it was not."""
+    drain_limit_s: float = math.inf
+    """Seconds that it may take."""
     notices: tuple[str, ...] = ()
     """Warnings, one sentence each. The plain view omits them, because events say the same."""
 
@@ -99,6 +103,15 @@ def age_notices(view: RunView) -> list[str]:
         return []
     age = duration(view.signals_age_s)
     return [f"the learner has not answered for {age}: the numbers are {age} old"]
+
+
+def drain_notices(view: RunView) -> list[str]:
+    """Return a sentence on what an interrupted run waits for, and for how long."""
+    if view.drain_s is None:
+        return []
+    waited, limit = duration(view.drain_s), duration(view.drain_limit_s)
+    what = f"finishes step {view.step + 1} if it has begun and saves a checkpoint"
+    return [f"waits for the learner, which {what}: {waited} of at most {limit}"]
 
 
 def printable(text: str) -> str:

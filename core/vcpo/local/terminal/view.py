@@ -19,6 +19,7 @@ from vcpo.local.terminal.panel import RunPanel
 from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
+    drain_notices,
     lag_text,
     printable,
     warning_text,
@@ -144,5 +145,6 @@ def plain_line(view: RunView) -> str:
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
         *age_notices(view),
+        *drain_notices(view),
     ]
     return "  ".join(facts)

@@ -288,3 +288,21 @@ def test_a_notice_is_shown_in_full_however_narrow_the_panel():
         panel_of(update(view_with(notices=(notice,))), width=50).replace("│", " ").split()
     )
     assert notice in words
+
+
+DRAINING = {"phase": "draining", "drain_s": 95.0, "drain_limit_s": 120.0}
+WAITS = "waits for the learner, which finishes step 121 if it has begun and saves a checkpoint: "
+
+
+def test_after_an_interrupt_each_line_says_what_is_waited_for_and_how_long(out, clock):
+    with PlainView(console_to(out, terminal=False), clock=clock) as shown:
+        shown.update(VIEW)
+        shown.update(view_with(**DRAINING))
+    assert out.getvalue().splitlines()[-1].endswith(f"{WAITS}1m 35s of at most 2m 00s")
+    assert WAITS not in out.getvalue().splitlines()[0]
+
+
+def test_the_panel_says_it_as_well(out):
+    with RichView(console_to(out, terminal=True, width=200)) as shown:
+        shown.update(view_with(**DRAINING))
+    assert f"{WAITS}1m 35s of at most 2m 00s" in out.getvalue()
