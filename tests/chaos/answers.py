@@ -80,6 +80,8 @@ RESTARTING: Final = frozenset(kind for kind, answer in ANSWERS.items() if answer
 class Damage:
     """Damage of the redo log."""
 
+    kind: Kind
+    """Of the fault; its answer says whether anything may be lost."""
     at_unix_s: float
     told_changes: int
     """Changes of which the next learner said that they are lost."""

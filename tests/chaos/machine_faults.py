@@ -154,7 +154,7 @@ async def damage_log(run: LiveRun, draw: random.Random) -> Injected:
         after = await asyncio.to_thread(_position_of_newest_checkpoint, run)
         return f"change {_damage_change(run.run_dir / _LOG, draw, after)} damaged"
 
-    return await _damage_of_log(run, damage, must_tell=True)
+    return await _damage_of_log(run, Kind.LOG_DAMAGED, damage, must_tell=True)
 
 
 async def flip_wal_bit(run: LiveRun, draw: random.Random) -> Injected:
@@ -167,7 +167,7 @@ async def flip_wal_bit(run: LiveRun, draw: random.Random) -> Injected:
         wal.write_bytes(data)
         return f"bit {place} of {wal.name} flipped"
 
-    return await _damage_of_log(run, damage)
+    return await _damage_of_log(run, Kind.WAL_FLIPPED, damage)
 
 
 async def remove_wal(run: LiveRun, _: random.Random) -> Injected:
@@ -179,11 +179,11 @@ async def remove_wal(run: LiveRun, _: random.Random) -> Injected:
         wal.unlink()
         return f"{wal.name} of {size_bytes} bytes removed"
 
-    return await _damage_of_log(run, damage)
+    return await _damage_of_log(run, Kind.WAL_REMOVED, damage)
 
 
 async def _damage_of_log(
-    run: LiveRun, damage: Callable[[], Awaitable[str]], *, must_tell: bool = False
+    run: LiveRun, kind: Kind, damage: Callable[[], Awaitable[str]], *, must_tell: bool = False
 ) -> Injected:
     """Damage the log between two learners, and note what the second one says that it lost.
 
@@ -198,7 +198,9 @@ async def _damage_of_log(
     if not await holds(lambda: len(run.lives) > number and run.has_resumed(number), _START_S):
         raise NotInjectedError("no other learner resumed")
     told = run.found(since, _LOST_CHANGES)
-    run.damages.append(Damage(at_unix_s=damaged_unix_s, told_changes=sum(map(int, told))))
+    run.damages.append(
+        Damage(kind=kind, at_unix_s=damaged_unix_s, told_changes=sum(map(int, told)))
+    )
     sign = "the event LogDamaged, with the number of changes that are lost"
     lost = f"; told: {', '.join(told)} changes lost" if told else ""
     return Injected(what=what + lost, sign=sign, is_shown=bool(told) or not must_tell)

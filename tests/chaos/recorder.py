@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.answers import Damage
+from tests.chaos.answers import ANSWERS, Damage, Loss
 from tests.chaos.drops import Drop, Facts, Granted, Terms, complaint, drops_of
 from tests.chaos.witness import TRAIN_PREFIX, content_digest
 from vcpo.wire.v1 import work_pb2
@@ -312,6 +312,7 @@ def _lost_with_the_disk(
         before = {each for each, at_s in confirmed.items() if at_s < damage.at_unix_s}
         gone = before - held - trained - history.dropped.keys() - seen
         seen |= gone
-        if len(gone) <= damage.told_changes * terms.group_size:
+        may_lose = ANSWERS[damage.kind].loses is Loss.TOLD
+        if may_lose and len(gone) <= damage.told_changes * terms.group_size:
             lost |= gone
     return lost

@@ -80,6 +80,10 @@ def ended(*names):
     return {"what": "ended", "ids": list(names)}
 
 
+def damage(*, kind=Kind.LOG_DAMAGED, told_changes):
+    return Damage(kind=kind, at_unix_s=10.0, told_changes=told_changes)
+
+
 def late(name):
     """A drop of a group of version 0 whose turn comes at version 5, with a limit of 4."""
     return {
@@ -164,21 +168,27 @@ def test_weights_that_no_learner_published_under_their_number_are_mislabelled():
 def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_later():
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
     workers = [said(FIRST, unix_s=5.0), said(SECOND, unix_s=30.0)]
-    verdict = judge(lives, workers, damages=[Damage(at_unix_s=10.0, told_changes=1)])
+    verdict = judge(lives, workers, damages=[damage(told_changes=1)])
     assert (verdict.lost, verdict.num_lost_with_disk) == ([SECOND], 1)
 
 
 def test_what_a_damaged_disk_lost_without_a_word_of_the_learner_is_lost():
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
-    silent = [Damage(at_unix_s=10.0, told_changes=0)]
+    silent = [damage(told_changes=0)]
     assert judge(lives, [said(FIRST, unix_s=5.0)], damages=silent).lost == [FIRST]
+
+
+def test_a_fault_that_may_lose_nothing_excuses_no_loss():
+    lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
+    torn = [damage(kind=Kind.JOURNAL_TORN, told_changes=1)]
+    assert judge(lives, [said(FIRST, unix_s=5.0)], damages=torn).lost == [FIRST]
 
 
 def test_a_learner_that_tells_of_too_little_has_lost_the_rest():
     """One change has four responses at most, and five are gone."""
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
     five = [f"train-1f-{number}/0" for number in range(5)]
-    told = [Damage(at_unix_s=10.0, told_changes=1)]
+    told = [damage(told_changes=1)]
     assert judge(lives, [said(*five, unix_s=5.0)], damages=told).lost == five
 
 
