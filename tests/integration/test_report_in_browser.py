@@ -8,7 +8,15 @@ import zlib
 
 import pytest
 
-from tests.integration.report_pages import BROKEN_WORDS, PHONE, middle_of, ticks, write_run
+from tests.integration.report_pages import (
+    BROKEN_WORDS,
+    PHONE,
+    event,
+    middle_of,
+    ticks,
+    write_run,
+)
+from vcpo.records.journal import Journal
 from vcpo.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -232,3 +240,46 @@ def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
     raw = path_of(page, "reward", "ink-1")
     assert 780 <= raw.count("V") <= 800  # one for each pair of steps on different pixels
     page.close()
+
+
+CAUSE = "main-0 cannot start: environment.parameters.digits: 'many' is no number"
+
+
+@pytest.fixture
+def failed(browser, tmp_path):
+    """A tab with the report of a run that failed before its first step."""
+    (tmp_path / "spec.yaml").write_text((write_run(tmp_path / "other") / "spec.yaml").read_text())
+    journal = Journal(tmp_path)
+    journal.event(event(0.0, "Started", "countdown: 400 steps"))
+    journal.event(event(70.0, "Failed", CAUSE))
+    page = browser.page()
+    page.open(write_report(tmp_path).as_uri())
+    yield page
+    page.close()
+
+
+def test_a_failed_run_begins_with_its_state_and_its_cause(failed):
+    assert failed.words(".state") == "failed"
+    assert failed.words(".failure") == f"The run failed: {CAUSE}"
+    assert failed.box(".failure")["y"] < failed.box(".headlines")["y"]
+    red, green, _ = failed.ask(
+        "getComputedStyle(document.querySelector('.state')).color.match(/\\d+/g).map(Number)"
+    )
+    assert red > 2 * green
+
+
+def test_a_run_without_numbers_has_no_charts_and_nothing_to_zoom(failed):
+    shown = "[...document.querySelectorAll('SELECTOR')].filter((one) => one.checkVisibility())"
+    for selector in ("figure", ".toolbar", "section:not(.events)"):
+        assert failed.ask(f"{shown.replace('SELECTOR', selector)}.length") == 0
+    assert failed.ask(f"{shown.replace('SELECTOR', 'section.events')}.length") == 1
+    assert failed.messages() == []
+
+
+def test_a_run_with_numbers_shows_its_charts_below_its_numbers(opened):
+    order = ["header", ".headlines", ".findings", ".toolbar", "#chart-reward", ".events"]
+    tops = [opened.box(selector)["y"] for selector in order]
+    assert tops == sorted(tops)
+    assert (
+        opened.ask("document.querySelectorAll('.charts:not(.small) > figure[hidden]').length") == 0
+    )

@@ -117,10 +117,7 @@ class LocalRun:
         return self._clock() - starts[0] if starts else 0.0
 
     def _ended_phase(self) -> str:
-        kinds = [event.kind for event in read_events(self.path) if event.source == _HOST]
-        if kinds and kinds[-1] == "Failed":
-            return "failed"
-        state = state_of(self._run, self._records())
+        state = state_of(self._run, self._records(), read_events(self.path))
         return "stopped" if state in {State.UNFINISHED, State.EMPTY} else state.value
 
     def _records(self) -> Metrics:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from vcpo.algo import REWARD_WINDOW_STEPS
+from vcpo.records.failure import failure_of
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, mean, whole
 from vcpo.report.recorded_run import RecordedRun, damage_notice, read_run, require_records
 from vcpo.report.summary import State, state_of
@@ -92,8 +93,10 @@ def cautions(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
 
 def _endings(runs: Sequence[RecordedRun]) -> Iterator[str]:
     for each in runs:
-        state = state_of(each.run, each.metrics)
-        if state is State.UNFINISHED:
+        state = state_of(each.run, each.metrics, each.events)
+        if state is State.FAILED:
+            yield f"{each.name} failed: {failure_of(each.events)}"
+        elif state is State.UNFINISHED:
             last = whole(each.metrics.steps[-1].step)
             yield f"{each.name} is unfinished: {last} of {whole(each.run.spec.steps)} steps."
         elif state is State.EMPTY:

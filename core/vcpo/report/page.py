@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from vcpo.records.failure import failure_of
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.charts.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
 from vcpo.report.charts.payload import payload_of
@@ -72,7 +73,8 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
     content = {
         "run": run,
         "recipe": recipe(run.spec.algorithm),
-        "state": state_of(run, metrics),
+        "state": state_of(run, metrics, recorded.events),
+        "failure": failure_of(recorded.events),
         "headlines": headlines(recorded),
         "findings": findings(recorded),
         "charts": charts,
@@ -93,7 +95,7 @@ def render_comparison(runs: Sequence[RecordedRun], *, follows: bool = False) -> 
     """
     charts, details = main_overlays(runs), detail_overlays(runs)
     names = [each.name for each in runs]
-    states = [state_of(each.run, each.metrics) for each in runs]
+    states = [state_of(each.run, each.metrics, each.events) for each in runs]
     content = {
         "names": names,
         "runs": list(zip(names, inks_of(runs), states, strict=True)),

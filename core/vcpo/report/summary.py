@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
 from vcpo.records.collapse import lasting_collapse_notice
-from vcpo.records.journal import Metrics
+from vcpo.records.failure import failure_of
+from vcpo.records.journal import EventRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.report.recorded_run import RecordedRun
@@ -15,7 +17,7 @@ from vcpo.spec import VCPORun
 
 
 class State(StrEnum):
-    """Progress of a run, judged by its records alone."""
+    """Progress of a run, judged by its records and its events alone."""
 
     COMPLETE = "complete"
     COLLAPSED = "collapsed"
@@ -25,6 +27,8 @@ class State(StrEnum):
     UNFINISHED = "unfinished"
     """Running, or stopped before its last step."""
     EMPTY = "no steps yet"
+    FAILED = "failed"
+    """Given up by its host or its learner, whatever it had done before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,10 @@ class Headline:
     note: str = ""
 
 
-def state_of(run: VCPORun, metrics: Metrics) -> State:
+def state_of(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord] = ()) -> State:
     """Return the progress of a run."""
+    if failure_of(events) is not None:
+        return State.FAILED
     if not metrics.steps:
         return State.EMPTY
     if metrics.steps[-1].step < run.spec.steps:

@@ -35,6 +35,14 @@ def test_a_run_without_steps_is_empty(run):
     assert state_of(run, metrics_of()) is State.EMPTY
 
 
+@pytest.mark.parametrize("steps", [[], [1, 2], [1, 2, 3, 4]], ids=str)
+def test_a_failed_run_is_called_so_whatever_it_had_done(run, make_step, make_event, steps):
+    metrics = metrics_of(*map(make_step, steps))
+    failed = [make_event("", kind="Started"), make_event("no memory", kind="Failed")]
+    assert state_of(run, metrics, failed) is State.FAILED
+    assert state_of(run, metrics, [*failed, make_event("", kind="Started")]) is not State.FAILED
+
+
 def test_a_run_that_ends_far_below_its_best_is_not_complete(run, make_step, make_evaluation):
     evaluations = [make_evaluation(0, 0.8), make_evaluation(4, 0.3)]
     assert state_of(run, metrics_of(make_step(4), evaluations=evaluations)) is State.COLLAPSED

@@ -172,7 +172,6 @@ const drawChart = (drawn, view, data) => {
     ...gridNodes(chart, view, axes, size.intervals),
     svgNode("g", { "clip-path": `url(#${clip})` }, ...curves),
     ...markNodes(view, data, axes),
-    ...(hasData(chart) ? [] : [textNode("empty", (axes.x.start + axes.x.end) / 2, size.height / 2, "no data yet")]),
     selection,
     cursor,
   );

@@ -92,7 +92,7 @@ const fillLegend = ({ chart, figure }) => {
   figure.querySelector(".legend").replaceChildren(...entries);
 };
 
-// Takes the data of all charts; a small chart without any is left out.
+// Takes the data of all charts; a chart without any is left out, and what is around no chart.
 const load = (data) => {
   page.data = data;
   for (const chart of data.charts) {
@@ -101,9 +101,12 @@ const load = (data) => {
     const drawn = known ?? { figure, svg: figure.querySelector(":scope > svg") };
     drawn.chart = chart;
     if (!known) page.drawn.push(drawn);
-    figure.hidden = sizeOf(figure) === SMALL && !hasData(chart);
+    figure.hidden = !hasData(chart);
     fillLegend(drawn);
   }
+  for (const section of document.querySelectorAll("section:has(figure)"))
+    section.hidden = !section.querySelector("figure:not([hidden])");
+  document.querySelector(".toolbar").hidden = !page.drawn.some(({ figure }) => !figure.hidden);
   for (const grid of document.querySelectorAll(".charts.small")) {
     const shown = grid.querySelectorAll("figure:not([hidden])").length;
     grid.classList.toggle("by-three", shown % 4 !== 0 && shown > 4);
