@@ -380,8 +380,8 @@ class FailurePolicy(Section):
     """Restarts of the learner in a row without progress, after which the run fails. Progress is a
     step beyond the furthest one so far. Workers in a cluster restart without a limit."""
     max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    """Failed generations in a row, after which the run fails. Raise it if prompts often fail for a
-    good reason."""
+    """Failed generations in a row, after which the run fails. A worker that fails as often in a row
+    where others succeed is set aside instead. Raise it if prompts often fail for a good reason."""
     failure_tolerance_seconds: Seconds = 600
     """Time, in seconds, that failures in a row must last before a run that had responses before
     fails. Raise it if a reward server takes longer to restart."""

@@ -7,6 +7,7 @@ is granted) and the worker registry. It never blocks, and the clock is injected.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from vcpo.control.quota import Trust
 from vcpo.records.reasons import SetAsideCause
@@ -59,7 +60,7 @@ class Dispatcher:
         """Response tokens of accepted training trajectories."""
         self.accepted_trajectories = 0
         """Training trajectories accepted since the start; what is dropped later counts as well."""
-        self.failures = FailureWatch(spec, clock)
+        self.failures = FailureWatch(spec, registry, clock, holds_lease=self._holds_lease)
         self.set_aside_workers = SetAsideWorkers(max_workers=max_workers(spec))
         self._phase = RunPhase.RUNNING
         self._policy_version = 0
@@ -104,8 +105,7 @@ class Dispatcher:
 
     def is_known(self, worker_id: str) -> bool:
         """Return whether a worker is registered and not lost, or holds leases."""
-        held = self._ledger.held_by(worker_id) or self._evaluations.held_by(worker_id)
-        return self._registry.is_alive(worker_id) or bool(held)
+        return self._registry.is_alive(worker_id) or self._holds_lease(worker_id)
 
     def holder_of(self, lease_id: str) -> str | None:
         """Return the worker of an open lease, of training or evaluation; None if it is not open."""
@@ -208,7 +208,7 @@ class Dispatcher:
             outcomes = self._submit_for_training(lease_id, trajectories, request)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
-            self.failures.record_success()
+            self.failures.record_success(worker_id)
             if self._registry.trust_of(worker_id) is not Trust.TRUSTED:  # now all may hold more
                 self._changed.notify()
         self._registry.record_contact(worker_id, num_accepted=num_accepted)
@@ -228,12 +228,19 @@ class Dispatcher:
             await self._changed.wait(min(remaining_s, _POLL_S))
 
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
-        """End a lease whose generation failed; its prompt is granted again a few times."""
+        """End a lease whose generation failed; its prompt is granted again a few times.
+
+        A worker that fails where others deliver is set aside.
+        """
         evaluation = self._evaluations.of_lease(lease_id)
+        book = evaluation or self._ledger
         if evaluation is not None or self._ledger.has_issued(lease_id):  # not of a learner before
-            self.failures.record_failure(failure)
+            granted_s = book.granted_s(lease_id)
+            self.failures.record_failure(worker_id, failure, granted_s=granted_s)
         self._registry.record_contact(worker_id)
-        (evaluation or self._ledger).fail(lease_id)
+        book.fail(lease_id)
+        if (fault := self.failures.fault_of(worker_id, failure)) is not None:
+            self.set_aside(worker_id, SetAsideCause.FAILING, fault)
         self.notify()
 
     def release(
@@ -257,6 +264,7 @@ class Dispatcher:
         released += self._evaluations.release(worker_id, lease_ids)
         if not lease_ids:
             self._registry.deregister(worker_id)
+            self.failures.forget(worker_id)
         self.notify()
         return released
 
@@ -275,6 +283,7 @@ class Dispatcher:
         self._evaluations.release(worker_id, ())
         known = {each.worker_id: each.rollout_group for each in self._registry.workers()}
         self._registry.deregister(worker_id)
+        self.failures.forget(worker_id)
         self.set_aside_workers.add(
             SetAsideWorker(
                 worker_id=worker_id,
@@ -383,6 +392,11 @@ class Dispatcher:
         evaluation, is_exclusive = self._evaluations.current, self._evaluations.is_exclusive
         if is_exclusive and not self._holds_newest(request):
             return []
+        if (most := self.failures.max_groups(request.worker_id)) is not None:
+            if most == 0 or self._holds_lease(request.worker_id):
+                return []
+            group = most * self._spec.batch.trajectories_per_prompt
+            request = replace(request, max_trajectories=min(group, request.max_trajectories))
         if evaluation is not None and (
             leases := evaluation.grant(
                 request.worker_id,
@@ -406,6 +420,9 @@ class Dispatcher:
             oldest_partial_version=max(0, self._next_version() - self.admission_lag_steps),
         )
         return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
+
+    def _holds_lease(self, worker_id: str) -> bool:
+        return bool(self._ledger.held_by(worker_id) or self._evaluations.held_by(worker_id))
 
     def _holds_newest(self, request: WorkRequest) -> bool:
         is_ours = request.incarnation == self._incarnation

@@ -117,6 +117,10 @@ class EvaluationRound:
         """Return whether the lease belongs to this round, open or closed."""
         return self._book.has_issued(lease_id)
 
+    def granted_s(self, lease_id: str) -> float:
+        """Return when an open lease was granted; infinitely early if it is not open."""
+        return self._book.granted_s(lease_id)
+
     def holder_of(self, lease_id: str) -> str | None:
         """Return the worker of an open lease of this round; None if it is none."""
         return self._book.holder_of(lease_id)

@@ -1,19 +1,31 @@
-"""Failed generations: their counts, and when there are too many in a row.
+"""Failed generations: their counts by worker, whose fault they are, and when the run ends.
 
 If the environment has never worked, its author made a mistake: the run ends after
 `failurePolicy.maxFailuresInARow` failures. If it worked before, it may depend on a service that is
 down for a while, such as a reward server: the failures must also last `failureToleranceSeconds`.
+Failures of one worker end no run while another one may deliver (`vcpo.control.faulty_workers`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 
+from vcpo.control.faulty_workers import (
+    WorkerOutcomes,
+    is_at_fault,
+    is_run_at_fault,
+    max_groups,
+)
+from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.failures import Failure, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
 
 _MAX_EVENT_LINES = 64
+_NAMED_CAUSES = 3
+_NEW = WorkerOutcomes()
 
 
 class TooManyFailuresError(RuntimeError):
@@ -21,18 +33,39 @@ class TooManyFailuresError(RuntimeError):
 
 
 class FailureWatch:
-    """Counts failed generations and decides when the run ends. Owner: the learner's event loop."""
+    """Counts failed generations and judges them. Owner: the learner's event loop.
 
-    def __init__(self, spec: VCPORunSpec, clock: Clock) -> None:
+    holds_lease: whether a worker holds a lease now.
+    """
+
+    def __init__(
+        self,
+        spec: VCPORunSpec,
+        registry: WorkerRegistry,
+        clock: Clock,
+        *,
+        holds_lease: Callable[[str], bool],
+    ) -> None:
         self.in_a_row = 0
         """Failures since the last accepted trajectory."""
         self._environment = spec.environment.name
         self._policy = spec.failure_policy
+        self._lease_timeout_s = spec.lease.timeout_seconds
+        self._max_workers = max_workers(spec)
+        self._registry = registry
         self._clock = clock
+        self._holds_lease = holds_lease
         self._counts = FailureCounts()
+        self._outcomes: dict[str, WorkerOutcomes] = {}
+        """Of registered workers."""
+        self._failing: set[str] = set()
+        """Those of them whose last generation failed."""
         self._has_succeeded = False
         self._row_began_s = 0.0
-        self._latest: Failure | None = None
+        self._row_causes = FailureCounts()
+        """The distinct failures of the row."""
+        self._row_workers: Counter[str] = Counter()
+        """The failures of the row by worker, of a bounded number of workers."""
         self._event_lines: deque[str] = deque(maxlen=_MAX_EVENT_LINES)
 
     @property
@@ -40,20 +73,67 @@ class FailureWatch:
         """The distinct failures, the latest first."""
         return list(self._counts)
 
-    def record_success(self) -> None:
+    def record_success(self, worker_id: str | None = None) -> None:
         """Record an accepted trajectory, or that the run had some before this process started."""
         self._has_succeeded = True
         self.in_a_row = 0
+        self._row_causes = FailureCounts()
+        self._row_workers.clear()
+        if worker_id is not None and worker_id in self._registry:
+            own = self._outcomes[worker_id] = self._of(worker_id).after_success(self._clock())
+            self._failing.discard(worker_id)
+            for name in self._failing:
+                self._outcomes[name] = self._outcomes[name].after_success_of(own)
 
-    def record_failure(self, failure: Failure) -> None:
-        """Record a failed generation."""
+    def record_failure(self, worker_id: str, failure: Failure, *, granted_s: float) -> None:
+        """Record a failed generation.
+
+        granted_s: when its lease was granted; infinitely early if that is not known.
+        """
         now_s = self._clock()
         if self.in_a_row == 0:
             self._row_began_s = now_s
         self.in_a_row += 1
-        self._latest = failure
+        self._row_causes.add(failure, now_s=now_s)
+        if worker_id in self._row_workers or len(self._row_workers) < self._max_workers:
+            self._row_workers[worker_id] += 1
         if (line := self._counts.add(failure, now_s=now_s)) is not None:
             self._event_lines.append(self._with_environment(line, failure))
+        for name in [name for name in self._outcomes if name not in self._registry]:
+            self.forget(name)
+        if worker_id in self._registry:
+            self._failing.add(worker_id)
+            self._outcomes[worker_id] = self._of(worker_id).after_failure(
+                now_s, granted_s=granted_s, others=self._others(worker_id)
+            )
+
+    def forget(self, worker_id: str) -> None:
+        """Forget how the generations of a worker ended; another process may take its name."""
+        self._outcomes.pop(worker_id, None)
+        self._failing.discard(worker_id)
+
+    def fault_of(self, worker_id: str, failure: Failure) -> str | None:
+        """Return what a worker did, as a clause, if it fails where others deliver; else None.
+
+        failure: its last one.
+        """
+        outcomes = self._of(worker_id)
+        if not is_at_fault(outcomes, self._policy.max_failures_in_a_row):
+            return None
+        return (
+            f"{outcomes.in_a_row} of its generations in a row failed, {outcomes.against_others} of"
+            " them after other workers had delivered; the last one:"
+            f" {self._with_environment(failure.sentence, failure)}"
+        )
+
+    def max_groups(self, worker_id: str) -> int | None:
+        """Return how many groups a worker may hold, because of its failures; None: any number."""
+        outcomes = self._of(worker_id)
+        if not outcomes.in_a_row:  # as of nearly all: count the others for none
+            return None
+        pending = (self._of(name) for name in self._pending(outcomes.row_began_s))
+        most = self._policy.max_failures_in_a_row
+        return max_groups(outcomes, self._others(worker_id), pending, most)
 
     def take_event_lines(self) -> list[str]:
         """Return the lines for events since the last call."""
@@ -67,15 +147,53 @@ class FailureWatch:
         Raises:
             TooManyFailuresError: if there were too many failures in a row, for too long.
         """
-        if self._latest is None or self.in_a_row < self._policy.max_failures_in_a_row:
+        most = self._policy.max_failures_in_a_row
+        if self.in_a_row < most:
+            return
+        if not is_run_at_fault(self._row_workers, self._pending(self._row_began_s), most):
             return
         lasted_s = self._clock() - self._row_began_s
         if self._has_succeeded and lasted_s < self._policy.failure_tolerance_seconds:
             return
         raise TooManyFailuresError(
-            f"{self.in_a_row} generations in a row failed; the last one:"
-            f" {self._with_environment(self._latest.sentence, self._latest)}. Fix the cause and"
-            " start the run again; spec.failurePolicy.maxFailuresInARow sets how many are allowed"
+            f"{self.in_a_row} generations in a row failed, on {self._failing_workers()};"
+            f" {self._causes()}. Fix the cause and start the run again;"
+            " spec.failurePolicy.maxFailuresInARow sets how many are allowed"
+        )
+
+    def _of(self, worker_id: str) -> WorkerOutcomes:
+        return self._outcomes.get(worker_id, _NEW)
+
+    def _others(self, worker_id: str) -> list[WorkerOutcomes]:
+        return [each for name, each in self._outcomes.items() if name != worker_id]
+
+    def _pending(self, since_s: float) -> list[str]:
+        """Return the workers that may still deliver, whether or not they have failed.
+
+        One that let a lease expire may not, and neither may one that has had the time of a lease,
+        since `since_s`, and holds none.
+        """
+        is_early = self._clock() - since_s < self._lease_timeout_s
+        return [
+            worker.worker_id
+            for worker in self._registry.workers()
+            if worker.trust is not Trust.DOUBTED
+            and (is_early or self._holds_lease(worker.worker_id))
+        ]
+
+    def _failing_workers(self) -> str:
+        """Return the workers of the row, in words."""
+        names = list(self._row_workers)
+        if len(names) > 1:
+            return f"each of {len(names)} workers"
+        return f"'{names[0]}', the only worker at work"
+
+    def _causes(self) -> str:
+        """Return the most frequent causes of the row, in words."""
+        causes = sorted(self._row_causes, key=lambda one: one.count, reverse=True)
+        return "; ".join(
+            f"{one.count} of them: {self._with_environment(one.latest.sentence, one.latest)}"
+            for one in causes[:_NAMED_CAUSES]
         )
 
     def _with_environment(self, line: str, failure: Failure) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count, islice, takewhile
+from math import inf
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import (
@@ -275,6 +276,11 @@ class LeaseBook:
         """Return the worker of an open lease; None if it is not open."""
         lease = self._open.get(lease_id)
         return None if lease is None else lease.worker_id
+
+    def granted_s(self, lease_id: str) -> float:
+        """Return when an open lease was granted; infinitely early if it is not open."""
+        lease = self._open.get(lease_id)
+        return -inf if lease is None else lease.expires_s - self._timeout_s
 
     def submit(
         self, lease_id: str, trajectories: Sequence[Trajectory]

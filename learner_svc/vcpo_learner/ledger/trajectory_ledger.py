@@ -250,6 +250,10 @@ class TrajectoryLedger:
         """Return the open leases of a worker, oldest first."""
         return [lease.lease_id for lease in self._book.held_by(worker_id)]
 
+    def granted_s(self, lease_id: str) -> float:
+        """Return when an open lease was granted; infinitely early if it is not open."""
+        return self._book.granted_s(lease_id)
+
     def holder_of(self, lease_id: str) -> str | None:
         """Return the worker of an open lease; None if it is not open."""
         return self._book.holder_of(lease_id)

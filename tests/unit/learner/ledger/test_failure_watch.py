@@ -14,6 +14,7 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.telemetry.signals import SignalWindow
 
 MISSING = Failure(
@@ -25,13 +26,17 @@ MISSING = Failure(
 
 
 def watch(clock=None, **policy):
+    """The watch of a run whose only worker is `w`."""
+    clock = clock or ManualClock()
     spec = make_run(failurePolicy={"maxFailuresInARow": 3, **policy}).spec
-    return FailureWatch(spec, clock or ManualClock())
+    registry = WorkerRegistry(clock)
+    registry.record_request("w", "main", 0)
+    return FailureWatch(spec, registry, clock, holds_lease=lambda _: False)
 
 
-def fail(watched, times):
+def fail(watched, times, failure=MISSING):
     for _ in range(times):
-        watched.record_failure(MISSING)
+        watched.record_failure("w", failure, granted_s=0.0)
 
 
 def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_place():
@@ -40,8 +45,9 @@ def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_p
     watched.check()
     fail(watched, 1)
     said = (
-        r"^3 generations in a row failed; the last one: environment 'sort_digits': "
-        r"reward: KeyError: 'answer' \(/app/task.py:12\)\..*maxFailuresInARow"
+        r"^3 generations in a row failed, on 'w', the only worker at work; 3 of them: "
+        r"environment 'sort_digits': reward: KeyError: 'answer' \(/app/task.py:12\)\."
+        r".*maxFailuresInARow"
     )
     with pytest.raises(TooManyFailuresError, match=said):
         watched.check()
@@ -70,9 +76,17 @@ def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
 
 def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
     watched = watch()
-    for _ in range(3):
-        watched.record_failure(Failure(cause=FailureCause.ENGINE, message="no memory"))
-    with pytest.raises(TooManyFailuresError, match="the last one: engine: no memory"):
+    fail(watched, 3, Failure(cause=FailureCause.ENGINE, message="no memory"))
+    with pytest.raises(TooManyFailuresError, match="3 of them: engine: no memory"):
+        watched.check()
+
+
+def test_the_most_frequent_causes_are_named_first():
+    watched = watch()
+    fail(watched, 2, Failure(cause=FailureCause.ENGINE, message="no memory"))
+    fail(watched, 5)
+    said = r"5 of them: environment 'sort_digits': reward: KeyError.*; 2 of them: engine: no memory"
+    with pytest.raises(TooManyFailuresError, match=said):
         watched.check()
 
 
