@@ -176,10 +176,8 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
         step = resume(self)
         contents = self._dispatcher.ledger.contents
         # A recorded step that will be redone holds its responses too.
-        redone = [
-            each for step in self.steps for group in step.groups for each in group.trajectories
-        ]
-        held = waiting_ids(contents) | {each.trajectory_id for each in redone}
+        redone = {each for step in self.steps for each in step.trajectory_ids()}
+        held = waiting_ids(contents) | redone
         witness.say("resumed", step=step, ids=sorted(held))
         witness.die_at("resume")
         return step

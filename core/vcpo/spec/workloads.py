@@ -279,8 +279,9 @@ class Checkpoint(Section):
     """When the run's state is written, and how much of it is kept."""
 
     every_steps: Steps = 50
-    """Optimizer steps between checkpoints. A restarted learner takes at most this many again, from
-    its redo log, and those that were taken while the last checkpoint was written. One more is
+    """Optimizer steps between checkpoints, at most: one is written earlier when the redo log has
+    grown by a quarter of `redoLogGibibytes`. A restarted learner takes at most this many again,
+    from its redo log, and those that were taken while the last checkpoint was written. One more is
     always written at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Number of newest checkpoints that stay on disk. Where they are all too young or too bad for a
@@ -290,10 +291,11 @@ class Checkpoint(Section):
     export --best` reads it. A checkpoint is evaluated if its step is also a multiple of
     `evaluation.everySteps`."""
     redo_log_gibibytes: Annotated[float, Field(ge=1 / 1024, le=4096.0)] = 4.0
-    """Size of the redo log, in GiB, from which on the learner writes a checkpoint at once, and
-    grants work for one step at a time until the log is smaller. The log has everything that was
-    accepted since the oldest kept checkpoint, 9 bytes for each token. Raise it if the event
-    `LogFull` comes often."""
+    """Size that the redo log may have, in GiB. The log has everything that was accepted since the
+    oldest kept checkpoint, 9 bytes for each token. A checkpoint is written whenever it has grown by
+    a quarter of this size. Raise it if checkpoints come too often. At the full size, which takes
+    a disk that is too slow for its checkpoints, the learner grants work for one step at a time
+    (event `LogFull`)."""
     full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
     """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
     the disk is full at the end of a run; then the run fails. Before the end, training continues and

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -42,7 +42,9 @@ _WAL_COMMITS: Final = 300
 """SQLite copies its write-ahead log into the tables after so many commits, of 2 to 4 pages each."""
 _ROWS_AT_ONCE: Final = 64
 """Changes removed or copied in one commit, so that no submission waits long for it."""
+_NO_LIMIT: Final = 1 << 62
 _SIGN_BIT: Final = 1 << 63
+_SELECT: Final = "SELECT position, checksum, data, segment, offset, size FROM change"
 _INSERT: Final = (
     "INSERT INTO change (position, checksum, data, segment, offset, size) VALUES (?, ?, ?, ?, ?, ?)"
 )
@@ -140,26 +142,34 @@ class LogFile:
         last = after
         try:
             found = self._tables.execute(
-                "SELECT position, checksum, data, segment, offset, size FROM change"
-                " WHERE position > ? ORDER BY position",
-                (after,),
+                f"{_SELECT} WHERE position > ? ORDER BY position", (after,)
             )
-            for position, checksum, small, segment, offset, size in found:
-                if position != last + 1:
+            for record in found:
+                if record[0] != last + 1:
                     raise DamagedLogError(
                         f"{self.path}: change {last + 1} is missing", last_position=last
                     )
-                place = None if segment is None else Place(segment, offset, size)
-                data = small if place is None else self._segments.read(place)
-                if not isinstance(data, bytes) or checksum != _checksum(position, data):
-                    raise DamagedLogError(
-                        f"{self.path}: change {position} differs from its checksum",
-                        last_position=last,
-                    )
-                yield Row(position=position, data=data)
-                last = position
+                yield self._row(record)
+                last += 1
         except (sqlite3.DatabaseError, OSError) as error:
             raise DamagedLogError(f"{self.path}: {error}", last_position=last) from error
+
+    def read_one(self, position: int) -> Row:
+        """Return the change at a position.
+
+        Raises:
+            DamagedLogError: if it is missing or differs from what was written.
+        """
+        try:
+            record = self._tables.execute(f"{_SELECT} WHERE position = ?", (position,)).fetchone()
+            if record is None:
+                raise DamagedLogError(
+                    f"{self.path}: change {position} is missing", last_position=position - 1
+                )
+            return self._row(record)
+        except (sqlite3.DatabaseError, OSError) as error:
+            message = f"{self.path}: {error}"
+            raise DamagedLogError(message, last_position=position - 1) from error
 
     @property
     def first_position(self) -> int:
@@ -180,8 +190,12 @@ class LogFile:
             " (SELECT ifnull(min(position), 0) FROM checkpoint)"
         )
 
-    def add_checkpoint(self, step: int, position: int, *, kept_steps: Collection[int]) -> int:
+    def add_checkpoint(
+        self, step: int, position: int, *, kept_steps: Collection[int], most_bytes: int = _NO_LIMIT
+    ) -> int:
         """Remember a checkpoint; forget those that are not kept, and those of later steps.
+
+        most_bytes: size of the changes above which the oldest are forgotten too, but for this one.
 
         Returns the position up to which no kept checkpoint needs a change.
         """
@@ -192,6 +206,9 @@ class LogFile:
             known = [row[0] for row in execute("SELECT step FROM checkpoint").fetchall()]
             forgotten = [(each,) for each in known if each not in kept_steps]
             self._tables.executemany("DELETE FROM checkpoint WHERE step = ?", forgotten)
+            for oldest, _ in self.checkpoints[:-1]:
+                if self.size_bytes > most_bytes:
+                    execute("DELETE FROM checkpoint WHERE step = ?", (oldest,))
         return self._number("SELECT min(position) FROM checkpoint")
 
     @property
@@ -286,6 +303,22 @@ class LogFile:
             if self._tables.in_transaction:  # SQLite ends it itself after some errors
                 self._tables.execute("ROLLBACK")
             raise
+
+    def _row(self, record: tuple[Any, ...]) -> Row:
+        """Return the change of a row of the table.
+
+        Raises:
+            DamagedLogError: if it differs from what was written.
+        """
+        position, checksum, small, segment, offset, size = record
+        place = None if segment is None else Place(segment, offset, size)
+        data = small if place is None else self._segments.read(place)
+        if not isinstance(data, bytes) or checksum != _checksum(position, data):
+            raise DamagedLogError(
+                f"{self.path}: change {position} differs from its checksum",
+                last_position=position - 1,
+            )
+        return Row(position=position, data=data)
 
     def _number(self, query: str) -> int:
         (found,) = self._tables.execute(query).fetchone()

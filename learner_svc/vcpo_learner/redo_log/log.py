@@ -25,7 +25,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -36,7 +36,7 @@ from typing import Any, Final, TypeVar
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.changes import Change, InconsistentChangeError, LogRoom
-from vcpo_learner.ledger.contents import LedgerContents
+from vcpo_learner.ledger.contents import LedgerContents, RecordedStep
 from vcpo_learner.redo_log.encoding import (
     UnreadableChangeError,
     change_from_bytes,
@@ -52,6 +52,7 @@ from vcpo_learner.redo_log.file import (
     replace_damaged,
 )
 from vcpo_learner.redo_log.log_end import LogEnd
+from vcpo_learner.redo_log.logged_step import LoggedStep
 from vcpo_learner.redo_log.progress import LogProgress
 from vcpo_learner.redo_log.redo import Redo
 
@@ -136,6 +137,7 @@ class RedoLog:
             StartError: if it cannot be opened, naming it and the cure.
         """
         self._path = file_path(run_dir)
+        self._limit_bytes = limit_bytes
         self._retry_s = retry_s
         self._clock = clock
         self._progress = LogProgress(self._path, limit_bytes=limit_bytes, retry_s=retry_s)
@@ -195,6 +197,11 @@ class RedoLog:
         return self._progress.room
 
     @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether the log has grown so much that a checkpoint should let go of changes."""
+        return self._progress.is_checkpoint_due
+
+    @property
     def path(self) -> Path:
         """The file."""
         return self._path
@@ -230,11 +237,12 @@ class RedoLog:
         recorded_step: last step that the journal has; where nothing else tells where the log must
             end, a log that ends before is reported.
         """
-        redo, last, held = Redo(contents), after, self._counted(_last_position)
+        last, held = after, self._counted(_last_position)
+        redo = Redo(contents, self._changes)
         cause = None if self._damage is None else self._damage.cause
         try:
             for row in self._file.read(after):
-                redo.apply(change_from_bytes(row.data))
+                redo.apply(change_from_bytes(row.data), row.position)
                 last = row.position
         except DamagedLogError as error:
             cause = str(error)
@@ -251,6 +259,15 @@ class RedoLog:
         self._judge(end, cause)
         self._position = self._progress.committed = last
         return redo
+
+    def read_step(self, step: LoggedStep) -> RecordedStep:
+        """Read what a step was computed from; any thread may call it.
+
+        Raises:
+            DamagedLogError, UnreadableChangeError: if the log cannot be read any more. The learner
+                ends; the next one finds the damage and says what it costs.
+        """
+        return step.read(self._changes)
 
     def append(self, change: Change) -> None:
         """Take a change; it is written at once or in the background, after all earlier ones.
@@ -277,6 +294,9 @@ class RedoLog:
 
     def add_checkpoint(self, step: int, position: int, *, kept_steps: Collection[int]) -> None:
         """Let go of the changes that no kept checkpoint needs.
+
+        Where they fill half of the limit, those of the oldest checkpoints go too: such a checkpoint
+        can still be resumed from, without the steps after it.
 
         step, position: of a checkpoint that is complete, and of the last change that it holds.
         kept_steps: steps of the checkpoints from which a learner may resume, this one among them.
@@ -339,6 +359,13 @@ class RedoLog:
                 " is its last; the changes that it holds are used"
             )
             self._progress.events.append(("LogMarkLost", message))
+
+    def _changes(self, positions: Sequence[int]) -> Iterator[Change]:
+        """Yield the changes at some positions; the file is free between two of them."""
+        for position in positions:
+            with self._file_lock:
+                row = self._file.read_one(position)
+            yield change_from_bytes(row.data)
 
     def _is_written_at_once(self, row: Row) -> bool:
         """Write the newest change, unless the thread has work or the disk is slow."""
@@ -427,7 +454,10 @@ class RedoLog:
         aside_path(self._path).unlink(missing_ok=True)
         size_bytes = self._file.size_bytes
         removable = self._file.add_checkpoint(
-            checkpoint.step, checkpoint.position, kept_steps=checkpoint.kept_steps
+            checkpoint.step,
+            checkpoint.position,
+            kept_steps=checkpoint.kept_steps,
+            most_bytes=self._limit_bytes // 2,
         )
         return removable, size_bytes - self._file.size_bytes
 

@@ -10,6 +10,10 @@ from typing import Final
 from vcpo_learner.checkpoints.disk import size_text
 from vcpo_learner.ledger.changes import LogRoom
 
+_GROWTHS: Final = 4
+"""A checkpoint is due when the log has grown by this share of its limit since the last one. With
+the older changes that a checkpoint leaves, half of the limit, and what arrives while it is written,
+the log stays below its limit."""
 DISK_FULL: Final = "DiskFull"
 """Kind of the event that the log cannot be written."""
 
@@ -26,6 +30,8 @@ class LogProgress:
         """Position of the newest change that outlives this process."""
         self.size_bytes = 0
         """Size of the changes that a checkpoint needs."""
+        self._kept_bytes = 0
+        """What the log held after the newest checkpoint of this process."""
         self.events: list[tuple[str, str]] = []
         """Kind and message of each, until somebody takes them."""
         self.failure: Exception | None = None
@@ -40,6 +46,12 @@ class LogProgress:
         if self._error is not None:
             return LogRoom.UNWRITABLE
         return LogRoom.FULL if self.size_bytes >= self._limit_bytes else LogRoom.FREE
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether a checkpoint should let go of changes, long before the log is full."""
+        grown_bytes = self.size_bytes - self._kept_bytes
+        return grown_bytes >= self._limit_bytes / _GROWTHS or self.room is LogRoom.FULL
 
     async def committed_up_to(self, position: int) -> None:
         """Wait until the changes up to a position outlive this process.
@@ -78,6 +90,7 @@ class LogProgress:
         """A checkpoint let go of changes; size_bytes: of those that it let go."""
         was_full = self.room is LogRoom.FULL
         self.size_bytes -= size_bytes
+        self._kept_bytes = self.size_bytes
         if was_full and self.room is LogRoom.FREE:
             self.events.append(
                 ("LogHasRoom", f"{self._path} holds {size_text(self.size_bytes)} now")

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from vcpo.control.limit_change import ChangeKind
@@ -145,9 +146,9 @@ class TrainingLoop:
             return True
         is_wanted = False
         while steps:
-            step = steps[0]
             if self._dispatcher.phase is not RunPhase.RUNNING:
                 return False
+            step = await self._in_thread(partial(self._parts.log.read_step, steps[0]))
             try:
                 result = await self._redo(step)
             except BrokenBatchError as error:

@@ -23,7 +23,7 @@ from vcpo.records.step_record import StepRecord
 from vcpo.spec import continuation_document
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
 from vcpo_learner.ledger.changes import VersionPublished
-from vcpo_learner.ledger.contents import RecordedStep
+from vcpo_learner.redo_log.logged_step import LoggedStep
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.exclusion import Exclusion
 from vcpo_learner.training.parts import TrainingParts
@@ -42,7 +42,7 @@ class Recovery:
         exclusion: Exclusion,
         step_log: StepLog,
     ) -> None:
-        self.steps: list[RecordedStep] = []
+        self.steps: list[LoggedStep] = []
         """Steps after the checkpoint that are still to be redone, in this order."""
         self.versions: Mapping[int, VersionPublished] = {}
         """Those that an earlier process announced."""
@@ -201,7 +201,7 @@ class Recovery:
         """Redo no more than a number of steps; the groups of later ones are buffered again."""
         later, self.steps = self.steps[number:], self.steps[:number]
         version = later[0].policy_version
-        self._dispatcher.ledger.roll_back(version, later)
+        self._dispatcher.ledger.roll_back(version, map(self._parts.log.read_step, later))
         self._parts.event(
             "RedoStopped",
             f"step {version + 1} cannot be redone without a group in quarantine: the run goes on"

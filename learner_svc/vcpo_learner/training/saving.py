@@ -29,7 +29,6 @@ from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_byt
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
-from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
@@ -111,12 +110,12 @@ class RunSaver:
     async def save_if_due(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one is due, or if the disk was full and it is time to retry.
 
-        A full redo log makes one due, because only a checkpoint lets it go of changes.
+        A redo log that has grown makes one due, because only a checkpoint lets it go of changes.
 
         is_wanted: whether one is due at this step for another reason than its number.
         """
-        is_full = self._parts.log.room is LogRoom.FULL and self._writing is None
-        is_due = is_wanted or is_full or self._step % self._settings.every_steps == 0
+        is_grown = self._parts.log.is_checkpoint_due and self._writing is None
+        is_due = is_wanted or is_grown or self._step % self._settings.every_steps == 0
         with contextlib.suppress(DiskFullError):
             if is_due or (self._writing is not None and self._writing.done()):
                 await self.join()
@@ -230,8 +229,6 @@ class RunSaver:
         self._report_room()
         step, log = staged.step, self._parts.log
         self._saved_step = step
-        # A full log keeps what follows this checkpoint only: older ones go without later steps.
-        kept = {step} if log.room is LogRoom.FULL else kept
         log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
         self._parts.gauges.record_checkpoint(time.time())
         self._parts.event("CheckpointSaved", f"step {step}")

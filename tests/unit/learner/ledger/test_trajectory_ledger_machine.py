@@ -29,6 +29,7 @@ MAX_LAG_STEPS = 1
 LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
 """Of the throttle, or none."""
 POOL = 4
+GROUP_SIZE = 2
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 10**6)
 PLACES = {"in_flight", "buffered", "consumed"}
@@ -49,6 +50,9 @@ class ListLog(NoLog):
 
     def read(self, after):
         return map(change_from_bytes, self.data[after:])
+
+    def changes(self, positions):
+        return [change_from_bytes(self.data[each - 1]) for each in positions]
 
     def cut(self, position):
         del self.data[position:]
@@ -98,14 +102,16 @@ class LedgerMachine(RuleBasedStateMachine):
         # Written long after it was taken, and one group to a file.
         data = [part.SerializeToString() for part in self.kept.parts(part_bytes=1)]
         self.ledger.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
-        redo = Redo(self.ledger.contents)
-        for change in self.log.read(after=self.kept.head.log_position):
-            redo.apply(change)
+        redo, after = Redo(self.ledger.contents, self.log.changes), self.kept.head.log_position
+        for position, change in enumerate(self.log.read(after), start=after + 1):
+            redo.apply(change, position)
         steps = sorted(redo.steps.items())
         assert [version for version, _ in steps] == list(
             range(self.kept_model.version, self.model.version)
         )
-        redone = [group.grant_number for _, step in steps for group in step.groups]
+        groups = [group for _, step in steps for group in step.read(self.log.changes).groups]
+        assert all(len(group.trajectories) == GROUP_SIZE for group in groups)
+        redone = [group.grant_number for group in groups]
         assert self.kept_model.consumed + redone == self.model.consumed
         self.ledger.restart()
         self.model.restart()

@@ -83,8 +83,11 @@ async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
     ledger.record_step(batch, policy_version=0, fresh=fresh)
     await log.committed()
     log.close()
-    redo = open_log().redo(make_ledger(ManualClock(), incarnation="later").contents, after=0)
-    assert (list(redo.steps[0].groups), list(redo.steps[0].fresh)) == (batch, fresh)
+    later = open_log()
+    redo = later.redo(make_ledger(ManualClock(), incarnation="later").contents, after=0)
+    step = later.read_step(redo.steps[0])
+    assert [each.trajectories for each in step.groups] == [each.trajectories for each in batch]
+    assert list(step.fresh) == fresh
     assert [each.worker_id for each in redo.steps[0].fresh] == ["c"]
 
 

@@ -364,3 +364,15 @@ async def test_a_sink_gets_every_record_of_the_journal_in_order(make_learner, tm
         ("closed", False),
     ]
     assert sink.got == expected
+
+
+async def test_a_log_that_grows_fast_makes_checkpoints_due_before_it_is_full(
+    make_learner, tmp_path, monkeypatch
+):
+    # A step has some 400 bytes in the log: a quarter of the limit is ten of sixty steps.
+    limit = property(lambda settings: 16_000)
+    monkeypatch.setattr("vcpo.spec.workloads.Checkpoint.redo_log_bytes", limit)
+    await make_learner(steps=60, checkpoint={"everySteps": 1000}).run()
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert "LogFull" not in kinds
+    assert kinds.count("CheckpointSaved") >= 3
