@@ -21,7 +21,13 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.records import step_record
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
-from vcpo.records.journal import EventRecord, Journal
+from vcpo.records.journal import (
+    EVENTS_FILE,
+    JOURNAL_DAMAGED,
+    METRICS_FILE,
+    EventRecord,
+    Journal,
+)
 from vcpo.spec import parse_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,3 +160,27 @@ def read_until(controller: int, words: str) -> str:
         assert select.select([controller], [], [], max(0.0, left_s))[0], f"no {words!r} in {shown}"
         shown += os.read(controller, 65_536).decode(errors="replace")
     return shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["top"],
+        ["top", "--json"],
+        ["events"],
+        ["logs"],
+        ["report"],
+        ["export", "--to", "tensorboard"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_that_reads_a_run_fails_on_a_damaged_journal(run_dir, command):
+    for name in (METRICS_FILE, EVENTS_FILE):
+        whole = (run_dir / name).read_bytes()
+        (run_dir / name).write_bytes(b"\xff\xfe\nnull\n[1]\n" + whole + b'{"type":"step"}\n')
+    asked = vcpo(*command, run_dir)
+    assert asked.exit_code == 0, asked.output
+    assert "Traceback" not in asked.output
+    if command == ["events"]:
+        named = [line for line in asked.output.splitlines() if JOURNAL_DAMAGED in line]
+        assert len(named) == 4
