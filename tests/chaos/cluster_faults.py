@@ -117,6 +117,7 @@ class LiveCluster:
             run = await self.run()
             seen = (run.get("status") or {}).get("observedGeneration", 0)
             if seen == generation and self._learner_replicas() == int(not run["spec"]["suspend"]):
+                silence.hear(generation, time.monotonic())
                 self.pace.steps_s.append(time.monotonic() - begun_s)
                 return True
             silence.hear(self.operator.pid, time.monotonic())

@@ -29,6 +29,7 @@ from tests.chaos.kinds import Kind
 from tests.chaos.live_run import MARK_VARIABLE, SIGN_S, SPEC, holds, last_lines, marked_processes
 from tests.chaos.pace import LONGEST_S, Pace, Silence, gaps
 from tests.chaos.recorder import Line, read_lines
+from vcpo.service.lifecycle import Ready, read_ready
 
 _NUM_RANKS: Final = 2
 _END_S: Final = 120.0
@@ -123,6 +124,12 @@ class LiveHost:
                     found[int(rank)] = pid
         return found
 
+    def serving(self) -> list[int]:
+        """Ids of the ranks and workers that serve."""
+        files = (self.folder / "run" / "processes").glob("*.json")
+        ready = [each for path in files if (each := _ready(path)) is not None]
+        return sorted({each.pid for each in ready} & set(marked_processes(self.folder)))
+
     def processes(self, module: bytes) -> list[int]:
         """Ids of the run's processes that run a module."""
         found = []
@@ -152,6 +159,7 @@ class LiveHost:
             if silence.is_hang(time.monotonic(), is_starting=True):
                 return False
             await asyncio.sleep(_POLL_S)
+        silence.hear(newest, time.monotonic())
         if not self.pace.starts_s:
             self.pace.starts_s.append(time.monotonic() - begun_s)
         self._measure_steps()
@@ -223,7 +231,8 @@ async def kill_host(host: LiveHost, draw: random.Random) -> Injected:
 async def kill_host_over_stopped(host: LiveHost, draw: random.Random) -> Injected:
     """`vcpo run` dies while some of its processes stand still; they end too."""
     await host.working()
-    children = [pid for _, pid in await _all_ranks(host)] + await _workers(host)
+    if not (children := host.serving()):
+        raise NotInjectedError("no process serves")
     stopped = draw.sample(children, draw.randint(1, len(children)))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -333,6 +342,13 @@ async def _workers(host: LiveHost) -> list[int]:
     if not await holds(lambda: bool(found()), SIGN_S):
         raise NotInjectedError("no worker is there")
     return found()
+
+
+def _ready(path: Path) -> Ready | None:
+    """What a ready file says; None for another file, or none."""
+    with contextlib.suppress(TypeError, ValueError):
+        return read_ready(path)
+    return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -198,6 +198,7 @@ class LiveRun:
             if silence.is_hang(now_s, is_starting=is_starting):
                 return False
             await self.sleep(_POLL_S)
+        silence.hear(newest, self.clock())
         self._measure_steps()
         return newest > before
 
