@@ -12,7 +12,7 @@ Log ratios of tokens are drawn from normal laws, and no model runs. All else is 
 blocks of fresh tokens, the calibration and its demand for them, the unit of the ESS, its reading
 for a batch of this size, and the verdict.
 
-    python -m benchmarks.estimators.calibration
+    python -m benchmarks.estimators.calibration [--workers 8]
 
 Every number of the JSON is that of the worst run; a run has one length, batch size and staleness:
 
@@ -35,6 +35,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
@@ -80,18 +81,23 @@ class Step:
 
 
 def run(
-    num_trajectories: int, num_tokens: int, drift: float, steps: int, generator: torch.Generator
+    num_trajectories: int,
+    num_tokens: int,
+    drift: float,
+    steps: int,
+    generator: torch.Generator,
+    num_workers: int = 1,
 ) -> list[Step]:
     """Simulate one run; drift: nats^2 of a whole trajectory."""
     calibration, found = MismatchCalibration(), []
+    turns = cycle(f"worker-{number}" for number in range(num_workers))
     for step in range(steps):
         mismatch = LAST_MISMATCH * step / (steps - 1)
         wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
-        blocks = fresh_blocks(
-            [response(num_tokens)] * len(fresh), torch.cat(list(fresh)), policy_version=0
-        )
-        calibration = calibration.observe(blocks.log_weights, blocks.num_tokens)
+        responses = [response(num_tokens, worker) for worker in islice(turns, len(fresh))]
+        blocks = fresh_blocks(responses, torch.cat(list(fresh)), policy_version=0)
+        calibration = calibration.observe(blocks.log_weights, blocks.num_tokens, blocks.workers)
         stale = mismatch + drift / num_tokens
         ratios = draw(num_trajectories, num_tokens, stale, generator)
         log_ratios = torch.cat(list(ratios))
@@ -154,8 +160,8 @@ def draw(
     return list(normal * math.sqrt(variance) - variance / 2)
 
 
-def response(num_tokens: int) -> Trajectory:
-    """Return a response of version 0; only its versions and its length matter."""
+def response(num_tokens: int, worker: str) -> Trajectory:
+    """Return a response of version 0; only its versions, its length and its worker matter."""
     return Trajectory(
         trajectory_id="fresh/0",
         prompt_token_ids=(0,),
@@ -164,6 +170,7 @@ def response(num_tokens: int) -> Trajectory:
         version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
         reward=0.0,
         finish_reason=FinishReason.STOP,
+        worker_id=worker,
     )
 
 
@@ -196,6 +203,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=400, help="of each run, at least 2")
     parser.add_argument("--seed", type=int, default=0, help="of all draws")
+    parser.add_argument("--workers", type=int, default=1, help="that sample in turn, at least 1")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -204,7 +212,14 @@ def main() -> None:
     for num_tokens in LENGTHS:
         for num_trajectories in BATCHES:
             for drift in DRIFTS:
-                steps = run(num_trajectories, num_tokens, drift, arguments.steps, generator)
+                steps = run(
+                    num_trajectories,
+                    num_tokens,
+                    drift,
+                    arguments.steps,
+                    generator,
+                    arguments.workers,
+                )
                 row = summary(num_trajectories, num_tokens, drift, steps)
                 rows.append(row)
                 print(

@@ -43,8 +43,8 @@ worker has an estimate, and that of the run is their lower median: up to a half 
 whatever they send, cannot raise it above the largest estimate of another. A worker that has shown
 fewer than 16 blocks counts as one without mismatch. If the median falls on such a worker, the
 estimate of before stays; without one the ratio is 1. The lower median of N workers with n blocks
-each is as certain as a mean of n (1 + 2 (m - 1) / pi) blocks, m = N or N - 1, the odd one. One or
-two workers have no majority. For them, and for all, s2 is at most `MISMATCH_CEILING`.
+each is as certain as a mean of n (1 + 2 (m - 1) / pi) blocks, m = N or N - 1, the odd one. A single
+worker has no other to be compared with. For it, and for all, s2 is at most `MISMATCH_CEILING`.
 
 Memory. A constant mismatch needs a long memory, a changing one a short memory. The newest 1, 2, 4,
 6, 10, .. portions of every worker are pooled, and the workers' median is taken over the pools of
@@ -94,7 +94,7 @@ _REMEMBERED_STEPS: Final = 128
 """Steps with fresh blocks of others after which a worker without any is forgotten."""
 
 _REMEMBERED_WORKERS: Final = 1024
-"""Most workers that are remembered, those that were seen last: 2 MB in a checkpoint."""
+"""Most workers that are remembered, those that were seen last: 1 MB in a checkpoint."""
 
 STALE_STEPS: Final = 32
 """Steps without fresh blocks in which the variance of the estimate doubles; it then counts as
@@ -181,6 +181,8 @@ class MismatchCalibration:
 
     def without(self, workers: Collection[str]) -> Self:
         """Return the calibration without what these workers have shown."""
+        if not workers:
+            return self
         rest = {name: each for name, each in self.workers.items() if name not in workers}
         return replace(self, workers=rest, estimate=_estimate(rest.values()) or self.estimate)
 
@@ -293,11 +295,16 @@ def _estimate(workers: Collection[WorkerBlocks]) -> MismatchEstimate | None:
 
     None if the median falls on a worker that does not count yet.
     """
-    counting = [each for each in workers if each.portions]
+    counting = [each.portions for each in workers if each.portions]
+    pools = [portions[-1] for portions in counting]
     chosen: MismatchEstimate | None = None
     low, high = 0.0, math.inf
-    for reach in range(1, max((len(each.portions) for each in counting), default=0) + 1):
-        pools = [each.newest(reach) for each in counting]
+    for reach in range(1, max(map(len, counting), default=0) + 1):
+        if reach > 1:
+            pools = [
+                pool + portions[-reach] if reach <= len(portions) else pool
+                for pool, portions in zip(pools, counting, strict=True)
+            ]
         found = _median(pools, num_workers=len(workers))
         if found is None:
             return None

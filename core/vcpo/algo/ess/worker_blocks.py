@@ -8,6 +8,7 @@ hold the last 254 portions or less, in at most 14 sums.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Self
 
 Block = tuple[float, int]
@@ -95,18 +96,10 @@ class WorkerBlocks:
         portion = clipped_sums(waiting)
         return type(self)(portions=_merged((*self.portions, portion)), last_step=step)
 
-    def newest(self, reach: int) -> FreshSums:
-        """Return the sum of the newest `reach` portions or merged portions; all if fewer."""
-        first, *rest = self.portions[-reach:]
-        return sum(rest, first)
-
     def newest_blocks(self, at_least: int) -> FreshSums | None:
         """Return the sum of the newest portions with so many blocks; None if they are too few."""
-        for reach in range(1, len(self.portions) + 1):
-            pool = self.newest(reach)
-            if pool.count >= at_least:
-                return pool
-        return None
+        pools = accumulate(reversed(self.portions))
+        return next((pool for pool in pools if pool.count >= at_least), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the worker as JSON values."""

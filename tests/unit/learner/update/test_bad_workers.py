@@ -7,6 +7,7 @@ it may be compared with is the rule as published, with the on-policy ratio of ho
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def run_of(fleet, *, steps, seed):
             alone[worker] = observed(own, [row for row in fresh if row[0] == worker])
             seen = alone[worker].workers.get(worker)
             if seen is not None and seen.portions:
-                found = [seen.newest(reach) for reach in range(1, len(seen.portions) + 1)]
+                found = accumulate(reversed(seen.portions))
                 honest_variance = max(honest_variance, *(each.variance_per_token for each in found))
         yield Step(
             calibration=calibration,

@@ -422,6 +422,22 @@ def test_a_worker_that_is_off_does_not_calibrate_its_own_fault():
     assert result.learning_rate_scale == pytest.approx(published, rel=0.01)
 
 
+@pytest.mark.parametrize("lowest", [-100.0, -3e38])
+def test_one_group_of_impossible_log_probabilities_does_not_calibrate_itself(lowest):
+    # A submission may not have -3e38; a batch with it would have no other scale.
+    model = seeded_model(llama)
+    groups = sampled_groups(model, num_groups=8, staleness=0.02)
+    fresh = of_workers(groups, only=0.0)
+    fresh[0] = [
+        replace(one, rollout_logprobs=(lowest,) * one.num_sampled_tokens) for one in fresh[0]
+    ]
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    result = update.step(fresh, policy_version=9)
+    assert ess_ratio(result.log_weights) < 0.07
+    assert result.learning_rate_scale < 0.27
+    assert result.on_policy_ess_ratio > 0.9
+
+
 def test_a_worker_at_fault_is_named_and_has_no_vote_any_more():
     model = seeded_model(llama)
     groups = sampled_groups(model, num_groups=12, staleness=0.02)
