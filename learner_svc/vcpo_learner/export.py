@@ -146,8 +146,9 @@ def _newest(folder: Path, run_dir: Path) -> _Chosen:
         except DamagedCheckpointError as error:
             sys.stderr.write(f"warning: {error}; skipped\n")
     raise StartError(
-        f"{run_dir}: there is no checkpoint yet, or none is intact; Ctrl-C makes the run write one,"
-        " and spec.checkpoint.everySteps sets how often the run writes one"
+        f"{run_dir}: there is no checkpoint yet, or none is intact; a run writes one every"
+        " spec.checkpoint.everySteps steps and after Ctrl-C, and one that has ended when `vcpo run"
+        f" FILE --run-dir {run_dir} --resume` goes on with it"
     )
 
 

@@ -29,7 +29,7 @@ def fail(message: str) -> NoReturn:
 
 def require_run(run_dir: Path) -> None:
     """Exit if a directory has no run."""
-    if not RunDir(run_dir).is_used:
+    if not RunDir(run_dir).has_run:
         fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
 
 

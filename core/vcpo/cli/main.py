@@ -294,7 +294,7 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
         with writing("runs", Path("runs")):
             return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
-    can_resume = directory.spec.exists()
+    can_resume = directory.has_run
     if resume and not can_resume:
         why = f"has no {directory.spec.name}" if path.exists() else "does not exist"
         fail(

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from vcpo.cli.console import OUT, fail
+from vcpo.cli.console import ERR, OUT, fail
 from vcpo.local.run_dir import RunDir
 from vcpo.monitor.cluster_logs import ClusterEvents, cluster_logs
 from vcpo.monitor.cluster_runs import find_run
@@ -165,11 +165,13 @@ async def _show(source: LocalSource | ClusterSource, as_json: bool) -> None:
         else:
             table = runs_table(await source.rows(), width=_PIPE_WIDTH)
             Console(width=_PIPE_WIDTH).print(table)
+        if notice := source.notice():
+            ERR.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_dir(run: str) -> Path:
     path = Path(run)
-    if not RunDir(path).is_used:
+    if not RunDir(path).has_run:
         fail(
             f"RUN: {path} has no run; give the directory that `vcpo run` printed, or --namespace"
             " for a run of a cluster"

@@ -45,6 +45,11 @@ class RunDir:
         return self.spec.exists() or (self.path / METRICS_FILE).exists()
 
     @property
+    def has_run(self) -> bool:
+        """Whether the directory has the run file that each reader of a run needs."""
+        return self.spec.exists()
+
+    @property
     def newest_checkpoint_step(self) -> int | None:
         """Step of the newest checkpoint, whose files are not compared with its sums; None: none."""
         manifests = (self.path / "checkpoints").glob("step-*/meta.json")

@@ -64,6 +64,17 @@ def test_top_prints_a_row_for_each_run_where_nobody_can_press_keys(run_dir):
     assert row.split()[:4] == ["countdown-001", "stopped", "1/2", "0.500"]
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_top_says_which_directory_is_no_run_beside_the_others(run_dir, options):
+    (run_dir.parent / "other").mkdir()
+    (run_dir.parent / "other" / "spec.yaml").write_text("openapi: 3.0.0\n")
+    shown = vcpo("top", run_dir.parent, *options)
+    assert shown.exit_code == 0
+    assert "countdown-001" in shown.stdout
+    assert f"{run_dir.parent / 'other'}: " in shown.stderr
+    assert "metadata: required field is missing" in shown.stderr
+
+
 def test_top_prints_one_line_of_json_for_scripts(run_dir):
     (run,) = json.loads(vcpo("top", run_dir, "--json").output)["runs"]
     assert (run["place"], run["status"], run["relative_ess_ratio"]) == (

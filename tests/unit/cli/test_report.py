@@ -50,6 +50,14 @@ def test_a_directory_without_a_run_is_refused_with_the_cure(tmp_path):
     )
 
 
+@pytest.mark.parametrize("command", ["report", "export", "events", "logs"])
+def test_records_without_a_run_file_are_no_run(tmp_path, command):
+    (tmp_path / METRICS_FILE).touch()
+    asked = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+    assert f": {tmp_path} has no run; give the directory that `vcpo run` printed" in asked.stderr
+
+
 def test_the_report_of_a_run_is_written_and_told(make_run):
     run_dir = make_run("[run]")
     asked = report(run_dir)
