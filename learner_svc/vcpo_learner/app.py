@@ -18,6 +18,7 @@ from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
     StartError,
+    end_within,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -200,6 +201,7 @@ class _Learner:
                 archive_writer=self.archive_writer,
                 weight_server=self.weight_server,
                 traces=self.traces,
+                end_within=end_within,
             )
         )
         self._spec = spec

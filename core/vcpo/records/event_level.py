@@ -24,6 +24,7 @@ _WARNINGS: Final = frozenset(
         "GroupQuarantined",
         "JournalDamaged",
         "LearnerRestarted",
+        "LearnerStuck",
         "LogDamaged",
         "LogFull",
         "LogMarkLost",

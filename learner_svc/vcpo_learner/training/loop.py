@@ -15,10 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
 
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.label_values import Stage
@@ -42,11 +39,13 @@ from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
+from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread, TensorWork
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.result import UpdateResult
 
 _LOGGER = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
+_END_S = 60.0
+"""Time in which the process of a stuck thread ends in order; then it ends at once."""
 
 
 class TrainingLoop:
@@ -59,7 +58,7 @@ class TrainingLoop:
         quarantine = Quarantine(parts.run_dir / "quarantine")
         self._guard = StepGuard(parts.update, quarantine)
         self._exclusion = Exclusion(parts, quarantine)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
+        self._thread = TensorThread(parts.run.spec, parts.clock, self._report_stuck)
         self._saver = RunSaver(parts, self._thread)
         self._rollback = Rollback(parts, self._saver, self._thread)
         self._publication = Publication(parts, published_precision(parts.run.spec), self._thread)
@@ -87,6 +86,7 @@ class TrainingLoop:
         Raises:
             MismatchError: if workers and learner do not compute the same policy.
             TooManyFailuresError: if every generation fails; the steps taken so far are saved.
+            StuckWorkError: if the tensor thread does not return; the process must end.
         """
         if self._saver.is_complete:
             await self._end("complete before this start")
@@ -148,7 +148,7 @@ class TrainingLoop:
         while steps:
             if self._dispatcher.phase is not RunPhase.RUNNING:
                 return False
-            step = await self._in_thread(partial(self._parts.log.read_step, steps[0]))
+            step = await asyncio.to_thread(self._parts.log.read_step, steps[0])
             try:
                 result = await self._redo(step)
             except BrokenBatchError as error:
@@ -185,10 +185,12 @@ class TrainingLoop:
             BrokenBatchError: naming the groups that break it now.
         """
         version = step.policy_version
-        pending = await self._in_thread(
-            lambda: self._guard.begin(step.groups, policy_version=version)
+        pending = await self._thread.run(
+            TensorWork.GRADIENT, lambda: self._guard.begin(step.groups, policy_version=version)
         )
-        return await self._in_thread(lambda: self._guard.finish(step.groups, pending, step.fresh))
+        return await self._thread.run(
+            TensorWork.STEP, lambda: self._guard.finish(step.groups, pending, step.fresh)
+        )
 
     def _write(self, record: StepRecord) -> None:
         self._parts.journal.step(record)
@@ -254,12 +256,14 @@ class TrainingLoop:
         """Take or skip the update of a batch; return None if groups of it break the update."""
         version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
         try:
-            pending = await self._in_thread(
-                lambda: self._guard.begin(groups, policy_version=version)
+            pending = await self._thread.run(
+                TensorWork.GRADIENT, lambda: self._guard.begin(groups, policy_version=version)
             )
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
+            result = await self._thread.run(
+                TensorWork.STEP, lambda: self._guard.finish(groups, pending, newest)
+            )
         except BrokenBatchError as error:
             ledger.return_batch(groups)
             self._exclusion.exclude(error.reasons, error.reasons, version)
@@ -311,7 +315,7 @@ class TrainingLoop:
         """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
         run_dir, collapse = self._parts.run_dir, None
         if self._dispatcher.phase is RunPhase.RUNNING:
-            metrics = await self._in_thread(lambda: read_metrics(run_dir))
+            metrics = await asyncio.to_thread(read_metrics, run_dir)
             self._parts.report_damage(metrics.damaged)
             collapse = lasting_collapse_notice(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
@@ -395,5 +399,9 @@ class TrainingLoop:
             **(update_fields(result) | {"learning_rate_backoff": health.backoff.factor}),
         )
 
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    def _report_stuck(self, error: StuckWorkError) -> None:
+        """Say where the tensor thread stands, and see to it that the process ends."""
+        self._parts.end_within(_END_S)
+        self._parts.update.give_up()
+        _LOGGER.error("%s", error.where)
+        self.event("LearnerStuck", str(error))

@@ -66,6 +66,8 @@ class TrainingParts:
     traces: TrajectoryTraces = field(default_factory=TrajectoryTraces)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits a number of seconds of `clock`."""
+    end_within: Callable[[float], None] = lambda _: None
+    """Ends the process after a number of seconds, whatever its threads do."""
 
     def event(self, kind: str, message: str) -> None:
         """Write an event to the journal, the log and the run's sinks."""

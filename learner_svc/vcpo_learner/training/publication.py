@@ -39,6 +39,7 @@ from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.weights.store import PublishedPolicy
 
 _Result = TypeVar("_Result")
@@ -53,7 +54,7 @@ class Publication:
     """The version that is being published. Owner: the event loop."""
 
     def __init__(
-        self, parts: TrainingParts, precision: Precision, tensor_thread: ThreadPoolExecutor
+        self, parts: TrainingParts, precision: Precision, tensor_thread: TensorThread
     ) -> None:
         self._parts = parts
         self._precision = precision
@@ -73,11 +74,10 @@ class Publication:
         Raises: the error of the publication before, if it failed.
         """
         update, version = self._parts.update, self._parts.dispatcher.policy_version
-        loop = asyncio.get_running_loop()
         with self._parts.stage(Stage.PUBLISH):
             await self.join()
-            weights = await loop.run_in_executor(
-                self._tensor_thread, lambda: update.take_weights(self._precision, version)
+            weights = await self._tensor_thread.run(
+                TensorWork.WEIGHTS, lambda: update.take_weights(self._precision, version)
             )
         self._announcing = asyncio.create_task(self._announce(version, weights))
 

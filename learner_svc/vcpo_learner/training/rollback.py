@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 
 from vcpo.algo import REWARD_WINDOW_STEPS, RollbackNeed
 from vcpo.metrics.label_values import Stage
@@ -24,14 +23,13 @@ from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.saving import RunSaver
+from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 
 
 class Rollback:
     """Rolls one run back when its guards ask for it. Owner: the event loop."""
 
-    def __init__(
-        self, parts: TrainingParts, saver: RunSaver, tensor_thread: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, parts: TrainingParts, saver: RunSaver, tensor_thread: TensorThread) -> None:
         self._parts = parts
         self._saver = saver
         self._tensor_thread = tensor_thread
@@ -81,7 +79,7 @@ class Rollback:
             parts.update.load_tensors(checkpoint.tensors)
             parts.update.load_state_dict(state)
 
-        await asyncio.get_running_loop().run_in_executor(self._tensor_thread, restore)
+        await self._tensor_thread.run(TensorWork.RESTORE, restore)
         parts.signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )

@@ -32,6 +32,7 @@ from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, spac
 from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 
 RETRY_S = 15.0
 """Time between two attempts on a full disk."""
@@ -57,7 +58,7 @@ class RunSaver:
     The tensor thread copies; a thread of its own writes.
     """
 
-    def __init__(self, parts: TrainingParts, tensor_thread: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: TrainingParts, tensor_thread: TensorThread) -> None:
         self.checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._saved_step = -1
         """Step of the newest checkpoint on disk, -1 if none is known."""
@@ -178,11 +179,11 @@ class RunSaver:
         # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = ledger_now.snapshot()
         self._tried_s = self._parts.clock()
-        loop = asyncio.get_running_loop()
         with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
-            staged = await loop.run_in_executor(
-                self._tensor_thread, lambda: self._stage(step, ledger)
+            staged = await self._tensor_thread.run(
+                TensorWork.CHECKPOINT, lambda: self._stage(step, ledger)
             )
+        loop = asyncio.get_running_loop()
         # Submitted here: a task that never runs, because the loop ends, must not lose it.
         written = loop.run_in_executor(self._file_thread, lambda: self._complete(staged))
         self._writing = asyncio.create_task(self._record(staged, written))

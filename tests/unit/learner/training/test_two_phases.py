@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
+from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.transport.channels import server_address
@@ -81,7 +81,7 @@ class Leader(Rank):
             policies=self.policies,
             clock=time.monotonic,
         )
-        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.thread = TensorThread(parts.run.spec, time.monotonic, pytest.fail)
         self.publication = Publication(parts, Precision.BFLOAT16, self.thread)
         self.server = WireServer(keys=None)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
@@ -91,8 +91,8 @@ class Leader(Rank):
 
     async def on_ranks(self, name, work, **fields):
         """Do something on all ranks, and return what it is on this one."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self.thread, lambda: self.commands.call(name, work, fields=fields)
+        return await self.thread.run(
+            TensorWork.STEP, lambda: self.commands.call(name, work, fields=fields)
         )
 
     async def begin_next(self):
