@@ -19,6 +19,7 @@ from vcpo.service.lifecycle import (
     start_errors,
     wake_at_parent_exit,
 )
+from vcpo.service.private_files import keep_files_private
 from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import run_learner
@@ -38,6 +39,7 @@ def main() -> int:
     """
     wake_at_parent_exit()
     arguments = vars(_parse_arguments())
+    keep_files_private()
     drained_status: int = arguments.pop("drained_status")
     if not sys.stderr.isatty():
         # In a log file a progress bar is one long line that hides the last message.

@@ -25,6 +25,7 @@ from vcpo.service.lifecycle import (
     start_errors,
     write_ready,
 )
+from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.tracking.services import check_packages
@@ -107,7 +108,8 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
         logs.identify_process(run=run.metadata.name)
         check_packages(run.spec.tracking)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
-        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+        with shared_files():  # caches of models, which other users may share
+            policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
         learner = _Learner(run, options, policy)
         if options.resume:
             _LOGGER.info("resuming at step %d", learner.training.resume())

@@ -22,6 +22,7 @@ from vcpo.service.lifecycle import (
     start_errors,
     write_ready,
 )
+from vcpo.service.private_files import shared_files
 from vcpo.spec import load_run
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
@@ -48,7 +49,8 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name, rank=str(environment.rank))
-        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+        with shared_files():  # caches of models, which other users may share
+            policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
     on_stop_request(_stay)
     address = _own_address(options, environment, run.spec.learner.ranks_per_replica)
     await _follow(policy, options, environment, run.metadata.name, address)

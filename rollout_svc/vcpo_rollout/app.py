@@ -24,6 +24,7 @@ from vcpo.service.lifecycle import (
     write_ready,
 )
 from vcpo.service.model_files import local_model
+from vcpo.service.private_files import shared_files
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
@@ -236,7 +237,8 @@ def _worker_parts(
 def _load(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> _Loaded:
     """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
     # The model may have to be fetched; its weights are needed only beside adapters.
-    name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
+    with shared_files():
+        name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
     model = spec.model.model_copy(update={"name": name})
     spec = spec.model_copy(update={"model": model})
     plan = plan_weights(spec, group)
@@ -245,7 +247,8 @@ def _load(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> _Loaded:
     postprocess = make_postprocessing(
         spec, group, seed=seed, rounding=plan.quantization.rounding, adapters=adapters
     )
-    engine, codec = load_engine(spec, group, plan, seed=seed)
+    with shared_files():  # caches of models, which other users may share
+        engine, codec = load_engine(spec, group, plan, seed=seed)
     return _Loaded(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
 
 

@@ -37,6 +37,7 @@ from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
+from vcpo.service.private_files import keep_files_private
 from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 from vcpo.spec import (
     FieldProblem,
@@ -110,6 +111,7 @@ def run(
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
     loaded = _load(file, lambda run: [*inspect_machine(run).problems, *gpu_problems(run)])
+    keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
     found = inspect_machine(loaded)

@@ -15,9 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
+from vcpo.service.private_files import share, shared_files
 from vcpo.spec.workloads import Weights
 from vcpo.wire.archive import delta_name, full_set_name, incarnation_folder
 from vcpo.wire.limits import CHUNK_BYTES
@@ -38,7 +41,8 @@ class ArchiveFolder:
 
     def __init__(self, url: str, *, anchor_every: int) -> None:
         self._files, self._root = fsspec.core.url_to_fs(url)
-        self._files.makedirs(self._root, exist_ok=True)
+        with shared_files():  # before the first step, when nobody else writes
+            self._files.makedirs(self._root, exist_ok=True)
         self._anchor_every = anchor_every
         self._kept: list[list[str]] = []
         """File names of each anchor and its deltas, the newest last."""
@@ -102,6 +106,7 @@ class ArchiveFolder:
             for offset in range(0, full_set.size_bytes, CHUNK_BYTES):
                 data, self._needed_version = full_set.read(offset, CHUNK_BYTES)
                 file.write(data)
+        self._share(path)
         self._kept[-1].append(path)
         while len(self._kept) > 2:
             if old := self._kept.pop(0):
@@ -111,7 +116,13 @@ class ArchiveFolder:
     def _put(self, name: str, data: bytes) -> None:
         path = self._path(name)
         self._files.pipe_file(path, data)
+        self._share(path)
         self._kept[-1].append(path)
+
+    def _share(self, path: str) -> None:
+        """Let the workers read a file of a volume, whose user may be another one."""
+        if isinstance(self._files, LocalFileSystem):
+            share(Path(path))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

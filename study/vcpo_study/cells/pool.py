@@ -16,6 +16,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
+from vcpo.service.private_files import keep_files_private
 from vcpo_study.cells.cell import Cell
 
 Task = Callable[[Cell], None]
@@ -84,6 +85,7 @@ def run_cells(cells: Iterable[Cell], task: Task, *, jobs: int) -> Generator[Outc
 def _work(cell: Cell, task: Task, errors: Connection) -> None:
     # Ctrl-C reaches the whole process group; the parent decides which cells end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_files_private()
     try:
         task(cell)
     # Every error of a cell must reach the report and must not end the study.

@@ -1,6 +1,7 @@
 """A joining worker reads the learner's archive, or asks elsewhere if that is damaged."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -80,6 +81,20 @@ async def test_a_joining_worker_reads_the_anchor_and_the_deltas_from_there(folde
     assert num_bytes["archive"] == sum(
         path.stat().st_size for path in (folder / "run" / INCARNATION).iterdir()
     )
+
+
+async def test_workers_of_another_user_may_read_the_archive_of_a_private_learner(
+    folder, monkeypatch
+):
+    monkeypatch.setenv("VCPO_USER_UMASK", "22")
+    before = os.umask(0o077)  # as `keep_files_private` has it
+    try:
+        fixture = ArchiveFixture(folder)
+        await fixture.publish(0, 1)
+    finally:
+        os.umask(before)
+    found = {path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+    assert found == {0o755, 0o644}
 
 
 async def test_there_is_an_anchor_every_so_many_versions_and_the_last_two_stay(folder):
