@@ -85,7 +85,15 @@ from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
-from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS, Collapse, RewardWatch, find_collapse
+from vcpo.algo.health.collapse import (
+    FAR_DISTANCES,
+    REWARD_WINDOW_STEPS,
+    Collapse,
+    RewardWatch,
+    find_collapse,
+    near_rewards,
+    share_error,
+)
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel, warning_level
 from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
@@ -122,6 +130,7 @@ from vcpo.algo.vtrace import VTrace, vtrace
 
 __all__ = [
     "BASELINES_OF_SCOPE",
+    "FAR_DISTANCES",
     "FRESH_BLOCK_TOKENS",
     "LOSS_CONFIGS",
     "MIN_FRESH_BLOCKS",
@@ -197,12 +206,14 @@ __all__ = [
     "log_sum_exp",
     "mean_baseline",
     "near_equal_blocks",
+    "near_rewards",
     "on_policy_mean_weight",
     "optimal_baseline",
     "pessimistic_baseline",
     "policy_coverage",
     "published_baseline",
     "review_mismatch",
+    "share_error",
     "shrunk_baselines",
     "truncated_weight",
     "vtrace",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
 
-from vcpo.algo import REWARD_WINDOW_STEPS, Collapse, WarningLevel, find_collapse
+from vcpo.algo import Collapse, WarningLevel, find_collapse, share_error
 from vcpo.records.journal import EvaluationRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.records.step_record import StepRecord
@@ -102,20 +101,17 @@ def critical_at_end_notice(steps: Sequence[StepRecord]) -> str | None:
 
 def _accuracy_collapse(evaluations: Sequence[EvaluationRecord]) -> Collapse | None:
     values = [(each.step, each.accuracy) for each in evaluations]
-    num_rewards = min((each.num_trajectories for each in evaluations), default=1)
-    return find_collapse(values, num_rewards=max(1, num_rewards))
+    num_rewards = max(1, min((each.num_trajectories for each in evaluations), default=1))
+    return find_collapse(values, errors=[share_error(one, num_rewards) for _, one in values])
 
 
 def _reward_collapse(steps: Sequence[StepRecord]) -> Collapse | None:
-    """Judge the mean reward over each window of steps, under the step that ends it."""
-    if not steps:
-        return None
-    values = [
-        (
-            steps[end - 1].step,
-            fmean(step.reward_mean for step in steps[end - REWARD_WINDOW_STEPS : end]),
-        )
-        for end in range(REWARD_WINDOW_STEPS, len(steps) + 1)
+    """Judge the windows of steps as the learner's guards did, under the step that ends each."""
+    found = [
+        (step.step, step.reward_window_mean, step.reward_window_error)
+        for step in steps
+        if step.reward_window_mean is not None
     ]
-    batch = max(1, steps[-1].consumed // steps[-1].step)
-    return find_collapse(values, num_rewards=REWARD_WINDOW_STEPS * batch)
+    return find_collapse(
+        [(step, mean) for step, mean, _ in found], errors=[error for _, _, error in found]
+    )

@@ -32,6 +32,7 @@ _WARNINGS: Final = frozenset(
         "NotRolledBack",
         "RedoDiffers",
         "RedoStopped",
+        "RewardsFar",
         "RolledBack",
         "SignalsStale",
         "Throttled",

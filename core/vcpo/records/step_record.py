@@ -35,6 +35,11 @@ class UpdateRecord:
             unit=Unit.REWARD,
         ),
     ]
+    reward_window_mean: float | None = None
+    """Mean reward of the last ten steps, which few rewards cannot bend, as collapses are judged by;
+    None before there are ten."""
+    reward_window_error: float = 0.0
+    """Standard error of that mean."""
     response_tokens_mean: Annotated[
         float,
         StepChart(

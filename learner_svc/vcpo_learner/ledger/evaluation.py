@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from vcpo.algo import near_rewards
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
@@ -24,7 +26,7 @@ class EvaluationResult:
     step: int
     """Optimizer steps taken when the round began."""
     accuracy: float
-    """Mean reward of the responses."""
+    """Mean reward of the responses, without rewards that are far from the others."""
     num_trajectories: int
     policy_version_min: int
     policy_version_max: int
@@ -159,7 +161,8 @@ class EvaluationRound:
         versions = [span.policy_version for one in self._responses for span in one.version_spans]
         return EvaluationResult(
             step=self._step,
-            accuracy=sum(response.reward for response in self._responses) / len(self._responses),
+            # One reward that is far from the others would make a checkpoint the best for ever.
+            accuracy=fmean(near_rewards([response.reward for response in self._responses])),
             num_trajectories=len(self._responses),
             policy_version_min=min(versions),
             policy_version_max=max(versions),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from vcpo.algo import STALE_STEPS, WarningLevel
@@ -11,12 +12,18 @@ from vcpo.control.limit_change import warning_reason
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.groups import Group
 
 _LOGGER = logging.getLogger(__name__)
 LINE_PERIOD_S: Final = 30.0
 """Least time between the log lines of two steps; the first and the last step always get one."""
 _SKIP_EVENTS = 3
 """Skipped steps in a row that get an event each; after them the tenth, hundredth and so on do."""
+
+_FAR_EVENTS = 3
+"""Steps with far rewards that get an event each; after them the tenth, hundredth and so on do."""
+_NAMED_REWARDS = 4
+"""Far rewards that an event names."""
 
 
 class StepLog:
@@ -35,6 +42,8 @@ class StepLog:
         self._rate_factor = 1.0
         self._rollbacks = 0
         self._is_calibration_stale = False
+        self._far_steps = 0
+        """Steps with rewards that are far from the others."""
 
     def resume(self, warning_level: WarningLevel, *, rate_factor: float, rollbacks: int) -> None:
         """Take the health of a checkpoint as reported: it is no news of the next step.
@@ -58,7 +67,7 @@ class StepLog:
                 detail = f" ({skip_detail})" if skip_detail else ""
                 yield "StepSkipped", f"step {record.step}: {skip_cause(record.skipped)}{detail}"
             notice = no_update_notice(number, record.skipped)
-            if notice is not None and number == 10 ** (len(str(number)) - 1):
+            if notice is not None and _is_power_of_ten(number):
                 yield "NoUpdate", notice
         if record.warning_level != self._warning_level:
             self._warning_level = record.warning_level
@@ -78,6 +87,34 @@ class StepLog:
             self._is_calibration_stale = is_stale
             yield _calibration_event(record, is_stale=is_stale)
 
+    def far_rewards(
+        self, step: int, groups: Sequence[Group], limits: tuple[float, float] | None
+    ) -> Iterator[tuple[str, str]]:
+        """Yield an event if rewards of a step are far from the others; of many steps, few do.
+
+        limits: smallest and largest reward that are not far; None if unknown.
+        """
+        low, high = limits or (-math.inf, math.inf)
+        far = [
+            f"{one.reward:g} from worker {one.worker_id or group.worker_id} for prompt"
+            f" {group.prompt_index}"
+            for group in groups
+            for one in group.trajectories
+            if not low <= one.reward <= high
+        ]
+        if not far:
+            return
+        self._far_steps += 1
+        if self._far_steps > _FAR_EVENTS and not _is_power_of_ten(self._far_steps):
+            return
+        more = f" and {len(far) - _NAMED_REWARDS} more" if len(far) > _NAMED_REWARDS else ""
+        message = (
+            f"step {step}: {', '.join(far[:_NAMED_REWARDS])}{more}, far from the rewards before"
+            f" (limits {low:g} and {high:g}). A few of them make no collapse, but they are trained"
+            " on: look at the environment, or refuse them by environment.maxAbsoluteReward"
+        )
+        yield "RewardsFar", message
+
     def _has_all_responses(self, record: StepRecord) -> bool:
         """Return whether the responses for all steps have arrived; nothing fresh comes then."""
         batch = record.consumed // record.step
@@ -91,6 +128,10 @@ class StepLog:
             self._logged_s = now_s
             line = f"step {record.step}/{self._total_steps}: {_step_in_words(record)}"
             _LOGGER.info("%s", line, extra=_step_fields(record))
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"
 
 
 def _step_in_words(record: StepRecord) -> str:

@@ -248,6 +248,8 @@ class TrainingLoop:
         self._parts.gauges.record_step(record, groups, result.log_weights)
         for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
+        for kind, message in self._step_log.far_rewards(record.step, groups, result.reward_limits):
+            self.event(kind, message)
         self._step_log.log_if_due(record)
         await self._between_steps(record.step, is_rolled_back=is_rolled_back)
         return True

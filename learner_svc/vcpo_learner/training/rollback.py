@@ -102,10 +102,10 @@ class Rollback:
         """Return why a rollback is needed, as a clause."""
         health = self._parts.update.health
         rewards = health.rewards
-        if rewards.has_collapsed:
+        if rewards.has_collapsed and rewards.best and rewards.last:
             return (
-                f"the mean reward of {REWARD_WINDOW_STEPS} steps fell from {rewards.best:.3g} to"
-                f" {rewards.value:.3g}"
+                f"the mean reward of {REWARD_WINDOW_STEPS} steps fell from {rewards.best.value:.3g}"
+                f" to {rewards.last.value:.3g}"
             )
         return f"the early warning is {health.level} (score {health.score:.2f})"
 

@@ -94,9 +94,9 @@ def tokens_by_lag(trajectories: Iterable[Trajectory], policy_version: int) -> Co
     return tokens
 
 
-def reward_mean(trajectories: Sequence[Trajectory]) -> float:
-    """Return the mean reward."""
-    return fmean(trajectory.reward for trajectory in trajectories)
+def rewards_of(trajectories: Iterable[Trajectory]) -> list[float]:
+    """Return the rewards."""
+    return [trajectory.reward for trajectory in trajectories]
 
 
 def response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:

@@ -84,7 +84,7 @@ from vcpo_learner.update.batch_statistics import (
     ess_by_lag,
     mean_surprisal,
     response_tokens_mean,
-    reward_mean,
+    rewards_of,
     tokens_by_lag,
 )
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
@@ -389,15 +389,18 @@ class PolicyUpdate:
         self._is_stepping = True
         gradient_norm = clip_gradient(self._model.parameters(), self._max_gradient_norm)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
-        rewarded, backoff = reward_mean(pending.trajectories), self.health.backoff
-        self.health.observe(decision, batch, gradient_norm=finite_norm, reward_mean=rewarded)
+        rewards, backoff = rewards_of(pending.trajectories), self.health.backoff
+        limits = self.health.rewards.limits
+        self.health.observe(decision, batch, gradient_norm=finite_norm, rewards=rewards)
         skipped = _skip_reason(decision.verdict, gradient_norm)
         if skipped is None and self.health.skips:
             skipped = SkipReason.EARLY_WARNING
         taken = None if skipped else decision.verdict
         scale, learning_rate = self._descend(pending, decision.reading, taken, backoff)
         result = UpdateResult(
-            reward_mean=rewarded,
+            reward_mean=fmean(rewards),
+            reward_limits=limits,
+            **self.health.window_fields(),
             response_tokens_mean=response_tokens_mean(pending.trajectories),
             surprisal_nats=mean_surprisal(pending.trajectories),
             log_weights=tuple(batch.summary.log_weights),
@@ -456,11 +459,13 @@ class PolicyUpdate:
     ) -> UpdateResult:
         self._optimizer.zero_grad()
         self._rate.take(None)
-        rewarded = reward_mean(trajectories)
-        self.health.observe_refusal(rewarded)
+        rewards, limits = rewards_of(trajectories), self.health.rewards.limits
+        self.health.observe_refusal(rewards)
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
-            reward_mean=rewarded,
+            reward_mean=fmean(rewards),
+            reward_limits=limits,
+            **self.health.window_fields(),
             response_tokens_mean=response_tokens_mean(trajectories),
             surprisal_nats=mean_surprisal(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),

@@ -51,6 +51,9 @@ class UpdateResult(UpdateRecord):
     worker."""
     mismatch: MismatchReview = field(default_factory=MismatchReview)
     """What they say of the workers."""
+    reward_limits: tuple[float, float] | None = None
+    """Smallest and largest reward that is not far from those of the steps before; None for the
+    first step."""
     times: UpdateTimes = field(default_factory=UpdateTimes, compare=False)
     memory: DeviceMemory | None = field(default=None, compare=False)
     """After the update; None on a CPU."""

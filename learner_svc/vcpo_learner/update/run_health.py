@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vcpo.algo import (
@@ -27,7 +27,7 @@ class RunHealth:
         self.guards: GuardPolicy = spec.health.guards
         """Which guards act, and when."""
         self._warning = EarlyWarning()
-        self._rewards = RewardWatch(batch_rewards=spec.batch.trajectories)
+        self._rewards = RewardWatch()
         self._relative_ess = 1.0
         """Of the last step."""
         self.backoff = RateBackoff()
@@ -47,7 +47,7 @@ class RunHealth:
 
     @property
     def rewards(self) -> RewardWatch:
-        """Mean training rewards of the last steps, and the best ones before."""
+        """Training rewards of the last steps, their mean, and the best one before."""
         return self._rewards
 
     @property
@@ -75,10 +75,11 @@ class RunHealth:
         batch: BatchGradient,
         *,
         gradient_norm: float,
-        reward_mean: float,
+        rewards: Sequence[float],
     ) -> None:
         """Take in a decided step, before it is taken.
 
+        rewards: of its trajectories.
         gradient_norm: 0 counts as unknown, as there is no gradient if all rewards are equal.
         """
         reading = decision.reading
@@ -88,11 +89,18 @@ class RunHealth:
             kl_per_token=batch.sums.kl_per_token,
             gradient_norm=gradient_norm or None,
         )
-        self._observe(step, reward_mean)
+        self._observe(step, rewards)
 
-    def observe_refusal(self, reward_mean: float) -> None:
+    def observe_refusal(self, rewards: Sequence[float]) -> None:
         """Take in a step with a weight that is not finite."""
-        self._observe(StepHealth(relative_ess=0.0), reward_mean)
+        self._observe(StepHealth(relative_ess=0.0), rewards)
+
+    def window_fields(self) -> dict[str, Any]:
+        """Return the fields of the step's record about the window of rewards."""
+        last = self._rewards.last
+        if last is None:
+            return {}
+        return {"reward_window_mean": last.value, "reward_window_error": last.error}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step's health depends on, for a checkpoint."""
@@ -130,8 +138,8 @@ class RunHealth:
             "rollbacks": self.rollbacks.after(version).to_dict(),
         }
 
-    def _observe(self, step: StepHealth, reward_mean: float) -> None:
+    def _observe(self, step: StepHealth, rewards: Sequence[float]) -> None:
         self._relative_ess = step.relative_ess
         self._warning = self._warning.observe(step)
-        self._rewards = self._rewards.observe(reward_mean)
+        self._rewards = self._rewards.observe(rewards)
         self.backoff = self.backoff.observe(is_warned=self.guards.slows(self.level))

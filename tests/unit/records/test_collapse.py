@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fixtures.records import evaluation_record, step_record
+from vcpo.algo import RewardWatch
 from vcpo.records.collapse import (
     Measure,
     collapse_notice,
@@ -17,12 +18,19 @@ from vcpo.records.journal import Metrics
 
 def metrics_of(rewards=(), accuracies=(), levels=(), consumed_per_step=128):
     """Steps 1, 2, ... with these rewards and warning levels; evaluations at steps 0, 10, ..."""
+    watch, windows = RewardWatch(), []
+    for reward in rewards:
+        num_good = round(consumed_per_step * reward)
+        watch = watch.observe([1.0] * num_good + [0.0] * (consumed_per_step - num_good))
+        windows.append(watch.last)
     known = {**dict.fromkeys(range(len(rewards)), "ok"), **dict(enumerate(levels))}
     return Metrics(
         steps=tuple(
             step_record(
                 step=index + 1,
                 reward_mean=reward,
+                reward_window_mean=windows[index] and windows[index].value,
+                reward_window_error=windows[index].error if windows[index] else 0.0,
                 warning_level=known[index],
                 consumed=consumed_per_step * (index + 1),
             )
@@ -60,9 +68,10 @@ def test_the_chance_of_few_responses_is_no_collapse():
 
 
 def test_a_small_batch_needs_a_deeper_fall_of_its_reward():
-    # 10 steps of 4 responses: 3 sqrt(0.1 * 0.9 / 40) = 0.14; of 128 responses: 0.025.
-    rewards = [0.1] * 10 + [0.0] * 10
-    assert run_collapse(metrics_of(rewards, consumed_per_step=4)) is None
+    # 1 of 8 in every second step is 0.0625 of 80: 3 sqrt(0.0625 * 0.9375 / 80) = 0.08. The mean of
+    # 10 steps of 128 responses, 0.0625 too, has 0.02.
+    rewards = [0.125, 0.0] * 5 + [0.0] * 10
+    assert run_collapse(metrics_of(rewards, consumed_per_step=8)) is None
     assert run_collapse(metrics_of(rewards, consumed_per_step=128)).measure is Measure.REWARD
 
 

@@ -5,24 +5,47 @@ collapsed when it is below half of its best value before. It has recovered when 
 least 0.8 of that best value. A study and the report of a run judge by this definition alike; the
 early warning (`vcpo.algo.health.early_warning`) is what predicts it.
 
-Step by step, the measure is the mean training reward of the last `REWARD_WINDOW_STEPS` steps.
+Step by step, the measure is the mean over the training rewards of the last `REWARD_WINDOW_STEPS`
+steps, which few rewards cannot bend (`typical_mean`). A step's record holds it, so that the guards
+of a run and its report judge the same numbers.
 
-A measure that was never above 0 has no share that could be lost, so it does not collapse. Of a
-measure that is the mean of few rewards, a fall within three standard errors is chance: accuracies
-of 16 prompts fall from 1/16 to 0 in healthy runs. The standard error is that of rewards of 0 and 1,
-sqrt(p (1 - p) / n), or 0 for larger rewards, whose spread is not known here.
+A measure that was never above 0 has no share that could be lost, so it does not collapse. A fall
+within three standard errors of the best value is chance: accuracies of 16 prompts fall from 1/16 to
+0 in healthy runs. Of an accuracy only the mean is known here, and its standard error is that of
+rewards of 0 and 1, sqrt(p (1 - p) / n), or 0 for larger values.
+
+*How few rewards are kept from bending a mean.* Of the rewards of a window, the four largest count
+as the fifth largest does, and the four smallest as the fifth smallest (a winsorized mean). So rare
+good rewards count in full, as soon as there are five; a wrong reward counts as one more good or bad
+one, whatever its size; and nothing depends on a scale. More wrong rewards, up to eight of one size,
+are within three standard errors of the others. The best window is the one whose mean less three
+standard errors is largest, so such a window does not hide a collapse either.
+
+*Why four.* Among n rewards of 0 and 1 of which m are 1, j wrong ones raise the mean to (m + j) / n
+at most, and may lower it to max(0, m - j) / n later. The fall is 2 j / n at most, or all of it for
+m < j. Three standard errors are 3 sqrt(m + j) / n for rare ones. With m = j, the least for which it
+is 2 j / n, that is 3 sqrt(2 j) / n, and more than the fall while j is at most 4.
+
+*Far rewards.* A reward is far if its distance from the median is over 1,000 times the fifth largest
+one. So at most four are far, and rewards of 0 and 1 never are, however rare the ones are. An event
+names them, and an evaluation leaves them out.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from itertools import chain
+from statistics import fmean, median, pstdev
 from typing import Any, Final, Self
 
 COLLAPSE_SHARE: Final = 0.5
 """A measure below this share of its best value before has collapsed."""
 CHANCE_ERRORS: Final = 3.0
 """Standard errors within which a fall is chance."""
+BENT_REWARDS: Final = 4
+"""Wrong rewards at each end of a window that bend no mean; the module says why four."""
+FAR_DISTANCES: Final = 1000.0
+"""A reward is far if it is so many times as far from the median as the fifth farthest."""
 REWARD_WINDOW_STEPS: Final = 10
 """Training rewards are judged as means over so many steps in a row; one batch says little."""
 RECOVERED_SHARE: Final = 0.8
@@ -49,82 +72,139 @@ class Collapse:
         return self.last >= RECOVERED_SHARE * self.best
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardMean:
+    """A mean of rewards, or of another measure."""
+
+    value: float
+    error: float
+    """Its standard error, at least 0."""
+
+    @property
+    def lowest(self) -> float:
+        """The lowest value that chance makes of it."""
+        return self.value - CHANCE_ERRORS * self.error
+
+
+def reward_limits(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return the smallest and the largest reward that would not be far from these.
+
+    rewards: at least one, finite.
+    """
+    middle = median(rewards)
+    distances = sorted((abs(reward - middle) for reward in rewards), reverse=True)
+    usual = distances[BENT_REWARDS] if len(distances) > BENT_REWARDS else 0.0
+    reach = FAR_DISTANCES * usual or math.inf
+    return middle - reach, middle + reach
+
+
+def near_rewards(rewards: Sequence[float]) -> list[float]:
+    """Return the rewards that are not far from the others; at least one."""
+    low, high = reward_limits(rewards)
+    return [reward for reward in rewards if low <= reward <= high]
+
+
+def typical_mean(rewards: Sequence[float]) -> RewardMean:
+    """Return the mean of rewards of which few may be wrong, as the module says.
+
+    rewards: at least one, finite.
+    """
+    ordered = sorted(rewards)
+    num_bent = min(BENT_REWARDS, (len(ordered) - 1) // 2)
+    low, high = ordered[num_bent], ordered[-1 - num_bent]
+    counted = [min(max(reward, low), high) for reward in ordered]
+    return RewardMean(value=fmean(counted), error=pstdev(counted) / math.sqrt(len(counted)))
+
+
+def share_error(share: float, num_rewards: int) -> float:
+    """Return the standard error of a mean of rewards of 0 and 1; 0 for a mean of larger ones."""
+    return math.sqrt(share * (1.0 - share) / num_rewards) if 0.0 < share < 1.0 else 0.0
+
+
 def find_collapse(
-    values: Sequence[tuple[int, float]], *, num_rewards: int | None = None
+    values: Sequence[tuple[int, float]], *, errors: Sequence[float] | None = None
 ) -> Collapse | None:
     """Return the first collapse of a measure, or None.
 
     values: step and value, finite, by step.
-    num_rewards: rewards that each value is the mean of, at least 1; None takes them as many.
+    errors: standard error of each value; None takes them as exact.
     """
-    best_step, best = values[0] if values else (0, 0.0)
-    for step, value in values:
-        if _has_collapsed(best, value, num_rewards):
+    best_step, best = 0, RewardMean(value=0.0, error=0.0)
+    known = errors if errors is not None else [0.0] * len(values)
+    for number, ((step, value), error) in enumerate(zip(values, known, strict=True)):
+        if _has_collapsed(best, value):
             last = values[-1][1]
-            return Collapse(step=step, value=value, best=best, best_step=best_step, last=last)
-        if value > best:
-            best_step, best = step, value
+            return Collapse(step=step, value=value, best=best.value, best_step=best_step, last=last)
+        reading = RewardMean(value=value, error=error)
+        if number == 0 or reading.lowest > best.lowest:
+            best_step, best = step, reading
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWatch:
-    """The mean training reward of a run, watched step by step; immutable."""
+    """The training rewards of a run, watched step by step; immutable."""
 
-    batch_rewards: int
-    """Rewards of one step, at least 1."""
-    latest: tuple[float, ...] = ()
-    """Mean rewards of the last steps, at most `REWARD_WINDOW_STEPS` of them, oldest first."""
-    best: float | None = None
-    """Largest mean over a window before the last one; None before there are two."""
+    latest: tuple[tuple[float, ...], ...] = ()
+    """Rewards of the last steps, at most `REWARD_WINDOW_STEPS` of them, oldest first."""
+    last: RewardMean | None = None
+    """Mean over the last `REWARD_WINDOW_STEPS` steps; None before there are as many."""
+    best: RewardMean | None = None
+    """Best mean over a window before the last one; None before there are two."""
 
-    def observe(self, reward_mean: float) -> Self:
-        """Return the watch after one more step."""
-        known = [each for each in (self.best, self.value) if each is not None]
-        latest = (*self.latest, reward_mean)[-REWARD_WINDOW_STEPS:]
-        return replace(self, latest=latest, best=max(known, default=None))
+    def observe(self, rewards: Sequence[float]) -> Self:
+        """Return the watch after one more step.
+
+        rewards: of the step's trajectories, at least one, finite.
+        """
+        known = [each for each in (self.best, self.last) if each is not None]
+        latest = (*self.latest, tuple(rewards))[-REWARD_WINDOW_STEPS:]
+        is_full = len(latest) == REWARD_WINDOW_STEPS
+        return replace(
+            self,
+            latest=latest,
+            last=typical_mean(list(chain.from_iterable(latest))) if is_full else None,
+            best=max(known, key=lambda each: each.lowest, default=None),
+        )
 
     @property
-    def value(self) -> float | None:
-        """Mean reward over the last `REWARD_WINDOW_STEPS` steps; None before there are as many."""
-        return fmean(self.latest) if len(self.latest) == REWARD_WINDOW_STEPS else None
+    def limits(self) -> tuple[float, float] | None:
+        """Smallest and largest reward not far from those of the last steps; None before a step."""
+        rewards = list(chain.from_iterable(self.latest))
+        return reward_limits(rewards) if rewards else None
 
     @property
     def has_collapsed(self) -> bool:
         """Whether the last window is below half of the best one before it, beyond chance."""
-        num_rewards = REWARD_WINDOW_STEPS * self.batch_rewards
-        if self.value is None or self.best is None:
+        if self.last is None or self.best is None:
             return False
-        return _has_collapsed(self.best, self.value, num_rewards)
+        return _has_collapsed(self.best, self.last.value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rewards as JSON values for a checkpoint."""
-        return {"latest": list(self.latest), "best": self.best}
+        best = None if self.best is None else [self.best.value, self.best.error]
+        return {"latest": [list(rewards) for rewards in self.latest], "best": best}
 
     def restore(self, state: Mapping[str, Any]) -> Self:
-        """Return a watch of as large batches with the rewards that `to_dict` returned.
+        """Return a watch with the rewards that `to_dict` returned.
 
         Raises: ValueError if the state has another form or a reward is not finite.
         """
         try:
-            latest, best = tuple(map(float, state["latest"])), state["best"]
-            best = None if best is None else float(best)
+            latest = tuple(tuple(map(float, rewards)) for rewards in state["latest"])
+            best = None if state["best"] is None else tuple(map(float, state["best"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"state is {str(state)[:80]}: give what to_dict of RewardWatch returned"
             ) from error
-        if not all(map(math.isfinite, (*latest, best or 0.0))):
+        is_whole = all(latest) and len(best or (0.0, 0.0)) == 2
+        if not is_whole or not all(map(math.isfinite, chain(*latest, best or ()))):
             raise ValueError(f"state is {str(state)[:80]}: give finite rewards")
-        return replace(self, latest=latest[-REWARD_WINDOW_STEPS:], best=best)
+        watch = replace(self, latest=(), last=None, best=None)
+        for rewards in latest[-REWARD_WINDOW_STEPS:]:
+            watch = watch.observe(rewards)
+        return replace(watch, best=RewardMean(value=best[0], error=best[1]) if best else None)
 
 
-def _has_collapsed(best: float, value: float, num_rewards: int | None) -> bool:
-    is_low = best > 0.0 and value < COLLAPSE_SHARE * best
-    return is_low and best - value > _chance(best, num_rewards)
-
-
-def _chance(best: float, num_rewards: int | None) -> float:
-    """Return the largest fall from a best value that is chance."""
-    if num_rewards is None or best >= 1.0:
-        return 0.0
-    return CHANCE_ERRORS * math.sqrt(best * (1.0 - best) / num_rewards)
+def _has_collapsed(best: RewardMean, value: float) -> bool:
+    return best.value > 0.0 and value < min(COLLAPSE_SHARE * best.value, best.lowest)

@@ -1,12 +1,12 @@
 import json
-from statistics import fmean
+import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcpo.algo import RewardWatch
-from vcpo.algo.health.collapse import find_collapse
+from vcpo.algo.health.collapse import find_collapse, near_rewards, reward_limits, share_error
 
 
 def values_of(*numbers):
@@ -40,7 +40,8 @@ def test_without_such_a_fall_there_is_no_collapse(numbers):
     ],
 )
 def test_a_fall_to_zero_of_a_mean_of_few_rewards_may_be_chance(best, num_rewards, is_collapse):
-    found = find_collapse(values_of(best, 0.0), num_rewards=num_rewards)
+    error = 0.0 if num_rewards is None else share_error(best, num_rewards)
+    found = find_collapse(values_of(best, 0.0), errors=[error, 0.0])
     assert (found is not None) is is_collapse
 
 
@@ -65,11 +66,21 @@ def test_values_within_a_factor_of_two_never_collapse(numbers):
     assert find_collapse(values_of(*numbers)) is None
 
 
-def watched(*rewards, batch_rewards=64):
-    watch = RewardWatch(batch_rewards=batch_rewards)
-    for reward in rewards:
-        watch = watch.observe(reward)
+def watched(*steps, batch=64):
+    """A watch after steps whose rewards are all the same, or after these rewards of each step."""
+    watch = RewardWatch()
+    for step in steps:
+        watch = watch.observe(step if isinstance(step, list) else [step] * batch)
     return watch
+
+
+def first_collapse(steps):
+    watch = RewardWatch()
+    for number, rewards in enumerate(steps, start=1):
+        watch = watch.observe(rewards)
+        if watch.has_collapsed:
+            return number
+    return None
 
 
 def test_a_watch_compares_the_last_ten_steps_with_the_best_ten_before():
@@ -78,7 +89,8 @@ def test_a_watch_compares_the_last_ten_steps_with_the_best_ten_before():
     assert not watched(*healthy, *[0.0] * 5).has_collapsed
     fallen = watched(*healthy, *[0.0] * 6)
     assert fallen.has_collapsed
-    assert (fallen.best, fallen.value) == (0.8, pytest.approx(0.32))
+    assert fallen.best.value == pytest.approx(0.8)
+    assert fallen.last.value == pytest.approx(0.32)
 
 
 def test_a_run_of_fewer_steps_than_a_window_and_one_has_not_collapsed():
@@ -86,31 +98,134 @@ def test_a_run_of_fewer_steps_than_a_window_and_one_has_not_collapsed():
 
 
 def test_a_fall_within_chance_is_no_collapse():
-    # Means of 10 x 2 rewards: 3 sqrt(0.1 * 0.9 / 20) = 0.2 is more than a fall from 0.1 to 0.
-    rewards = [0.1] * 10 + [0.0] * 10
-    assert not watched(*rewards, batch_rewards=2).has_collapsed
-    assert watched(*rewards, batch_rewards=64).has_collapsed
+    # One reward of 10 is 1. Means of 10 x 10 have three errors of 3 sqrt(0.1 * 0.9 / 100) = 0.09,
+    # less than a fall from 0.1 to 0; means of 10 x 5 in which 5 are 1 have 0.127.
+    assert watched(*[[1.0] + [0.0] * 9] * 10, *[0.0] * 10).has_collapsed
+    few = [[1.0] + [0.0] * 4, [0.0] * 5] * 5
+    assert not watched(*few, *[0.0] * 10, batch=5).has_collapsed
+
+
+def test_the_error_of_a_mean_is_that_of_its_rewards_whatever_their_scale():
+    # 20 of 100 rewards are 8: the deviation is 8 sqrt(0.2 * 0.8), over sqrt(100).
+    watch = watched(*[[8.0, 0.0, 0.0, 0.0] * 2 + [0.0, 8.0], [8.0, 0.0] + [0.0] * 8] * 5)
+    assert watch.last.value == pytest.approx(1.6)
+    assert watch.last.error == pytest.approx(8.0 * math.sqrt(0.2 * 0.8) / 10.0)
+
+
+def test_four_rewards_of_ten_thousand_do_not_collapse_a_healthy_run_nor_hide_a_collapse():
+    healthy, wrong = [1.0, 0.0] * 32, [1e4] * 4 + [1.0, 0.0] * 30
+    steps = [*[healthy] * 11, wrong, *[healthy] * 27, wrong, *[healthy] * 20]
+    assert first_collapse(steps) is None
+    assert watched(*steps).last.value == 0.5
+    # The best window has 322 of 640: two of the wrong ones replace zeros. Half of it is 161. Five
+    # steps of zeros leave 160, and 164 with four wrong ones, which count as good ones.
+    assert first_collapse([*steps, *[[0.0] * 64] * 10]) == 60 + 5
+    assert first_collapse([*steps, *[[0.0] * 60 + [1e4] * 4] * 1, *[[0.0] * 64] * 9]) == 60 + 6
+
+
+@pytest.mark.parametrize("good", [1.0, 10.0, 1e4])
+def test_rare_good_rewards_count_in_full(good):
+    # 2 of 64 rewards are good, 3 %: 20 of a window, whose mean has three errors of 0.66 of it.
+    rare = [good] * 2 + [0.0] * 62
+    watch = watched(*[rare] * 10)
+    assert watch.last.value == pytest.approx(good * 2 / 64)
+    assert first_collapse([*[rare] * 20, *[[0.0] * 64] * 10]) == 30 - 10 + 7
+
+
+def test_a_good_reward_among_small_penalties_is_not_far():
+    rewards = [1.0] * 3 + [-0.001 * number for number in range(61)]
+    assert near_rewards(rewards) == rewards
+
+
+def test_four_far_rewards_are_told_from_the_others():
+    # The median is 0, and the fifth largest distance is 1.
+    near = [1.0] * 3 + [0.0] * 57
+    assert reward_limits([*near, -1e4, 1e4, 2e3, 1e3]) == (-1e3, 1e3)
+    assert reward_limits([*near, -1e4, 1e4, 2e3, 1e3, 1e2]) == (-1e5, 1e5)
+    assert near_rewards([1.0] * 5 + [0.0] * 60 + [-1e4]) == [1.0] * 5 + [0.0] * 60
+
+
+@pytest.mark.parametrize("num_far", [5, 8])
+def test_up_to_eight_wrong_rewards_of_one_size_are_within_chance_and_hide_no_collapse(num_far):
+    healthy = [1.0, 0.0] * 32
+    steps = [*[healthy] * 20, [1e4] * num_far + healthy[num_far:], *[healthy] * 20]
+    assert first_collapse(steps) is None
+    assert first_collapse([*steps, *[[0.0] * 64] * 10]) == 41 + 6
+
+
+def test_equal_rewards_are_not_far_from_each_other():
+    assert near_rewards([3.0] * 5) == [3.0] * 5
+    assert near_rewards([0.0] * 63 + [1.0]) == [0.0] * 63 + [1.0]
+    assert RewardWatch().limits is None
+
+
+HEALTHY = st.one_of(
+    st.tuples(st.integers(0, 16), st.sampled_from([1.0, 0.1, 5.0, 1e4])).map(
+        lambda one: [one[1]] * one[0] + [0.0] * (16 - one[0])
+    ),
+    st.lists(st.floats(0.0, 1.0), min_size=4, max_size=16),
+)
+WRONG = st.lists(
+    st.tuples(
+        st.integers(0, 29),
+        st.integers(0, 3),
+        st.one_of(st.floats(-1e4, 1e4), st.sampled_from([-1e4, -1.0, 0.0, 1.0, 2.0, 50.0, 1e4])),
+    ),
+    max_size=4,
+)
+
+
+def with_wrong(steps, wrong):
+    """The steps with a few rewards replaced."""
+    bent = [list(rewards) for rewards in steps]
+    for step, place, reward in wrong:
+        bent[step][place] = reward
+    return bent
+
+
+@settings(max_examples=400, deadline=None)
+@given(HEALTHY, WRONG)
+def test_no_four_rewards_collapse_a_healthy_run(rewards, wrong):
+    assert first_collapse(with_wrong([rewards] * 40, wrong)) is None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(3, 16), st.sampled_from([1.0, 0.1, 5.0, 1e4]), WRONG)
+def test_no_four_rewards_hide_a_collapse(num_good, good, wrong):
+    # 3 of 16 are 30 of a window: 26 of them are still 5 standard errors above 0.
+    rewards = [good] * num_good + [0.0] * (16 - num_good)
+    assert first_collapse(with_wrong([*[rewards] * 20, *[[0.0] * 16] * 10], wrong)) is not None
 
 
 @given(st.lists(st.floats(-1.0, 1.0), max_size=40))
 def test_a_watch_finds_what_is_found_after_the_fact(rewards):
-    ends = range(10, len(rewards) + 1)
-    values = [(end, fmean(rewards[end - 10 : end])) for end in ends]
-    found = find_collapse(values, num_rewards=640)
-    first = next(
-        (end for end in range(1, len(rewards) + 1) if watched(*rewards[:end]).has_collapsed), None
+    watches = [watched(*rewards[: end + 1]) for end in range(len(rewards))]
+    windows = [(end, watch.last) for end, watch in enumerate(watches, start=1) if watch.last]
+    found = find_collapse(
+        [(end, last.value) for end, last in windows], errors=[last.error for _, last in windows]
     )
+    first = next((end for end, watch in enumerate(watches, start=1) if watch.has_collapsed), None)
     assert first == (None if found is None else found.step)
 
 
 def test_a_watch_survives_a_checkpoint():
-    watch = watched(*[0.1 * number for number in range(15)])
-    state = json.loads(json.dumps(watch.to_dict()))
-    assert RewardWatch(batch_rewards=64).restore(state) == watch
+    for num_steps in (0, 3, 10, 15):
+        watch = watched(*[[0.1 * number, 1.0, 0.0] for number in range(num_steps)])
+        state = json.loads(json.dumps(watch.to_dict()))
+        assert RewardWatch().restore(state) == watch
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"latest": ["x"], "best": 1}, {"latest": [], "best": float("inf")}]
+    "state",
+    [
+        {},
+        {"latest": [["x"]], "best": [1, 0]},
+        {"latest": [], "best": [float("inf"), 0]},
+        {"latest": [[]], "best": None},
+        {"latest": [0.5], "best": None},
+        {"latest": [[0.5]], "best": [1.0]},
+        {"latest": [[0.5]], "best": 1.0},
+    ],
 )
 def test_rewards_of_another_form_are_refused(state):
     with pytest.raises(ValueError, match="state is"):

@@ -66,6 +66,14 @@ def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     )
 
 
+def test_a_reward_that_is_far_from_the_others_makes_no_evaluation_the_best(make_round):
+    round_ = make_round(num_prompts=12)
+    rewards = [1.0, 0.0] * 5 + [1.0, 1e4]
+    for lease, reward in zip(grant(round_, 12), rewards, strict=True):
+        round_.submit(lease.lease_id, make_trajectories(lease, reward=reward))
+    assert round_.result().accuracy == pytest.approx(6 / 11)
+
+
 def test_an_expired_prompt_is_leased_to_somebody_else(make_round, clock):
     round_ = make_round(num_prompts=1)
     (lost,) = grant(round_, 1)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import ManualClock
+from tests.fixtures.learner.dispatcher import ManualClock, make_trajectory
 from tests.fixtures.records import STEP
 from vcpo.algo import WarningLevel
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
+from vcpo_learner.ledger.groups import Group
 from vcpo_learner.telemetry.step_log import LINE_PERIOD_S, StepLog
 
 
@@ -207,3 +208,42 @@ def test_a_resumed_run_does_not_report_again_what_its_checkpoint_already_had():
             "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 6.",
         )
     ]
+
+
+def group_of(*rewards, worker="w", prompt_index=3):
+    trajectories = [make_trajectory("l", at, reward=one) for at, one in enumerate(rewards)]
+    return Group(
+        grant_number=1,
+        group_number=1,
+        lease_id="l",
+        worker_id=worker,
+        prompt_index=prompt_index,
+        attempt=0,
+        trajectories=tuple(trajectories),
+    )
+
+
+def test_a_far_reward_is_reported_with_its_worker_and_its_prompt():
+    groups = [group_of(1.0, 0.0), group_of(0.0, 1e4, worker="v", prompt_index=8)]
+    ((kind, message),) = step_log(9).far_rewards(5, groups, (-1000.0, 1000.0))
+    assert kind == "RewardsFar"
+    assert message.startswith("step 5: 10000 from worker v for prompt 8, far from the rewards")
+    assert "environment.maxAbsoluteReward" in message
+
+
+def test_rewards_within_the_limits_are_not_reported_and_nothing_is_before_there_are_limits():
+    log = step_log(9)
+    assert not list(log.far_rewards(5, [group_of(-2.0, 2.0)], (-2.0, 2.0)))
+    assert not list(log.far_rewards(1, [group_of(1e9)], None))
+
+
+def test_of_many_far_rewards_four_are_named_and_of_many_steps_few_are_reported():
+    log = step_log(2000)
+    told = [
+        (step, message)
+        for step in range(1, 201)
+        for _, message in log.far_rewards(step, [group_of(*[7.0] * 9)], (0.0, 1.0))
+    ]
+    assert [step for step, _ in told] == [1, 2, 3, 10, 100]
+    assert all(message.count("7 from worker w") == 4 for _, message in told)
+    assert " and 5 more" in told[0][1]

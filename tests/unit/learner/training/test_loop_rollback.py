@@ -34,7 +34,7 @@ class RewardedUpdate(CountingUpdate):
     def finish(self, pending, newest=()):
         self._weight += 1.0
         reward = self._rewards[pending.policy_version]
-        self.health._observe(StepHealth(relative_ess=1.0), reward)
+        self.health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
         return super().finish(pending, newest)
 
 

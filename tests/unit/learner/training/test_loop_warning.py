@@ -1,5 +1,7 @@
 """What the training loop does after a step whose early warning is critical."""
 
+from dataclasses import replace
+
 from vcpo.algo import WarningLevel
 from vcpo.records.journal import read_events, read_metrics
 
@@ -31,12 +33,25 @@ async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner,
     assert {step.admission_lag_steps for step in read_metrics(tmp_path).steps} == {1}
 
 
+async def test_a_far_reward_is_an_event_with_its_worker_and_its_prompt(make_learner, tmp_path):
+    learner = make_learner()
+    finish = learner.update.finish
+
+    def finished(pending, newest=()):
+        return replace(finish(pending, newest), reward_limits=(-0.5, 0.5))  # all rewards are 1
+
+    learner.update.finish = finished
+    await learner.run(until_step=1)
+    (told,) = [event.message for event in read_events(tmp_path) if event.kind == "RewardsFar"]
+    assert told.startswith("step 1: 1 from worker w for prompt 0, ")
+
+
 async def test_a_learner_that_resumes_does_not_report_the_warning_of_its_checkpoint_again(
     make_learner, tmp_path
 ):
     learner = make_learner()
     for _ in range(9):
-        learner.update.health.observe_refusal(1.0)
+        learner.update.health.observe_refusal([1.0])
     level = learner.update.health.level
     assert level.is_at_least(WarningLevel.CRITICAL)
     learner.update.warnings = {0: level}

@@ -76,6 +76,18 @@ def test_the_result_describes_the_batch():
     assert result.log_weights == pytest.approx([0.0, -math.log(2), math.log(2), math.log(4)])
 
 
+def test_a_step_has_the_window_of_rewards_that_ends_with_it_and_the_limits_before_it():
+    model = seeded_model(llama)
+    update, group = PolicyUpdate(model, make_spec(), PAD), four_weights(model)
+    rewarded = with_rewards(group, [0.0, 0.0, 1.0, 1.0])
+    results = [update.step([rewarded], policy_version=9) for _ in range(10)]
+    wrong = update.step([with_rewards(group, [0.0, 0.0, 1.0, 1e4])], policy_version=9)
+    assert [result.reward_window_mean for result in results] == [None] * 9 + [0.5]
+    assert results[-1].reward_window_error == pytest.approx(0.5 / math.sqrt(40))
+    assert (results[0].reward_limits, wrong.reward_limits) == (None, (0.5 - 500, 0.5 + 500))
+    assert (wrong.reward_mean, wrong.reward_window_mean) == (2500.25, 0.5)
+
+
 def test_surprisal_is_the_mean_over_tokens_of_what_they_were_sampled_with():
     logprobs = [(-1.0, -2.0, -3.0), (-4.0,)]  # by trajectories it would be 3, by tokens 2.5
     group = [

@@ -35,7 +35,7 @@ def spec(**health):
 def critical_health(**settings):
     health = RunHealth(spec(**settings))
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal(1.0)
+        health.observe_refusal([1.0])
     return health
 
 
@@ -43,7 +43,7 @@ def collapsed_health(**settings):
     """Ten steps at a reward of 1, and ten at 0."""
     health = RunHealth(spec(**settings))
     for reward in [1.0] * 10 + [0.0] * 10:
-        health._observe(StepHealth(relative_ess=1.0), reward)
+        health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
     return health
 
 
@@ -51,7 +51,7 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
     health = RunHealth(spec())
     factors = []
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal(1.0)
+        health.observe_refusal([1.0])
         factors.append(health.backoff.factor)
     assert health.level is WarningLevel.CRITICAL
     assert factors == [1.0, 1.0, 1.0, 0.5]
@@ -104,7 +104,7 @@ def test_a_run_whose_rewards_collapsed_needs_a_rollback():
 
 def test_a_run_that_goes_back_has_the_warning_of_then_and_a_lower_rate_than_now():
     good, bad = RunHealth(spec()), critical_health()
-    good._observe(StepHealth(relative_ess=0.9), 1.0)
+    good._observe(StepHealth(relative_ess=0.9), [1.0])
     saved = json.loads(json.dumps(good.state_dict()))
     bad.backoff = RateBackoff(factor=0.25, age_steps=3)
     bad.load_state_dict(bad.rolled_back_state(saved, version=40))
@@ -122,7 +122,7 @@ def test_a_batch_that_adds_to_a_critical_warning_is_skipped_if_the_spec_says_so(
     before = {name: each.clone() for name, each in model.state_dict().items()}
     update = PolicyUpdate(model, spec(skipFrom=skip_from), PAD)
     for _ in range(9):
-        update.health.observe_refusal(1.0)
+        update.health.observe_refusal([1.0])
     # One response of twelve is e^9 times as likely as it was sampled: the batch is worth this one.
     groups = sampled_groups(seeded_model(llama))
     heavy = groups[0][0]
