@@ -167,7 +167,7 @@ def test_the_policy_of_a_run_lets_the_operators_pod_in():
     (rule,) = [
         rule
         for rule in policy["ingress"]
-        if {"protocol": "TCP", "port": LEARNER_PORT} in rule.get("ports", ())
+        if rule.get("ports") == [{"protocol": "TCP", "port": LEARNER_PORT}]
     ]
     labels = only("Deployment")["spec"]["template"]["metadata"]["labels"].items()
     assert all(peer["podSelector"]["matchLabels"].items() <= labels for peer in rule["from"])
