@@ -23,6 +23,7 @@ from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.generation.environment_pool import HungCallsError
 from vcpo_rollout.transport.identity import forget_identity
 from vcpo_rollout.transport.retries import LearnerFailedError
 
@@ -30,8 +31,8 @@ from vcpo_rollout.transport.retries import LearnerFailedError
 def main() -> int:
     """Parse the command line and work; return the exit status.
 
-    0 at the run's end or after a shutdown, 1 if engine or learner failed, 2 if the user must
-    correct something, 77 if the learner has set the worker aside.
+    0 at the run's end or after a shutdown, 1 if engine, environment or learner failed, 2 if the
+    user must correct something, 77 if the learner has set the worker aside.
     """
     wake_at_parent_exit()
     options = _options()
@@ -45,6 +46,9 @@ def main() -> int:
         return report_start_error(error)
     except EngineError as error:
         logs.report_end(f"engine: {error}")
+        return 1
+    except HungCallsError as error:
+        logs.report_end(f"environment: {error}")
         return 1
     except SetAsideError as error:
         forget_identity(options.identity_file)

@@ -92,6 +92,10 @@ class RolloutGauges:
         """Count a call to the environment that failed."""
         self._metrics.environment_failures.labels(fault).inc()
 
+    def set_hung_calls(self, number: int) -> None:
+        """Set the number of calls to the environment that have not returned in time."""
+        self._metrics.environment_hung_calls.set(number)
+
     def watch_engine(self) -> None:
         """Export the metrics of an engine that knows what its steps do."""
         self._engine = self._metrics.engine()

@@ -122,6 +122,7 @@ class RolloutMetrics:
         self.weight_updates_in_flight = part.counter(rollout.WEIGHT_UPDATES_IN_FLIGHT)
         self.environment_s = part.histogram(rollout.ENVIRONMENT_DURATION)
         self.environment_failures = part.counter(rollout.ENVIRONMENT_FAILURES)
+        self.environment_hung_calls = part.gauge(rollout.ENVIRONMENT_HUNG_CALLS)
         self.sandbox_mechanism = part.gauge(rollout.SANDBOX_MECHANISM)
         self.sandbox_missing = part.gauge(rollout.SANDBOX_MISSING)
         self.sandbox_folders_left = part.gauge(rollout.SANDBOX_FOLDERS_LEFT)

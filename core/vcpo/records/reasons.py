@@ -31,6 +31,8 @@ class DropReason(StrEnum):
     """The worker shut down or ran out of time, or its host reported it dead."""
     GENERATION_FAILED = "generation_failed"
     """The worker reported a typed failure."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The prompt never fits into the model's context; it is given up at once."""
     LAG_EXCEEDED = "lag_exceeded"
     """A token was older than the lag bound when the group's turn came, or was certain to be."""
     THROTTLED = "throttled"

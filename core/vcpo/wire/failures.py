@@ -28,6 +28,8 @@ class FailureCause(StrEnum):
     """The environment returned a value of the wrong type."""
     NON_FINITE = "non_finite"
     """The environment returned a reward that is NaN or infinite."""
+    TOO_LONG = "too_long"
+    """The prompt and the response that may follow do not fit into the model's context."""
     TIMEOUT = "timeout"
     """A call to the environment took too long."""
     ENGINE = "engine"
@@ -121,6 +123,7 @@ _TO_WIRE = {
     FailureCause.TIMEOUT: work_pb2.FAILURE_CAUSE_TIMEOUT,
     FailureCause.ENGINE: work_pb2.FAILURE_CAUSE_ENGINE,
     FailureCause.REFUSED: work_pb2.FAILURE_CAUSE_REFUSED,
+    FailureCause.TOO_LONG: work_pb2.FAILURE_CAUSE_TOO_LONG,
 }
 _FROM_WIRE = {number: cause for cause, number in _TO_WIRE.items()}
 

@@ -200,14 +200,15 @@ class LedgerContents:
         lease = self.book.close(change.lease_id)
         if lease is None:
             raise InconsistentChangeError(f"{change.lease_id} is not open")
-        failed = change.reason is DropReason.GENERATION_FAILED
+        is_too_long = change.reason is DropReason.PROMPT_TOO_LONG
+        failed = is_too_long or change.reason is DropReason.GENERATION_FAILED
         # The responses may be why the generation failed.
         partials = () if failed else change.partial_responses or lease.partial_responses
         # Not if the worker had to give it up, is at fault, or hands over what it sampled.
         is_lost = change.reason not in _NOT_OF_RESPONSES and not change.partial_responses
         prompt = RequeuedPrompt(
             prompt_index=lease.prompt_index,
-            attempts=lease.attempt - (not failed),
+            attempts=self._max_attempts if is_too_long else lease.attempt - (not failed),
             partial_responses=partials,
             kept=lease.kept,
             group_number=lease.group_number,

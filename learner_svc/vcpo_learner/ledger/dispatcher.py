@@ -14,7 +14,7 @@ from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.failures import Failure
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import work_pb2
@@ -230,7 +230,8 @@ class Dispatcher:
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; its prompt is granted again a few times.
 
-        A worker that fails where others deliver is set aside.
+        A prompt that is too long is given up at once. A worker that fails where others deliver is
+        set aside.
         """
         evaluation = self._evaluations.of_lease(lease_id)
         book = evaluation or self._ledger
@@ -238,7 +239,7 @@ class Dispatcher:
             granted_s = book.granted_s(lease_id)
             self.failures.record_failure(worker_id, failure, granted_s=granted_s)
         self._registry.record_contact(worker_id)
-        book.fail(lease_id)
+        book.fail(lease_id, is_too_long=failure.cause is FailureCause.TOO_LONG)
         if (fault := self.failures.fault_of(worker_id, failure)) is not None:
             self.set_aside(worker_id, SetAsideCause.FAILING, fault)
         self.notify()

@@ -138,10 +138,13 @@ class EvaluationRound:
             self._responses.extend(fulfilled.arrived.values())
         return outcomes
 
-    def fail(self, lease_id: str) -> None:
-        """End a lease whose generation failed; requeue its prompt until `max_attempts`."""
+    def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
+        """End a lease whose generation failed; requeue its prompt until `max_attempts`.
+
+        is_too_long: whether its prompt never fits; then it is given up at once.
+        """
         lease = self._book.close(lease_id)
-        if lease is not None and lease.attempt < self._max_attempts:
+        if lease is not None and lease.attempt < self._max_attempts and not is_too_long:
             self._requeue(lease, failed=True)
 
     def expire(self) -> list[str]:

@@ -4,6 +4,7 @@ If the environment has never worked, its author made a mistake: the run ends aft
 `failurePolicy.maxFailuresInARow` failures. If it worked before, it may depend on a service that is
 down for a while, such as a reward server: the failures must also last `failureToleranceSeconds`.
 Failures of one worker end no run while another one may deliver (`vcpo.control.faulty_workers`).
+A prompt that is too long is no worker's fault, and counts apart.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vcpo.control.faulty_workers import (
 )
 from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
-from vcpo.wire.failures import Failure, FailureCount, FailureCounts
+from vcpo.wire.failures import Failure, FailureCause, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
 
@@ -62,6 +63,9 @@ class FailureWatch:
         """Those of them whose last generation failed."""
         self._has_succeeded = False
         self._row_began_s = 0.0
+        self._too_long_in_a_row = 0
+        """Failures of the row that are nobody's fault but the prompt's."""
+        self._latest_too_long: Failure | None = None
         self._row_causes = FailureCounts()
         """The distinct failures of the row."""
         self._row_workers: Counter[str] = Counter()
@@ -76,7 +80,7 @@ class FailureWatch:
     def record_success(self, worker_id: str | None = None) -> None:
         """Record an accepted trajectory, or that the run had some before this process started."""
         self._has_succeeded = True
-        self.in_a_row = 0
+        self.in_a_row = self._too_long_in_a_row = 0
         self._row_causes = FailureCounts()
         self._row_workers.clear()
         if worker_id is not None and worker_id in self._registry:
@@ -94,11 +98,14 @@ class FailureWatch:
         if self.in_a_row == 0:
             self._row_began_s = now_s
         self.in_a_row += 1
+        if (line := self._counts.add(failure, now_s=now_s)) is not None:
+            self._event_lines.append(self._with_environment(line, failure))
+        if failure.cause is FailureCause.TOO_LONG:
+            self._too_long_in_a_row, self._latest_too_long = self._too_long_in_a_row + 1, failure
+            return
         self._row_causes.add(failure, now_s=now_s)
         if worker_id in self._row_workers or len(self._row_workers) < self._max_workers:
             self._row_workers[worker_id] += 1
-        if (line := self._counts.add(failure, now_s=now_s)) is not None:
-            self._event_lines.append(self._with_environment(line, failure))
         for name in [name for name in self._outcomes if name not in self._registry]:
             self.forget(name)
         if worker_id in self._registry:
@@ -150,16 +157,35 @@ class FailureWatch:
         most = self._policy.max_failures_in_a_row
         if self.in_a_row < most:
             return
+        self._check_prompts()
+        num_failures = self.in_a_row - self._too_long_in_a_row
         if not is_run_at_fault(self._row_workers, self._pending(self._row_began_s), most):
             return
         lasted_s = self._clock() - self._row_began_s
         if self._has_succeeded and lasted_s < self._policy.failure_tolerance_seconds:
             return
         raise TooManyFailuresError(
-            f"{self.in_a_row} generations in a row failed, on {self._failing_workers()};"
+            f"{num_failures} generations in a row failed, on {self._failing_workers()};"
             f" {self._causes()}. Fix the cause and start the run again;"
             " spec.failurePolicy.maxFailuresInARow sets how many are allowed"
         )
+
+    def _check_prompts(self) -> None:
+        """Check that prompts still come that fit; some data sets begin with many that do not.
+
+        Raises:
+            TooManyFailuresError: if none fits, for too long.
+        """
+        number, latest = self._too_long_in_a_row, self._latest_too_long
+        lasted_s = self._clock() - self._row_began_s
+        if latest is None or number < self._policy.max_failures_in_a_row:
+            return
+        if lasted_s >= self._policy.failure_tolerance_seconds:
+            raise TooManyFailuresError(
+                f"{number} prompts of environment '{self._environment}' in {lasted_s:.0f} s do not"
+                f" fit into the model's context, and none did; the last one: {latest.message}."
+                " spec.failurePolicy.failureToleranceSeconds sets for how long the run goes on"
+            )
 
     def _of(self, worker_id: str) -> WorkerOutcomes:
         return self._outcomes.get(worker_id, _NEW)

@@ -208,10 +208,14 @@ class TrajectoryLedger:
                 self.contents.waste(trajectory.num_sampled_tokens, DropReason.LEASE_EXPIRED)
         return outcomes
 
-    def fail(self, lease_id: str) -> None:
-        """End a lease whose generation failed; do nothing if it is not open."""
+    def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
+        """End a lease whose generation failed; do nothing if it is not open.
+
+        is_too_long: whether its prompt never fits; then it is given up at once.
+        """
         if self._book.get(lease_id) is not None:
-            self._end(lease_id, DropReason.GENERATION_FAILED)
+            reason = DropReason.PROMPT_TOO_LONG if is_too_long else DropReason.GENERATION_FAILED
+            self._end(lease_id, reason)
 
     def release(
         self,

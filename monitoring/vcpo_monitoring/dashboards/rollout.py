@@ -297,6 +297,16 @@ _IS_IT_THE_ENVIRONMENT: Final = Row(
             ),
         ),
         Panel(
+            id=44,
+            slug="hung-calls",
+            title="Hung calls to the environment",
+            question="Do calls stay behind that never return?",
+            reading="A line that only rises: a client in the environment lacks a timeout. A worker "
+            "that leaves more behind than it has threads ends, and its host starts another.",
+            unit=AxisUnit.COUNT,
+            queries=(Query(worker_values("max", "vcpo_rollout_environment_hung_calls"), "most"),),
+        ),
+        Panel(
             id=43,
             slug="sandbox",
             title="Sandbox",

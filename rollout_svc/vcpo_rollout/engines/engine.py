@@ -20,6 +20,14 @@ class EngineError(RuntimeError):
     """Generation failed or the engine has ended; the worker reports a typed failure."""
 
 
+class InvalidRequestError(EngineError):
+    """The engine refuses a request, as any engine of this model would; it samples others."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt and the response that may follow do not fit into the model's context."""
+
+
 class NonFiniteLogitsError(EngineError):
     """The policy's logits are not finite; no token can be drawn."""
 

@@ -25,6 +25,7 @@ from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
     GenerationRequest,
+    InvalidRequestError,
 )
 from vcpo_rollout.engines.seeds import response_seed
 from vcpo_rollout.environments.environment import (
@@ -93,7 +94,7 @@ class ResponseGenerator:
 
         Raises:
             GroupInterruptedError: with the tokens so far, when `interrupt` was set.
-            EngineError: when the engine could not generate a response.
+            EngineError: when the engine could not generate a response, or refuses the request.
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
         prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
@@ -227,6 +228,8 @@ class ResponseGenerator:
     def _count_engine_failures(self) -> Iterator[None]:
         try:
             yield
+        except InvalidRequestError:
+            raise  # it says nothing about the engine
         except EngineError as error:
             self._engine_failures.append(error)
             raise

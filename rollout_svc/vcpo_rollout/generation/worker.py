@@ -28,7 +28,7 @@ from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.engine import Engine, EngineError
+from vcpo_rollout.engines.engine import Engine, EngineError, PromptTooLongError
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
@@ -110,6 +110,7 @@ class Worker:
 
         Raises:
             EngineError: when the engine refuses a version, or fails for too many leases in a row.
+            HungCallsError: when too many calls of the environment hang in this process alone.
             LearnerFailedError, SetAsideError, grpc.aio.AioRpcError: as the calls of
                 `LearnerClient`.
         """
@@ -144,6 +145,7 @@ class Worker:
             while self._num_free < self._parts.sequences_per_prompt:
                 await asyncio.wait(self._slots, return_when=asyncio.FIRST_COMPLETED)
             self._responses.check_engine()
+            self._threads.check()
             if self._is_failing:
                 # The cause may need time or a person: pauses grow while leases fail.
                 pause_s = min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
@@ -231,6 +233,9 @@ class Worker:
                 trajectories = await self._responses.generate(lease, interrupt)
                 with tracing.child("submit"):
                     num_accepted = await learner.submit(lease.lease_id, trajectories)
+        except PromptTooLongError as error:
+            failure = Failure(cause=FailureCause.TOO_LONG, message=one_line(str(error)))
+            await self._report(lease, failure, error)
         except EngineError as error:
             failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
             await self._report(lease, failure, error)
@@ -248,13 +253,15 @@ class Worker:
             gauges.count_expired(lease.num_trajectories)
         else:
             self._is_failing = False
+            self._threads.record_success()
             gauges.count_submitted(trajectories, num_accepted)
         finally:
             timer.cancel()
 
     async def _report(self, lease: work_pb2.Lease, failure: Failure, error: Exception) -> None:
         """Report a failure to the learner; log it if it is new, and now and then if it repeats."""
-        self._is_failing = True
+        # The next prompt may fit, and is tried without a pause.
+        self._is_failing = failure.cause is not FailureCause.TOO_LONG
         if (line := self._failures.add(failure)) is not None:
             is_first = line == failure.sentence
             _LOGGER.error(

@@ -90,6 +90,10 @@ ENVIRONMENT_FAILURES = counter(
     "Calls to the environment that failed, by kind.",
     Label("kind", tuple(EnvironmentFault)),
 )
+ENVIRONMENT_HUNG_CALLS = gauge(
+    "vcpo_rollout_environment_hung_calls",
+    "Calls to the environment that were given up and have not returned.",
+)
 SANDBOX_MECHANISM = gauge(
     "vcpo_rollout_sandbox_mechanism",
     "1 for what isolates programs here: bubblewrap, namespaces or filters; absent where none run.",
@@ -162,6 +166,7 @@ ROLLOUT = (
     WEIGHT_UPDATES_IN_FLIGHT,
     ENVIRONMENT_DURATION,
     ENVIRONMENT_FAILURES,
+    ENVIRONMENT_HUNG_CALLS,
     SANDBOX_MECHANISM,
     SANDBOX_MISSING,
     SANDBOX_FOLDERS_LEFT,

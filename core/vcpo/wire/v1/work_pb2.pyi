@@ -114,6 +114,7 @@ class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     FAILURE_CAUSE_TIMEOUT: _FailureCause.ValueType  # 6
     FAILURE_CAUSE_ENGINE: _FailureCause.ValueType  # 7
     FAILURE_CAUSE_REFUSED: _FailureCause.ValueType  # 8
+    FAILURE_CAUSE_TOO_LONG: _FailureCause.ValueType  # 9
 
 class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
     """What failed; vcpo.wire.failures.FailureCause describes the values."""
@@ -127,6 +128,7 @@ FAILURE_CAUSE_NON_FINITE: FailureCause.ValueType  # 5
 FAILURE_CAUSE_TIMEOUT: FailureCause.ValueType  # 6
 FAILURE_CAUSE_ENGINE: FailureCause.ValueType  # 7
 FAILURE_CAUSE_REFUSED: FailureCause.ValueType  # 8
+FAILURE_CAUSE_TOO_LONG: FailureCause.ValueType  # 9
 Global___FailureCause: _TypeAlias = FailureCause  # noqa: Y015
 
 class _SubmitOutcome:

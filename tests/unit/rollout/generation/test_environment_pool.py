@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +18,13 @@ from tests.fixtures.rollout.worker import (
     learner_fixture,
     run_in_task,
 )
-from vcpo_rollout.generation.environment_pool import THREAD_NAME, num_threads
+from vcpo_rollout.environments.environment import Prompt
+from vcpo_rollout.generation.environment_pool import (
+    THREAD_NAME,
+    EnvironmentFailedError,
+    HungCallsError,
+    num_threads,
+)
 
 
 class Blocking(FakeEnvironment):
@@ -92,3 +100,189 @@ async def test_what_finds_no_thread_free_waits_for_one():
 @pytest.mark.parametrize(("responses", "threads"), [(1, 1), (64, 64), (256, 256), (10_000, 256)])
 def test_there_are_as_many_threads_as_responses_up_to_a_bound(responses, threads):
     assert num_threads(responses) == threads
+
+
+SHORT_S = 0.02
+"""Time of a call of the environment, in tests whose calls hang."""
+
+
+class Hangs:
+    """Hangs in its first calls, until it is released."""
+
+    def __init__(self, times):
+        self.left = times
+        self.released = threading.Event()
+
+    def __call__(self):
+        self.left -= 1
+        if self.left >= 0:
+            self.released.wait()
+
+
+async def hang(threads, hangs, times):
+    """Make calls that do not return in time, side by side."""
+    calls = (threads.call(hangs) for _ in range(times))
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(end) for end in ends} == {EnvironmentFailedError}
+
+
+@pytest.fixture
+def hangs():
+    hangs = Hangs(1000)
+    yield hangs
+    hangs.released.set()
+
+
+async def test_calls_that_hang_take_no_thread_from_the_others(hangs):
+    threads = environment_threads(2, timeout_s=SHORT_S)
+    await hang(threads, hangs, 2)
+    assert await threads.call(lambda: "fine") == "fine"
+    threads.check()
+    threads.close()
+
+
+async def test_a_call_that_hangs_and_was_cancelled_gives_its_thread_back_as_well(hangs):
+    threads = environment_threads(1, timeout_s=SHORT_S)
+    call = asyncio.create_task(threads.call(hangs))
+    await eventually(lambda: hangs.left == 999)
+    call.cancel()
+    for _ in range(100):  # what finds no thread in time fails, until the thread was given up
+        try:
+            assert await threads.call(lambda: "fine") == "fine"
+            break
+        except EnvironmentFailedError:
+            continue
+    else:
+        raise AssertionError("the thread was not given back")
+    threads.close()
+
+
+async def test_a_call_that_returns_late_leaves_no_thread_behind(hangs):
+    before = set(threads_of_environments())
+    threads = environment_threads(2, timeout_s=SHORT_S)
+    await hang(threads, hangs, 2)
+    await eventually(lambda: threads._num_hung == 2)
+    hangs.released.set()
+    await eventually(lambda: threads._num_hung == 0)
+    threads.close()
+    await eventually(lambda: not set(threads_of_environments()) - before)
+
+
+async def test_a_process_in_which_too_many_hang_ends_once_a_lease_succeeds(hangs):
+    threads = environment_threads(2, timeout_s=SHORT_S)
+    for _ in range(2):
+        await hang(threads, hangs, 2)
+        threads.check()
+    await eventually(lambda: threads._num_hung == 4)
+    assert await threads.call(lambda: "fine") == "fine"
+    threads.check()  # a prompt alone may be made while the reward server is down
+    threads.record_success()
+    with pytest.raises(HungCallsError, match=r"4 calls have not returned after 0\.02 s"):
+        threads.check()
+    threads.close()
+
+
+async def test_while_none_returns_the_hung_calls_are_bounded_and_the_process_goes_on(hangs):
+    before = set(threads_of_environments())
+    threads = environment_threads(2, timeout_s=SHORT_S)
+    for _ in range(6):
+        await hang(threads, hangs, 2)
+    threads.check()
+    # Four, then one in each of four rounds, and the thread of the next one.
+    assert len(set(threads_of_environments()) - before) <= 4 + 4 + 1
+    hangs.released.set()
+    await eventually(lambda: threads._num_hung == 0)
+    assert await threads.call(lambda: "fine") == "fine"
+    threads.close()
+
+
+async def test_a_process_with_hung_calls_can_end(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio, threading\n"
+        "from tests.fixtures.rollout.worker import environment_threads\n"
+        "async def main():\n"
+        "    threads = environment_threads(1, timeout_s=0.01)\n"
+        "    await asyncio.wait([asyncio.create_task(threads.call(threading.Event().wait))])\n"
+        "    threads.close()\n"
+        "asyncio.run(main())\n"
+    )
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, program, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    try:
+        assert await asyncio.wait_for(child.wait(), timeout=120) == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+
+
+class HangingTask(FakeEnvironment):
+    """A task one of whose functions hangs in its first calls."""
+
+    def __init__(self, where, hangs):
+        super().__init__()
+        self.where, self.hangs = where, hangs
+
+    def pass_through(self, where):
+        if where == self.where:
+            self.hangs()
+
+    def prompt(self, split, index):
+        self.pass_through("prompt")
+        return Prompt(text="any", answer="")
+
+    def reward(self, prompt, response):
+        self.pass_through("reward")
+        return 1.0
+
+
+class HangingConversation(HangingTask):
+    """The same in several turns."""
+
+    def converse(self, prompt):
+        self.pass_through("converse")
+        return self
+
+    def next_turn(self, response):
+        self.pass_through("next_turn")
+
+    def reward(self, prompt=None, response=""):
+        return super().reward(prompt, response)
+
+
+@pytest.mark.parametrize(
+    ("task", "where"),
+    [
+        (HangingTask, "prompt"),
+        (HangingTask, "reward"),
+        (HangingConversation, "prompt"),
+        (HangingConversation, "converse"),
+        (HangingConversation, "next_turn"),
+    ],
+)
+async def test_a_worker_goes_on_after_as_many_hung_calls_as_it_has_threads(task, where):
+    hangs = Hangs(4)
+    async with learner_fixture(failurePolicy={"maxFailuresInARow": 1000}) as fixture:
+        fixture.environment = task(where, hangs)
+        fixture.publish(0)
+        try:
+            async with run_in_task(fixture.worker(places=4, environment_timeout_s=SHORT_S)):
+                await eventually(lambda: fixture.samples("accepted") >= 8)
+        finally:
+            hangs.released.set()
+    assert fixture.count("vcpo_rollout_environment_failures_total", kind="timeout") >= 1
+
+
+async def test_a_worker_that_is_worn_out_ends_with_the_cause():
+    hangs = Hangs(6)
+    async with learner_fixture(failurePolicy={"maxFailuresInARow": 1000}) as fixture:
+        fixture.environment = HangingTask("reward", hangs)
+        fixture.publish(0)
+        worker = fixture.worker(places=2, drain_s=0.0, environment_timeout_s=SHORT_S)
+        try:
+            with pytest.raises(HungCallsError, match="calls have not returned"):
+                await worker.run()
+            assert fixture.count("vcpo_rollout_environment_hung_calls") >= 3
+        finally:
+            hangs.released.set()
