@@ -154,6 +154,7 @@ MAY_DROP: Final[Mapping[DropReason, Evidence | None]] = {
     DropReason.LEASE_EXPIRED: _is_expired,
     DropReason.RELEASED: _is_incomplete,
     DropReason.GENERATION_FAILED: _has_failed,
+    DropReason.PROMPT_TOO_LONG: None,  # nothing is sampled for such a prompt
     DropReason.LAG_EXCEEDED: _is_late,
     DropReason.THROTTLED: _is_throttled,
     DropReason.NO_SIGNAL: None,  # the run uses no dynamic sampling
