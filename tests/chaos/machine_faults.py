@@ -311,8 +311,10 @@ async def hang_weight_server(run: LiveRun, _: random.Random) -> Injected:
     """The process that sends weights stands still for ever; the learner ends it."""
     since, server = run.mark(), await _weight_server(run)
     os.kill(server, signal.SIGSTOP)
-    is_shown = await run.told(since, r"the server of weights did not react for .* and is killed")
-    sign = "the learner says that it did not react, and ends it"
+    # It may hang before it serves, when nobody has asked anything of it.
+    late = r"the server of weights did not (react for|serve within) .* and is killed"
+    is_shown = await run.told(since, late)
+    sign = "the learner says that it did not react or serve, and ends it"
     is_gone = await holds(lambda: not Path(f"/proc/{server}").exists(), _START_S)
     return Injected(what=f"process {server} hangs", sign=sign, is_shown=is_shown and is_gone)
 

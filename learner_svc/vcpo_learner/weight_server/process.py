@@ -35,6 +35,8 @@ from vcpo_learner.weight_server.instructions import Instructions
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 """Time in which the process has to carry out an instruction; it takes milliseconds."""
+_START_S = 60.0
+"""Time in which it has to serve; it takes seconds, more on a busy machine."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Pause before another process is started; it doubles until one gets to serve."""
 _EXIT_S = 1.0
@@ -198,10 +200,14 @@ class WeightServer:
             current = _Started(process, Instructions(ours))
             self._current = current
             assert process.stdout is not None
+            limit = asyncio.get_running_loop().call_later(
+                _START_S, self._end_late, current, _START_S
+            )
             try:
                 async for line in process.stdout:
                     self._take(current, json.loads(line))
             finally:
+                limit.cancel()
                 self._forget(current)
                 # A process that has ended must not be killed: that would take its exit status from
                 # the event loop, which then knows no reason.
@@ -256,6 +262,12 @@ class WeightServer:
         for _, told in current.awaited.values():
             if not told.done():
                 told.set_result(False)
+
+    def _end_late(self, current: _Started, limit_s: float) -> None:
+        """End a process that does not serve yet: nothing is asked of it that it could not do."""
+        if not current.port and current is self._current:
+            _LOGGER.error("the server of weights did not serve within %g s and is killed", limit_s)
+            self._kill()
 
     def _kill(self) -> None:
         if self._current is not None:

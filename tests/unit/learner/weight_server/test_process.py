@@ -228,6 +228,24 @@ async def test_a_process_that_does_not_react_is_replaced(monkeypatch):
         await until(lambda: made.server.num_starts == 2 and made.server.address_of(0))
 
 
+async def test_a_process_that_hangs_before_it_serves_is_replaced(monkeypatch, caplog):
+    monkeypatch.setattr(process_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(process_module, "_START_S", 0.2)
+    made = Publisher()
+    try:
+        await until(lambda: made.server.process_id is not None)
+        os.kill(made.server.process_id, signal.SIGSTOP)
+        await until(lambda: made.server.num_starts >= 2)
+        monkeypatch.setattr(process_module, "_START_S", DEADLINE_S)
+        assert "did not serve within 0.2 s and is killed" in caplog.text
+        weights = SharedFile.of(safetensors.numpy.save({"w": np.zeros(4, np.float16)}))
+        made.store.publish(made.store.prepare(0, weights))
+        made.server.tell(made.store.held_files())
+        await until(lambda: made.server.address_of(0))
+    finally:
+        await made.server.close(0.0)
+
+
 async def test_a_process_that_cannot_listen_is_tried_again_until_it_can(monkeypatch):
     monkeypatch.setattr(process_module, "_FIRST_PAUSE_S", 0.0)
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
