@@ -200,6 +200,7 @@ class LiveRun:
             await self.sleep(_POLL_S)
         silence.hear(newest, self.clock())
         self._measure_steps()
+        self._notice_ends()
         return newest > before
 
     async def works(self, timeout_s: float) -> bool:

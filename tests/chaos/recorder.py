@@ -75,6 +75,13 @@ class History:
     _limit: int | None = None
     """The tighter lag limit that the learner said last."""
 
+    _is_redoing: bool = False
+    """Whether the life applies what the log has: an earlier one decided it, at its own time."""
+
+    def begin_life(self, *, resumes: bool) -> None:
+        """Follow the next life."""
+        self._is_redoing = resumes
+
     def end_life(self) -> None:
         """Count what a life was at when it ended."""
         self.deaths.update(self._under_way)
@@ -88,6 +95,7 @@ class History:
             case "limited" | "granted" | "set_aside":
                 self._take_of_leases(line)
             case "resumed":
+                self._is_redoing = False
                 self._undo_from(line["step"])
                 self.held = set(line["ids"])
                 self.held_after.append((line["unix_s"], frozenset(line["ids"])))
@@ -96,7 +104,8 @@ class History:
                     del self.dropped[each]
             case "dropped":
                 for drop in drops_of(line, self._limit):
-                    self.dropped |= dict.fromkeys(drop.ids, drop)
+                    known = self.dropped if self._is_redoing else {}
+                    self.dropped |= {each: known.get(each, drop) for each in drop.ids}
             case "published":
                 self.published.add((line["version"], line["digest"]))
             case "ended":
@@ -107,9 +116,10 @@ class History:
             case "limited":
                 self._limit = line["lag_steps"]
             case "granted":
-                self.granted[line["lease"]] = Granted(
+                granted = Granted(
                     monotonic_s=line["monotonic_s"], number=line["number"], worker=line["worker"]
                 )
+                self.granted.setdefault(line["lease"], granted)  # a redo grants it again
             case "set_aside":
                 self.set_aside.add(line["worker"])
 
@@ -141,7 +151,8 @@ def judge(
         change holds the responses of one group at most.
     """
     history = History()
-    for life in learners:
+    for number, life in enumerate(learners):
+        history.begin_life(resumes=number > 0)
         for line in life:
             history.take(line)
         history.end_life()

@@ -130,6 +130,13 @@ def test_a_drop_that_a_crash_took_back_excuses_no_later_loss():
     assert faults_of(judge(lives, [said(FIRST)])) == ([FIRST], [], [])
 
 
+def test_a_drop_that_is_redone_is_judged_by_the_time_of_its_decision():
+    """The learner died in the step after it, so the next one is a version behind."""
+    redone = {**late(FIRST), "version": 4}
+    lives = [[published(0), late(FIRST)], [redone, resumed(4), ended()]]
+    assert faults_of(judge(lives, [said(FIRST)])) == ([], [], [])
+
+
 def test_a_response_in_two_steps_that_stand_is_trained_on_twice():
     learner = [published(0), published(1), trained(0, FIRST), trained(1, FIRST), ended()]
     assert faults_of(judge([learner], [said(FIRST)])) == ([], [FIRST], [])
