@@ -42,11 +42,12 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         sinks: str = "",
         lag: int = 4,
         workers: int = 2,
+        failures: int = 32,
         folder: str = "run",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
         task = {"steps": steps, "environment": environment, "adapters": adapters}
-        task |= {"lag": lag, "workers": workers}
+        task |= {"lag": lag, "workers": workers, "failures": failures}
         sections = {"control": control, "learner": learner, "sinks": sinks}
         spec.write_text(SPEC.format(model=model, **sections, **task))
         path = tmp_path / folder

@@ -35,6 +35,7 @@ spec:
   optimizer: {{learningRate: 1e-4}}
   evaluation: {{everySteps: 1000, prompts: 16}}
   checkpoint: {{everySteps: 5}}
+  failurePolicy: {{maxFailuresInARow: {failures}}}
   control: {{pollSeconds: 0.2{control}}}
   tracking: {{sinks: [{sinks}]}}
   learner: {{threads: 1{learner}}}

@@ -284,6 +284,70 @@ def scrape(port: int, metric: str) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
 
 
+FAILING = """
+import sys
+
+from vcpo_rollout.environments.sort_digits import SortDigits
+
+
+class Failing(SortDigits):
+    def reward(self, prompt, response):
+        if "--worker-id=main-1" in sys.argv:
+            raise OSError("no space left on device")
+        return super().reward(prompt, response)
+"""
+"""An environment that fails on one of two workers."""
+
+DISAGREEING = """
+import sys
+
+from vcpo_rollout.engines.hf import decoding
+from vcpo_rollout.environments.sort_digits import SortDigits as Disagreeing
+
+sample_tokens = decoding.sample_tokens
+
+
+def sample_tokens_at_another_temperature(*arguments):
+    token_ids, logprobs = sample_tokens(*arguments)
+    return token_ids, [each - 0.5 for each in logprobs]
+
+
+if "--worker-id=main-1" in sys.argv:
+    decoding.sample_tokens = sample_tokens_at_another_temperature
+"""
+"""An environment beside which one of two workers reports log-probabilities that are off."""
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "cause"),
+    [
+        (FAILING, "failing:Failing", "failing"),
+        (DISAGREEING, "disagreeing:Disagreeing", "mismatch"),
+    ],
+    ids=["failing", "mismatch"],
+)
+def test_a_worker_with_a_fault_of_its_own_is_replaced_and_the_run_goes_on(
+    start_run: StartRun, tmp_path: Path, code: str, environment: str, cause: str
+) -> None:
+    (tmp_path / f"{environment.partition(':')[0]}.py").write_text(code)
+    run = start_run(steps=10_000, environment=f"'{environment}'", workers=3, failures=8)
+
+    def messages(kind: str) -> list[str]:
+        return [event.message for event in run.events if event.kind == kind]
+
+    wait_until(lambda: messages("WorkerLost") != [], "a worker that is set aside", run)
+    wait_until((run.path / "logs" / "main-3.log").exists, "the worker after it", run)
+    run.wait_for_step(run.metrics.steps[-1].step + 5)
+    run.process.send_signal(signal.SIGINT)
+    status, summary = run.finish()
+    assert status == 130
+    assert_accounting_is_exact(summary)
+    (set_aside,) = messages("WorkerSetAside")
+    assert set_aside.startswith(f"main-1: {cause}: ")
+    (lost,) = messages("WorkerLost")
+    assert lost.startswith(f"main-1 ended with status 77: set aside by the learner: {cause}: ")
+
+
 CHOOSY = """
 import os
 

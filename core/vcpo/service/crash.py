@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.service.log_line import plain_text, shown_lines
+from vcpo.service.logs import END_MARK
 
 _MAX_CAUSE_CHARACTERS = 500
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -40,14 +41,17 @@ def describe_exit(exit_code: int) -> str:
 def crash_cause(log: str) -> str:
     """Return in one line why a process died, from the end of its log, of text or of JSON.
 
-    In this order: the start error that it reported; the exception of its last traceback, also if
-    the log begins within the traceback (of a group: its first exception); the last line that is no
-    progress bar; an empty string.
+    In this order: the start error that it reported; the first line of the end that it reported; the
+    exception of its last traceback, also if the log begins within the traceback (of a group: its
+    first exception); the last line that is no progress bar; an empty string.
     """
     text = plain_text(log)
     _, mark, start_error = text.rpartition(START_ERROR_MARK)
     if mark:
         return _one_line(start_error)
+    _, mark, end = text.rpartition(END_MARK)
+    if mark:
+        return _one_line(end.partition("\n")[0])
     all_lines = _meaningful_lines(text)
     lines = _without_ignored(all_lines) or all_lines
     cause = _exception(lines[_last_traceback(lines) :])

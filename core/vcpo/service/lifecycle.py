@@ -97,7 +97,7 @@ def start_errors() -> Iterator[None]:
 
 def report_start_error(error: StartError) -> int:
     """Write a start error to the log and return the exit status."""
-    report_end(f"{START_ERROR_MARK}{error}")
+    report_end(str(error), mark=START_ERROR_MARK)
     return CANNOT_START
 
 

@@ -33,6 +33,8 @@ NAMESPACE_VARIABLE: Final = "POD_NAMESPACE"
 POD_VARIABLE: Final = "POD_NAME"
 _FIELDS_VARIABLE: Final = "VCPO_LOG_FIELDS"
 """Environment variable with the process's fields, for the processes that it starts."""
+END_MARK: Final = "vcpo: ends: "
+"""Precedes why a process ends, in its log."""
 
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 _LOGGER = logging.getLogger(__name__)
@@ -106,13 +108,16 @@ def line_handler() -> logging.Handler:
     return handler
 
 
-def report_end(message: str) -> None:
-    """Log why this process ends; as text without a prefix, so that the line is the cause."""
+def report_end(message: str, *, mark: str = END_MARK) -> None:
+    """Log why this process ends; as text without a prefix of the log.
+
+    mark: what a reader of the log finds the message by, whatever was logged before.
+    """
     if os.environ.get(FORM_VARIABLE) == LogForm.JSON:
-        _LOGGER.critical("%s", message)
+        _LOGGER.critical("%s%s", mark, message)
         return
     with contextlib.suppress(OSError):  # a full disk must not change the exit status
-        sys.stderr.write(f"{message}\n")
+        sys.stderr.write(f"{mark}{message}\n")
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):

@@ -3,7 +3,8 @@
 If the environment has never worked, its author made a mistake: the run ends after
 `failurePolicy.maxFailuresInARow` failures. If it worked before, it may depend on a service that is
 down for a while, such as a reward server: the failures must also last `failureToleranceSeconds`.
-Failures of one worker end no run while another one may deliver (`vcpo.control.faulty_workers`).
+Failures of one worker end no run while another one may deliver (`vcpo.control.faulty_workers`),
+which may still be loading its model.
 A prompt that is too long is no worker's fault, and counts apart.
 """
 
@@ -52,6 +53,7 @@ class FailureWatch:
         self._environment = spec.environment.name
         self._policy = spec.failure_policy
         self._lease_timeout_s = spec.lease.timeout_seconds
+        self._num_at_start = sum(group.min_replicas for group in spec.rollouts)
         self._max_workers = max_workers(spec)
         self._registry = registry
         self._clock = clock
@@ -62,6 +64,8 @@ class FailureWatch:
         self._failing: set[str] = set()
         """Those of them whose last generation failed."""
         self._has_succeeded = False
+        self._has_delivered = False
+        """Whether a worker has delivered to this process."""
         self._row_began_s = 0.0
         self._too_long_in_a_row = 0
         """Failures of the row that are nobody's fault but the prompt's."""
@@ -83,6 +87,7 @@ class FailureWatch:
         self.in_a_row = self._too_long_in_a_row = 0
         self._row_causes = FailureCounts()
         self._row_workers.clear()
+        self._has_delivered = self._has_delivered or worker_id is not None
         if worker_id is not None and worker_id in self._registry:
             own = self._outcomes[worker_id] = self._of(worker_id).after_success(self._clock())
             self._failing.discard(worker_id)
@@ -138,7 +143,9 @@ class FailureWatch:
         outcomes = self._of(worker_id)
         if not outcomes.in_a_row:  # as of nearly all: count the others for none
             return None
-        pending = (self._of(name) for name in self._pending(outcomes.row_began_s))
+        pending = [self._of(name) for name in self._pending(outcomes.row_began_s)]
+        if self._awaits_workers(outcomes.row_began_s):
+            pending.append(_NEW)
         most = self._policy.max_failures_in_a_row
         return max_groups(outcomes, self._others(worker_id), pending, most)
 
@@ -159,6 +166,8 @@ class FailureWatch:
             return
         self._check_prompts()
         num_failures = self.in_a_row - self._too_long_in_a_row
+        if self._awaits_workers(self._row_began_s):
+            return
         if not is_run_at_fault(self._row_workers, self._pending(self._row_began_s), most):
             return
         lasted_s = self._clock() - self._row_began_s
@@ -206,6 +215,15 @@ class FailureWatch:
             if worker.trust is not Trust.DOUBTED
             and (is_early or self._holds_lease(worker.worker_id))
         ]
+
+    def _awaits_workers(self, since_s: float) -> bool:
+        """Return whether workers with which the run starts have yet to come, and may deliver.
+
+        They are waited for after `since_s` as long as failures may last.
+        """
+        is_early = self._clock() - since_s < self._policy.failure_tolerance_seconds
+        is_one_missing = len(self._registry.workers()) < self._num_at_start
+        return is_early and is_one_missing and not self._has_delivered
 
     def _failing_workers(self) -> str:
         """Return the workers of the row, in words."""

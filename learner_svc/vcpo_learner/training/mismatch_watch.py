@@ -19,6 +19,8 @@ class MismatchWatch:
         self._limit_nats = parts.run.spec.mismatch_limit_nats
         self._audited: dict[str, FreshTokens] | None = {}
         """Fresh tokens of the steps since the start, by worker; None after the audit."""
+        self._first_shown_s: float | None = None
+        """Time of the first of them."""
         self._engines_disagree = False
         """Whether the last event says so."""
 
@@ -37,12 +39,12 @@ class MismatchWatch:
 
     def _audit(self, result: UpdateResult) -> None:
         """Compare all workers once after every start, as soon as there are enough tokens."""
-        if self._audited is None:
+        if self._audited is None or not (self._audited or result.fresh):
             return
         for worker, fresh in result.fresh.items():
             self._audited[worker] = self._audited.get(worker, FreshTokens()) + fresh
         try:
-            gap = audit_mismatch(self._audited, self._limit_nats)
+            gap = audit_mismatch(self._audited, self._limit_nats, num_awaited=self._num_awaited())
         except MismatchError as error:
             self._parts.event("SelfCheckFailed", str(error))
             raise
@@ -59,6 +61,19 @@ class MismatchWatch:
                     " its quantization and its masked logits with theirs",
                 )
         self._audited = None
+
+    def _num_awaited(self) -> int:
+        """Return how many of the workers with which the run starts have yet to show fresh tokens.
+
+        After the time for which failures may last nobody is waited for.
+        """
+        if self._first_shown_s is None:
+            self._first_shown_s = self._parts.clock()
+        spec, audited = self._parts.run.spec, self._audited or {}
+        lasted_s = self._parts.clock() - self._first_shown_s
+        if lasted_s >= spec.failure_policy.failure_tolerance_seconds:
+            return 0
+        return max(0, sum(each.min_replicas for each in spec.rollouts) - len(audited))
 
     def _set_aside(self, worker: str, message: str) -> None:
         if worker:  # a name that no worker has cannot be set aside

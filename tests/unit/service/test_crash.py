@@ -151,6 +151,11 @@ def test_what_the_user_must_put_right_is_the_cause_whatever_else_is_said():
     assert crash_cause(log) == "run.yaml: 2 problems spec.steps: missing"
 
 
+def test_the_end_that_a_process_reports_is_its_cause_and_no_traceback_that_it_survived():
+    log = f"{TRACEBACK}retrying\nvcpo: ends: set aside by the learner\nException ignored in: f\n"
+    assert crash_cause(log) == "set aside by the learner"
+
+
 def test_a_long_cause_is_truncated():
     cause = crash_cause("ValueError: " + "x" * 10_000)
     assert len(cause) == 500

@@ -126,7 +126,8 @@ def test_a_process_that_the_service_starts_writes_lines_with_the_same_fields():
 def test_the_cause_of_an_end_is_read_from_either_form(form):
     log = said("logging.info('serving'); raise ValueError('bad')", VCPO_LOG_FORMAT=form)
     assert crash_cause(log) == "ValueError: bad"
-    log = said("logging.info('serving'); logs.report_end('engine: it died')", VCPO_LOG_FORMAT=form)
+    survived = "try: 1 / 0\nexcept ZeroDivisionError: logging.exception('a task failed')\n"
+    log = said(f"{survived}logs.report_end('engine: it died')", VCPO_LOG_FORMAT=form)
     assert crash_cause(log) == "engine: it died"
 
 

@@ -79,10 +79,16 @@ class FreshTokens:
         )
 
 
-def audit_mismatch(fresh: Mapping[str, FreshTokens], limit_nats: float) -> float | None:
-    """Return the gap of the median worker, nats per token; None if there are too few fresh tokens.
+def audit_mismatch(
+    fresh: Mapping[str, FreshTokens], limit_nats: float, *, num_awaited: int = 0
+) -> float | None:
+    """Return the gap of the median worker, nats per token; None if it is too early to tell.
+
+    It is if there are too few fresh tokens, or if workers that have yet to come may show that those
+    with a gap are the exception.
 
     fresh: by worker.
+    num_awaited: workers that have yet to come, at least 0.
     Raises: MismatchError naming the settings to compare if the gap exceeds the limit or is NaN.
     """
     total = sum(fresh.values(), FreshTokens())
@@ -91,6 +97,9 @@ def audit_mismatch(fresh: Mapping[str, FreshTokens], limit_nats: float) -> float
     gaps = sorted((each.mean_gap for each in fresh.values()), key=_nan_last)
     gap = gaps[(len(gaps) - 1) // 2]
     if not gap <= limit_nats:
+        place = (len(gaps) + num_awaited - 1) // 2 - num_awaited  # if those to come have none
+        if place < 0 or gaps[place] <= limit_nats:
+            return None
         raise MismatchError(
             f"rollout engine and learner differ by {gap:.3g} nats per token on {total.num_tokens}"
             f" fresh tokens; at most {limit_nats:g} is expected: they do not compute the same"

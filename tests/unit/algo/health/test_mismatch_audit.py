@@ -47,5 +47,22 @@ def test_a_majority_of_workers_with_a_gap_ends_the_run():
         audit_mismatch(fresh(0.01, 5.0, 5.0), 0.06)
 
 
+@pytest.mark.parametrize(
+    ("gaps", "num_awaited"), [((5.0,), 1), ((5.0,), 2), ((5.0, 5.0), 2), ((math.nan, 5.0), 3)]
+)
+def test_workers_that_come_first_do_not_end_the_run_while_as_many_are_awaited(gaps, num_awaited):
+    assert audit_mismatch(fresh(*gaps), 0.06, num_awaited=num_awaited) is None
+
+
+@pytest.mark.parametrize(("gaps", "num_awaited"), [((5.0, 5.0), 1), ((5.0,) * 4, 3)])
+def test_a_majority_of_all_workers_with_a_gap_is_not_left_waiting(gaps, num_awaited):
+    with pytest.raises(MismatchError, match="differ by 5 nats"):
+        audit_mismatch(fresh(*gaps), 0.06, num_awaited=num_awaited)
+
+
+def test_a_gap_of_rounding_is_told_whoever_is_awaited():
+    assert audit_mismatch(fresh(0.02), 0.06, num_awaited=7) == pytest.approx(0.02)
+
+
 def test_a_few_blocks_of_each_worker_are_enough_together():
     assert audit_mismatch(fresh(0.01, 0.02, num_blocks=4), 0.06) == pytest.approx(0.01)

@@ -116,6 +116,38 @@ async def test_a_worker_that_fails_before_another_has_delivered_ends_no_run():
     assert "bad" in run.set_aside
 
 
+def fixture_of_two_workers() -> DispatcherFixture:
+    """A run that starts with two workers."""
+    return dispatcher_fixture(
+        steps=1000,
+        batch={"promptsPerStep": 8, "trajectoriesPerPrompt": GROUP},
+        algorithm={"maxPolicyLagSteps": 100},
+        lease={"timeoutSeconds": 120, "maxAttempts": 3},
+        rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 2}],
+    )
+
+
+@pytest.mark.parametrize("was_resumed", [False, True])
+async def test_a_worker_that_fails_before_another_has_loaded_its_model_ends_no_run(was_resumed):
+    workers = {"bad": broken(), "good": SimulatedWorker(duration_s=5.0, fails=0.0, joins_s=90.0)}
+    run = Simulation(workers, fixture=fixture_of_two_workers())
+    if was_resumed:
+        run.fixture.dispatcher.failures.record_success()
+    await run.run(400)
+    assert run.delivered["good"] > 10
+    assert "bad" in run.set_aside
+    assert run.failed["bad"] <= LIMIT + 4
+
+
+async def test_a_worker_that_never_comes_is_not_waited_for_without_end():
+    run = Simulation({"bad": broken()}, fixture=fixture_of_two_workers())
+    began_s = run.fixture.clock.now_s
+    with pytest.raises(TooManyFailuresError, match="on 'bad', the only worker at work"):
+        await run.run(3000)
+    assert run.fixture.clock.now_s - began_s >= 600.0
+    assert run.failed["bad"] <= LIMIT + 4
+
+
 async def test_a_worker_that_breaks_later_costs_a_bounded_number_of_leases_and_is_set_aside():
     run = Simulation({"good": healthy(5.0), "bad": broken(joins_s=60.0)})
     await run.run(400)

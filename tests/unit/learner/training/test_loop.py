@@ -129,6 +129,33 @@ async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside
     assert "0.7 nats per token" in learner.dispatcher.set_aside_workers.get("bad").message
 
 
+@pytest.mark.parametrize("comes", [False, True])
+async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_awaits_others(
+    make_learner, tmp_path, comes
+):
+    learner = make_learner(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 2}])
+    (good,) = fresh_tokens(0.001).values()
+    (bad,) = fresh_tokens(0.7).values()
+    learner.update.fresh = {"bad": bad}
+    finish = learner.update.finish
+
+    def finish_step(pending, newest=()):
+        result = finish(pending, newest)
+        if comes:
+            learner.update.fresh = {"good": good}
+        learner.clock.now_s += 400.0  # after the third step, longer than failures may last
+        return result
+
+    learner.update.finish = finish_step
+    if comes:
+        assert await learner.run() is RunPhase.COMPLETE
+        assert learner.dispatcher.set_aside_workers.get("bad") is not None
+    else:
+        with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
+            await learner.run()
+        assert learner.dispatcher.policy_version == 2
+
+
 async def test_a_worker_whose_mismatch_is_a_fault_is_set_aside(make_learner):
     learner = make_learner()
     finish = learner.update.finish

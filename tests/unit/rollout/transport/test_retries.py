@@ -162,7 +162,7 @@ def test_a_worker_that_ends_says_why_in_its_last_line(monkeypatch, capsys, error
     monkeypatch.setattr(command, "run_worker", run_worker)
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
     assert command.main() == 1
-    assert capsys.readouterr().err.splitlines()[-1] == f"learner: {sentence}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"vcpo: ends: learner: {sentence}"
 
 
 async def test_a_worker_that_was_set_aside_does_not_ask_again():
@@ -186,7 +186,7 @@ def test_it_ends_with_a_status_and_a_line_of_its_own_and_the_next_has_another_ke
     options = ["run.yaml", "--learner", "l", "--group", "g", "--identity-file", str(file)]
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", *options])
     assert command.main() == 77
-    line = "set aside by the learner: mismatch: 0.4 nats a token off"
+    line = "vcpo: ends: set aside by the learner: mismatch: 0.4 nats a token off"
     assert capsys.readouterr().err.splitlines()[-1] == line
     assert worker_identity(file) != first
 
