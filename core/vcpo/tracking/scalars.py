@@ -59,6 +59,9 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
             shown[f"{group}/{gauge.name.removeprefix(_PREFIX)}"] = float(value)
     if record.relative_ess_ratio is not None:
         shown["off_policy/relative_ess_ratio"] = record.relative_ess_ratio
+    if record.reward_window_mean is not None:
+        shown["task/reward_window_mean"] = record.reward_window_mean
+        shown["task/reward_window_error"] = record.reward_window_error
     for lag, ratio in record.ess_by_lag.items():
         shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
     for reason, count in record.dropped.items():

@@ -31,7 +31,7 @@ def operate(
 def test_without_a_cluster_the_operator_says_what_it_needs(tmp_path: Path):
     ended = operate(tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("cannot reach the API server: ")
+    assert ended.stderr.startswith("vcpo: ends: cannot reach the API server: ")
     assert "set KUBECONFIG to a kubeconfig that names a cluster" in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -47,7 +47,9 @@ users: [{name: u, user: {}}]
 def test_an_address_of_prometheus_that_is_none_is_refused(tmp_path: Path):
     ended = operate(tmp_path, "--prometheus-url=prometheus:9090", kubeconfig=KUBECONFIG)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("--prometheus-url must be http(s)://host[:port][/path]")
+    assert ended.stderr.startswith(
+        "vcpo: ends: --prometheus-url must be http(s)://host[:port][/path]"
+    )
 
 
 def test_learners_are_asked_themselves_unless_a_prometheus_is_named():

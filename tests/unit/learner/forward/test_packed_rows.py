@@ -24,6 +24,7 @@ from tests.fixtures.learner.updates import (
     spec_of,
     with_micro_batches,
 )
+from vcpo.algo import FreshTokens
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
@@ -187,7 +188,8 @@ def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
     found = []
     for spec in (make_spec(), packing_spec(make_spec())):
         update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), spec, PAD)
-        found.append(update.finish(update.begin(groups, policy_version=9), mixed).fresh)
+        fresh = update.finish(update.begin(groups, policy_version=9), mixed).fresh
+        found.append(sum(fresh.values(), FreshTokens()))
     padded, packed = found
     assert packed.num_tokens == padded.num_tokens == sum(one.num_tokens_of(9) for one in mixed)
     assert packed.absolute_log_ratio == pytest.approx(padded.absolute_log_ratio, rel=1e-9)
