@@ -203,8 +203,10 @@ def shown(run_dir, name, scalar) -> dict[int, float]:
             client = MlflowClient(tracking_uri=f"file://{run_dir / 'mlruns'}")
             (run,) = client.search_runs([client.get_experiment_by_name("demos").experiment_id])
             history = client.get_metric_history(run.info.run_id, scalar)
-            assert len({point.step for point in history}) == len(history), "a step stands twice"
-            return {point.step: point.value for point in history}
+            # A kill between two numbers of a step has the first of them written again.
+            points = {(point.step, point.value) for point in history}
+            assert len({step for step, _ in points}) == len(points), "a step has two values"
+            return dict(points)
 
 
 def mlflow_settings(folder: Path) -> Sink:

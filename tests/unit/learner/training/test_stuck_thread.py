@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import make_run
+from tests.fixtures.learner.dispatcher import make_run, work_request
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
@@ -112,6 +112,10 @@ async def test_the_next_process_goes_on_with_all_that_was_accepted(
 async def test_a_learner_that_waits_for_responses_does_not_hang(make_learner):
     learner = make_learner()
     training = asyncio.create_task(learner.training.run(drain_s=0))
+    assert await learner.dispatcher.lease(work_request(), wait_s=TIMEOUT_S)  # it is at work
+    for _ in range(20):  # nothing of the start is on its way any more
+        await learner.training._thread.run(TensorWork.STEP, lambda: None)
+        await asyncio.sleep(0.005)
     for _ in range(20):
         learner.clock.advance(3600.0)
         await asyncio.sleep(0.005)

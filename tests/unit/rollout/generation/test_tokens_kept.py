@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.generation.environment_pool import EnvironmentThreads
 from vcpo_rollout.generation.worker import Worker, WorkerParts
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
@@ -40,13 +42,11 @@ SECTIONS = {
 }
 
 
-class AtOnce(asyncio.SelectorEventLoop):
-    """A loop without threads, which would make the order of events an accident."""
+class CallsAtOnce(EnvironmentThreads):
+    """Calls without threads, which would make the order of events an accident."""
 
-    def run_in_executor(self, executor, func, *args):
-        future = self.create_future()
-        future.set_result(func(*args))
-        return future
+    async def call(self, function):
+        return function()
 
 
 class DirectChannel:
@@ -216,8 +216,8 @@ class TwoWorkers(DispatcherFixture):
 
 
 def play_all(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
-    with asyncio.Runner(loop_factory=AtOnce) as runner:
-        return runner.run(play(actions, learner_first=learner_first))
+    with patch("vcpo_rollout.generation.worker.EnvironmentThreads", CallsAtOnce):
+        return asyncio.run(play(actions, learner_first=learner_first))
 
 
 async def play(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
