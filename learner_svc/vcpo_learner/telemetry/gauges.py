@@ -48,6 +48,7 @@ class LearnerGauges:
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
         self._set_aside: Mapping[SetAsideCause, int] = {}
+        self.set_lost_changes(0)  # until a start has looked; one that has no log yet lost nothing
 
     def skip_counted(self) -> None:
         """Take the counts of a restored ledger as counted: they are no new events.
