@@ -20,6 +20,7 @@ from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import (
     RUN_MODULES,
+    MachineFindings,
     MissingPackagesError,
     check_installed,
     inspect_machine,
@@ -110,11 +111,11 @@ def run(
     machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
-    loaded = _load(file, lambda run: [*inspect_machine(run).problems, *gpu_problems(run)])
+    loaded = _load(file, lambda run: [*_inspected(run).problems, *gpu_problems(run)])
     keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
-    found = inspect_machine(loaded)
+    found = _inspected(loaded)
     _refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
     _warn(loaded, found.warnings)
     metrics = HostMetrics()
@@ -149,8 +150,8 @@ def run(
 @app.command()
 def validate(file: RunFile) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = _load(file, lambda run: inspect_machine(run).problems)
-    found = inspect_machine(loaded)
+    loaded = _load(file, lambda run: _inspected(run).problems)
+    found = _inspected(loaded)
     _refuse(file, found.problems)
     _warn(loaded, found.warnings)
     for problem in gpu_problems(loaded):  # the file may be for another machine
@@ -263,6 +264,12 @@ def _load(file: Path, check: Callable[[VCPORun], Iterable[FieldProblem]]) -> VCP
         return with_local_paths(load_run(file), file)
     except SpecError as error:
         fail(str(problems_beside(error, file, check)))
+
+
+def _inspected(run: VCPORun) -> MachineFindings:
+    """Look at this machine for a run, and show that it takes a while."""
+    with ERR.status(f"checking the model and trying environment {run.spec.environment.name}"):
+        return inspect_machine(run)
 
 
 def _refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] = ()) -> None:

@@ -185,7 +185,7 @@ def _check_vocabulary(path: Path) -> None:
 
         try:
             Tokenizer.from_file(str(path))
-        except Exception as error:
+        except Exception as error:  # the library has no class of its own for what it refuses
             raise _UnusableError(_unreadable(str(error))) from error
 
 

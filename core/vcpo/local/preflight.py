@@ -171,7 +171,10 @@ def _try_environment(run: VCPORun) -> MachineFindings:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        warning = f"its trial took longer than {_TRIAL_TIMEOUT_S:g} s and was ended"
+        warning = (
+            f"its trial took longer than {_TRIAL_TIMEOUT_S:g} s and was ended, so nothing is known"
+            " of its calls; look at what it loads"
+        )
         return MachineFindings(warnings=(f"spec.environment.name: {name!r}: {warning}",))
     _, mark, told = process.stderr.rpartition(START_ERROR_MARK)
     field, _, message = told.strip().partition(": ")

@@ -34,6 +34,7 @@ _WARNINGS: Final = frozenset(
         "RedoStopped",
         "RewardsFar",
         "RolledBack",
+        "SelfCheckWaits",
         "SignalsStale",
         "Throttled",
         "Warning",

@@ -145,14 +145,16 @@ def _read(path: Path) -> str:
         SpecError: if it cannot be read.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise SpecError(str(path), [_file_problem("is larger than 1 MiB; give a run file")])
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)  # a device has no end, and no size
     except OSError as error:
         raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise SpecError(str(path), [_file_problem("is larger than 1 MiB; give a run file")])
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         raise SpecError(str(path), [_file_problem("is not UTF-8 text")]) from error
-    return text
 
 
 def _document(text: str, source: str) -> Any:

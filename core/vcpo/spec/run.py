@@ -150,6 +150,11 @@ class VCPORunSpec(Section):
         return REWARD_WINDOW_STEPS + self.algorithm.max_policy_lag_steps
 
     @property
+    def workers_at_start(self) -> int:
+        """Rollout workers with which the run starts."""
+        return sum(group.min_replicas for group in self.rollouts)
+
+    @property
     def most_checkpoints(self) -> int:
         """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
         kept, guards = self.checkpoint.keep, self.health.guards

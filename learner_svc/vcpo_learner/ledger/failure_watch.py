@@ -53,7 +53,7 @@ class FailureWatch:
         self._environment = spec.environment.name
         self._policy = spec.failure_policy
         self._lease_timeout_s = spec.lease.timeout_seconds
-        self._num_at_start = sum(group.min_replicas for group in spec.rollouts)
+        self._num_at_start = spec.workers_at_start
         self._max_workers = max_workers(spec)
         self._registry = registry
         self._clock = clock

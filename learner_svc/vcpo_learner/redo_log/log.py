@@ -149,9 +149,11 @@ class RedoLog:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
-            self._position = self._progress.committed = self._counted(_last_position)
-            self._progress.size_bytes = self._counted(_size_bytes)
-            self._counted(_num_checkpoints)
+            self._position = self._progress.committed = self._counted(
+                lambda file: file.last_position
+            )
+            self._progress.size_bytes = self._counted(lambda file: file.size_bytes)
+            self._counted(lambda file: len(file.checkpoints))
         except (sqlite3.Error, OSError) as error:
             raise StartError(
                 f"{self._path}: the redo log cannot be opened ({error}); make the folder writable,"
@@ -189,7 +191,7 @@ class RedoLog:
     @property
     def is_from_start(self) -> bool:
         """Whether the log can be redone without a checkpoint, as far as it can be read."""
-        return not self.checkpoint_steps and self._counted(_first_position) <= 1
+        return not self.checkpoint_steps and self._counted(lambda file: file.first_position) <= 1
 
     @property
     def room(self) -> LogRoom:
@@ -237,7 +239,7 @@ class RedoLog:
         recorded_step: last step that the journal has; where nothing else tells where the log must
             end, a log that ends before is reported.
         """
-        last, held = after, self._counted(_last_position)
+        last, held = after, self._counted(lambda file: file.last_position)
         redo = Redo(contents, self._changes)
         cause = None if self._damage is None else self._damage.cause
         try:
@@ -485,22 +487,6 @@ class RedoLog:
                 if has_failed:
                     self._tell(self._progress.note_room)
                 return result
-
-
-def _first_position(file: LogFile) -> int:
-    return file.first_position
-
-
-def _num_checkpoints(file: LogFile) -> int:
-    return len(file.checkpoints)
-
-
-def _last_position(file: LogFile) -> int:
-    return file.last_position
-
-
-def _size_bytes(file: LogFile) -> int:
-    return file.size_bytes
 
 
 def _take_all(

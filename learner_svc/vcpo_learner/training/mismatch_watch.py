@@ -17,10 +17,12 @@ class MismatchWatch:
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
         self._limit_nats = parts.run.spec.mismatch_limit_nats
+        self._patience_s = parts.run.spec.failure_policy.failure_tolerance_seconds
         self._audited: dict[str, FreshTokens] | None = {}
         """Fresh tokens of the steps since the start, by worker; None after the audit."""
         self._first_shown_s: float | None = None
         """Time of the first of them."""
+        self._is_wait_reported = False
         self._engines_disagree = False
         """Whether the last event says so."""
 
@@ -49,10 +51,11 @@ class MismatchWatch:
             self._parts.event("SelfCheckFailed", str(error))
             raise
         if gap is None:
+            self._report_wait()
             return
         self._parts.event("SelfCheck", f"workers and learner differ by {gap:.2g} nats per token")
         for worker, fresh in self._audited.items():
-            if fresh.is_enough and not fresh.mean_gap <= self._limit_nats:
+            if fresh.is_enough and self._is_far(fresh):
                 self._set_aside(
                     worker,
                     f"it differs from the learner by {fresh.mean_gap:.3g} nats per token on"
@@ -61,6 +64,24 @@ class MismatchWatch:
                     " its quantization and its masked logits with theirs",
                 )
         self._audited = None
+
+    def _report_wait(self) -> None:
+        """Say once that a worker exceeds the limit and that others are waited for."""
+        found = self._audited or {}
+        far = [name for name, fresh in found.items() if fresh.is_enough and self._is_far(fresh)]
+        if far and not self._is_wait_reported:
+            self._is_wait_reported = True
+            gap = found[far[0]].mean_gap
+            self._parts.event(
+                "SelfCheckWaits",
+                f"{far[0]} differs from the learner by {gap:.3g} nats per token; at most"
+                f" {self._limit_nats:g} is expected. The run is judged when the others of its"
+                f" {self._parts.run.spec.workers_at_start} workers have shown fresh tokens too, or"
+                f" after {self._patience_s:g} s (failurePolicy.failureToleranceSeconds)",
+            )
+
+    def _is_far(self, fresh: FreshTokens) -> bool:
+        return not fresh.mean_gap <= self._limit_nats  # true of NaN as well
 
     def _num_awaited(self) -> int:
         """Return how many of the workers with which the run starts have yet to show fresh tokens.
@@ -71,9 +92,9 @@ class MismatchWatch:
             self._first_shown_s = self._parts.clock()
         spec, audited = self._parts.run.spec, self._audited or {}
         lasted_s = self._parts.clock() - self._first_shown_s
-        if lasted_s >= spec.failure_policy.failure_tolerance_seconds:
+        if lasted_s >= self._patience_s:
             return 0
-        return max(0, sum(each.min_replicas for each in spec.rollouts) - len(audited))
+        return max(0, spec.workers_at_start - len(audited))
 
     def _set_aside(self, worker: str, message: str) -> None:
         if worker:  # a name that no worker has cannot be set aside

@@ -5,8 +5,7 @@ there are several, on every port, since their ranks take any; the operator, in i
 gRPC; the run's namespace and those of scrapers on the metrics ports. Ranks let in who reaches them,
 so no worker may: it runs what a model wrote. A label alone allows nobody from another namespace,
 since anybody who may create pods there could set it. Under `DenyAll`, allowed out: the run's own
-pods, DNS, without which no pod finds the learner, and the run's
-`extraEgress`.
+pods, DNS, without which no pod finds the learner, and the run's `extraEgress`.
 """
 
 from __future__ import annotations

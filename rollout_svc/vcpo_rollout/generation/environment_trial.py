@@ -180,13 +180,13 @@ class _Calls:
                 what = f"{self._class}.{name} raised {failure.exception_type}: {what}"
             if _is_unanswered(error):
                 raise NotTriedError(f"environment.name: {what}") from error
-            self._refuse(what)
+            self._blame(what)
 
     def refuse(self, what: str) -> NoReturn:
         """Raise an error about a method; `what` begins with its name."""
-        self._refuse(f"{self._class}.{what}")
+        self._blame(f"{self._class}.{what}")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _blame(self, what: str) -> NoReturn:
         cure = "the class" if self._is_own else "environment.parameters"
         raise StartError(f"environment.name: {what}; correct {cure}")
 

@@ -332,7 +332,8 @@ class TestEnvironments:
         monkeypatch.setattr("vcpo.local.preflight._TRIAL_TIMEOUT_S", 0.1)
         (warning,) = findings_of(run_of(), folder).warnings
         assert warning == (
-            "spec.environment.name: 'countdown': its trial took longer than 0.1 s and was ended"
+            "spec.environment.name: 'countdown': its trial took longer than 0.1 s and was ended, so"
+            " nothing is known of its calls; look at what it loads"
         )
 
     def test_problems_of_model_and_environment_are_reported_together(self, folder):

@@ -154,6 +154,12 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
         with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
             await learner.run()
         assert learner.dispatcher.policy_version == 2
+    (waits,) = [each.message for each in read_events(tmp_path) if each.kind == "SelfCheckWaits"]
+    assert waits == (
+        "bad differs from the learner by 0.7 nats per token; at most 0.002 is expected. The run is"
+        " judged when the others of its 2 workers have shown fresh tokens too, or after 600 s"
+        " (failurePolicy.failureToleranceSeconds)"
+    )
 
 
 async def test_a_worker_whose_mismatch_is_a_fault_is_set_aside(make_learner):
