@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from transformers.utils import logging
 
@@ -17,6 +19,7 @@ from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.service.model_files import local_model
 from vcpo.spec import load_run
+from vcpo.spec.errors import problems_of
 from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import folder_bytes, size_text
 from vcpo_learner.checkpoints.folder import (
@@ -177,8 +180,24 @@ def _checked(path: Path, run_dir: Path | None) -> _Chosen:
         files=manifest.files.keys(),
         run=name,
         run_dir=run_dir,
-        model=Model.model_validate(manifest.spec["model"]),
+        model=_model(path, manifest.spec),
     )
+
+
+def _model(path: Path, spec: Mapping[str, Any]) -> Model:
+    """Return the model of the spec that a checkpoint holds.
+
+    Raises:
+        DamagedCheckpointError: naming the field.
+    """
+    try:
+        return Model.model_validate(spec.get("model"))
+    except ValidationError as error:
+        problem = problems_of(error)[0]
+        field = f"spec.model.{problem.path}: {problem.message}"
+        raise DamagedCheckpointError(
+            path, f"{path / MANIFEST_FILE}: {field}; restore the checkpoint from a copy"
+        ) from error
 
 
 def _default_folder(chosen: _Chosen, *, adapters: bool) -> Path:

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.fixtures.learner.options import options
 from vcpo.service.lifecycle import DRAINED, StartError
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app
-from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.telemetry.gauges import LearnerGauges
-
-
-def options(run_dir: Path, **changes: Any) -> Options:
-    settings = {
-        "run_file": run_dir / "absent.yaml",
-        "listen": "127.0.0.1:0",
-        "metrics_listen": "127.0.0.1:0",
-        "weights_listen": None,
-        "weights_host": "",
-        "resume": False,
-        "drain_s": 0.0,
-        "linger_s": 0.0,
-        "tls": None,
-        "plain_text": False,
-        "health_listen": None,
-        "ready_file": None,
-        "exit_with_parent": False,
-        **changes,
-    }
-    return Options(run_dir=run_dir, **settings)
 
 
 async def test_a_learner_leaves_a_directory_alone_that_another_one_trains_in(tmp_path, monkeypatch):

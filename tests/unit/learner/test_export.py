@@ -216,6 +216,20 @@ def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir)
             export(source, **options)
 
 
+@pytest.mark.parametrize(
+    ("model", "told"), [({"name": ""}, "spec.model.name: "), (None, "spec.model.")]
+)
+def test_a_checkpoint_whose_model_is_no_model_is_named_with_the_cure(run_dir, model, told):
+    trained_run(run_dir, 1, model={"name": TINY})
+    checkpoint = checkpoint_of(run_dir, 1)
+    manifest = read_manifest(checkpoint)
+    replace(manifest, spec={**manifest.spec, "model": model}).write(checkpoint)
+    with pytest.raises(StartError) as refused:
+        export(run_dir, step=1)
+    assert str(refused.value).startswith(f"{checkpoint / 'meta.json'}: {told}")
+    assert str(refused.value).endswith("; restore the checkpoint from a copy")
+
+
 class Command:
     """Makes a file when it is unpickled."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.fixtures.learner.options import options
 from vcpo.service.lifecycle import (
     CANNOT_START,
     RANK_LOST,
@@ -19,7 +20,6 @@ from vcpo.spec.learner import Learner
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as program
 from vcpo_learner.follower import _own_address, _own_port
-from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.training.policy_on_ranks import _set_threads, require_ranks
@@ -113,24 +113,9 @@ def test_the_first_rank_of_a_pod_answers_its_probes(local_rank, address):
     ],
 )
 def test_further_ranks_of_a_pod_serve_behind_the_ports_of_its_weights(weights_listen, addresses):
-    options = Options(
-        run_file=Path("run.yaml"),
-        run_dir=Path(),
-        listen="0.0.0.0:7600",
-        metrics_listen="0.0.0.0:7601",
-        weights_listen=weights_listen,
-        weights_host="",
-        resume=False,
-        drain_s=0.0,
-        linger_s=0.0,
-        tls=None,
-        plain_text=True,
-        health_listen=None,
-        ready_file=None,
-        exit_with_parent=False,
-    )
+    given = options(Path(), listen="0.0.0.0:7600", weights_listen=weights_listen, plain_text=True)
     assert [
-        _own_address(options, RankEnvironment(rank=3 + rank, size=6, local_rank=rank), 3)
+        _own_address(given, RankEnvironment(rank=3 + rank, size=6, local_rank=rank), 3)
         for rank in range(3)
     ] == addresses
 

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.options import options
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
 from vcpo.spec.workloads import Precision
@@ -22,7 +23,6 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import verify
 from vcpo_learner.follower import _follow
 from vcpo_learner.model.published_parameters import own_rows
-from vcpo_learner.options import Options
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
@@ -175,25 +175,10 @@ def follow(ranks):
         update=MirroredUpdate(CountingUpdate(rank.model), rank.commands, rank.model),
         commands=rank.commands,
     )
-    options = Options(
-        run_file=Path("run.yaml"),
-        run_dir=Path("run"),
-        listen="127.0.0.1:0",
-        metrics_listen="127.0.0.1:0",
-        weights_listen=None,
-        weights_host="",
-        resume=False,
-        drain_s=0.0,
-        linger_s=0.0,
-        tls=None,
-        plain_text=True,
-        health_listen=None,
-        ready_file=None,
-        exit_with_parent=False,
-    )
+    given = options(Path("run"), plain_text=True)
     policy.update.close = lambda: None
     environment = RankEnvironment(rank=ranks.rank, size=ranks.size)
-    asyncio.run(_follow(policy, options, environment, "run", options.listen))
+    asyncio.run(_follow(policy, given, environment, "run", given.listen))
 
 
 @dataclass(frozen=True)
