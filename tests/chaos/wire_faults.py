@@ -13,7 +13,7 @@ import grpc
 
 from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
-from tests.chaos.live_run import LiveRun, holds
+from tests.chaos.live_run import SIGN_S, LiveRun, holds
 from tests.chaos.peer_faults import LEASE, Caller, caller_of, new_name
 from tests.chaos.proxy import Direction, Disturbance
 from vcpo.wire.access.roles import CallerRole
@@ -22,6 +22,8 @@ from vcpo.wire.v1 import policy_pb2, work_pb2
 
 _TOUCHED_S = 60.0
 """Time in which some bytes must pass that a disturbance can touch."""
+_CUTS = 8
+"""Times that connections end before nobody is taken to notice."""
 _NOISE_BYTES = 1000
 _OFFERS = 60
 """Versions for which a liar offers weights; who is sent to it is the learner's choice."""
@@ -94,11 +96,11 @@ async def _break_connection(run: LiveRun, disturbance: Disturbance, what: str) -
 async def cut(run: LiveRun, _: random.Random) -> Injected:
     """Every connection ends at once."""
     await _connected(run)
-    since, number = run.mark(), run.proxy.cut()
+    number, is_shown = await _cut_until_told(run, run.mark(), _ENDED_CALL)
     return Injected(
         what=f"{number} connections cut",
         sign="a worker logs that its calls fail",
-        is_shown=await run.told(since, _ENDED_CALL),
+        is_shown=is_shown,
     )
 
 
@@ -194,24 +196,24 @@ async def _connected(run: LiveRun) -> None:
 
 async def renew(run: LiveRun, _: random.Random) -> Injected:
     """Certificates are renewed by the same authority; new connections get them."""
-    run.certificates.renew()
-    return await _reconnect(run, "certificates renewed", r"serving with a new certificate")
+    change = run.certificates.renew
+    return await _reconnect(run, change, "certificates renewed", r"serving with a new certificate")
 
 
 async def make_unreadable(run: LiveRun, _: random.Random) -> Injected:
     """A private key is gone for a while: the certificate in use stays."""
-    run.certificates.make_unreadable()
+    change = run.certificates.make_unreadable
     try:
-        return await _reconnect(run, "private key removed", r"the certificate in use stays")
+        return await _reconnect(run, change, "private key removed", r"the certificate in use stays")
     finally:
         run.certificates.restore()
 
 
 async def expire(run: LiveRun, draw: random.Random) -> Injected:
     """Certificates have ended; workers do not trust them, until there are valid ones."""
-    run.certificates.expire()
     try:
-        injected = await _reconnect(run, "certificates ended", _CALL_FAILED)
+        change = run.certificates.expire
+        injected = await _reconnect(run, change, "certificates ended", _CALL_FAILED)
         await asyncio.sleep(draw.uniform(0.0, 3.0))
     finally:
         run.certificates.renew()
@@ -220,16 +222,34 @@ async def expire(run: LiveRun, draw: random.Random) -> Injected:
 
 async def replace_authority(run: LiveRun, _: random.Random) -> Injected:
     """Another authority signs; everybody is told of it, and goes on."""
-    run.certificates.replace_authority()
-    return await _reconnect(run, "authority replaced", r"serving with a new certificate")
+    change = run.certificates.replace_authority
+    return await _reconnect(run, change, "authority replaced", r"serving with a new certificate")
 
 
-async def _reconnect(run: LiveRun, what: str, sign: str) -> Injected:
-    """End the connections, so that new ones are made with what is there now."""
+async def _reconnect(run: LiveRun, change: Callable[[], None], what: str, sign: str) -> Injected:
+    """Change the certificates and end the connections, so that new ones are made with them.
+
+    A server may take a new certificate before its connections end, and says so then.
+    """
     await _connected(run)
     since = run.mark()
-    run.proxy.cut()
-    return Injected(what=what, sign=sign, is_shown=await run.told(since, sign))
+    change()
+    _, is_shown = await _cut_until_told(run, since, sign)
+    return Injected(what=what, sign=sign, is_shown=is_shown)
+
+
+async def _cut_until_told(run: LiveRun, since: Mapping[Path, int], sign: str) -> tuple[int, bool]:
+    """End every connection, again if nobody notices: all workers may be between two calls.
+
+    Returns: how many connections ended, and whether a process logged a line that matches.
+    """
+    number = 0
+    for _ in range(_CUTS):
+        await run.works(_TOUCHED_S)
+        number += run.proxy.cut()
+        if await holds(lambda: run.is_told(since, sign), SIGN_S / _CUTS):
+            return number, True
+    return number, False
 
 
 INJECTORS: Final[Mapping[Kind, Inject]] = {
