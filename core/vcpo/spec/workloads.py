@@ -77,7 +77,7 @@ class Lora(Section):
     """Numerator of the adapters' scale, alpha / rank."""
     target_modules: Annotated[list[TargetModule], Field(max_length=32)] = Field(default=[])
     """Last parts of the names of the layers that get an adapter, such as `q_proj`. If empty, every
-    linear layer but the output head."""
+    linear layer but the output head and, in a mixture of experts, the layers of its MLPs."""
 
     @property
     def scale(self) -> float:

@@ -5,6 +5,11 @@ A linear layer W [rows, columns] becomes W + (alpha / rank) B A with A [rank, co
 B are trained, published and kept in checkpoints. Their names in the model are
 `<layer>.lora_A.default.weight` and `<layer>.lora_B.default.weight`.
 
+In a mixture of experts the layers of its MLPs get none. Transformers holds all experts of a layer
+in one tensor, and peft takes names such as `up_proj`, there and in shared experts and dense layers,
+for a part of that tensor. Its adapters would have a form that neither workers nor vLLM know, and a
+file of adapters would be read as such.
+
 Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
 """
 
@@ -18,14 +23,19 @@ from typing import cast
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from torch.nn import Linear, Module
 from transformers import PreTrainedModel
 
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.checkpoints.disk import write_tensors
+from vcpo_learner.per_sample_gradients.mixtures import is_mixture
+from vcpo_learner.per_sample_gradients.module_calls import is_plain
 
 _ADAPTER = "default"
 """peft's name of the only adapter; its files omit the name."""
+_TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Last parts of layers' names that peft takes for experts, in the models that it knows."""
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
@@ -34,21 +44,47 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     Raises:
         StartError: naming the field, if no layer has one of the given names.
     """
+    wanted = frozenset(lora.target_modules)
+    refused = sorted(wanted & _TAKEN_FOR_EXPERTS) if is_mixture(model) else []
+    if refused:
+        raise StartError(
+            f"spec.model.lora.targetModules: {refused} are layers of the MLPs of a mixture of"
+            " experts, which get no adapters; name layers of its attention, such as 'q_proj', or"
+            " give none to adapt all that can be"
+        )
+    layers = [
+        name for name in linear_layers(model) if not wanted or name.rpartition(".")[2] in wanted
+    ]
+    if not layers:
+        raise StartError(
+            f"spec.model.lora.targetModules: {list(lora.target_modules)} fits no layer of the"
+            " model; name linear layers, such as 'q_proj', or give none to adapt all of them"
+        )
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=list(lora.target_modules) or "all-linear",
+        target_modules=layers,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
-    try:
-        get_peft_model(model, config)
-    except ValueError as error:
-        raise StartError(
-            f"spec.model.lora.targetModules: {list(lora.target_modules)} fits no layer of the"
-            " model; name linear layers, such as 'q_proj', or give none to adapt all of them"
-        ) from error
+    get_peft_model(model, config)
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """Return the names of the layers that may get an adapter.
+
+    They are all that multiply by a matrix and do nothing else, but for the output head and, in a
+    mixture of experts, the layers of its MLPs.
+    """
+    head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    left_out = _TAKEN_FOR_EXPERTS if is_mixture(model) else frozenset()
+    return [
+        name
+        for name, module in model.named_modules()
+        if is_plain(module, Linear) and module is not head
+        if name.rpartition(".")[2] not in left_out
+    ]
 
 
 def merge_adapters(model: PreTrainedModel) -> None:

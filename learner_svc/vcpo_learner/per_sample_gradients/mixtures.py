@@ -56,6 +56,14 @@ def is_experts(module: nn.Module) -> bool:
     return bool(own) and is_known and hasattr(module, "_apply_gate")
 
 
+def is_mixture(model: nn.Module) -> bool:
+    """Return whether a model has layers whose experts are one tensor, those with biases too."""
+    return any(
+        each.ndim == 3 and name.rpartition(".")[2] in _EXPERT_MATRICES
+        for name, each in model.named_parameters()
+    )
+
+
 class OtherForward:
     """A forward in the place of a module's own, until it is removed."""
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from tests.fixtures.learner.checkpoints import write_tensor_files
-from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
+from tests.fixtures.learner.models import (
+    PAD,
+    gpt2,
+    llama,
+    qwen2,
+    qwen3_moe,
+    sampled_groups,
+    seeded_model,
+)
 from tests.fixtures.learner.updates import make_spec
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora, Model
@@ -53,7 +61,7 @@ def test_only_adapters_are_trained_and_published(make):
     assert len(published) == 28
 
 
-@FAMILIES
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3_moe])
 def test_workers_make_the_learners_policy_from_its_adapters(make):
     model, before = train_adapters(make)
     merge = LoraMerge(base=before, scale=LORA.scale)
@@ -94,3 +102,22 @@ def test_layers_may_be_chosen_by_name():
 def test_a_name_that_fits_no_layer_is_refused():
     with pytest.raises(StartError, match=r"targetModules: \['qproj'\] fits no layer"):
         add_adapters(seeded_model(llama), Lora.model_validate({"targetModules": ["qproj"]}))
+
+
+def test_the_mlps_of_a_mixture_get_no_adapters():
+    model = seeded_model(qwen3_moe)
+    add_adapters(model, LORA)
+    layers = {name.split(".")[4] for name in policy_tensors(model)}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_naming_a_layer_of_a_mixtures_mlps_is_refused():
+    with pytest.raises(StartError, match=r"\['up_proj'\] are layers of the MLPs of a mixture"):
+        add_adapters(
+            seeded_model(qwen3_moe), Lora.model_validate({"targetModules": ["q_proj", "up_proj"]})
+        )
+
+
+def test_a_model_whose_layers_are_transposed_is_refused():
+    with pytest.raises(StartError, match=r"targetModules: \[\] fits no layer"):
+        add_adapters(seeded_model(gpt2), LORA)
