@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.setting import Setting
-from benchmarks.gpu.suite import CHECKS, ENVIRONMENT, Check, run_apart
+from benchmarks.gpu.suite import CHECKS, ENVIRONMENT, Check, run_check
 
 _USELESS_S = 5.0
 """With less time left, no check is started."""
@@ -52,7 +52,7 @@ def run_checks(checks: Sequence[Check], setting: Setting, limit_s: float) -> lis
         if left_s < _USELESS_S:
             line = {"check": check.number, "name": check.name, "skipped": "no time left"}
         else:
-            line = run_apart(check, setting, left_s)
+            line = run_check(check, setting, left_s)
         print(json.dumps(line), flush=True)
         lines.append(line)
     return lines
@@ -89,7 +89,7 @@ def main() -> None:
     setting = Setting(device=torch.device(arguments.device), is_tiny=arguments.tiny)
     chosen = [each for each in CHECKS if each.number in (arguments.checks or numbers)]
     started_s = time.monotonic()
-    found = run_apart(ENVIRONMENT, setting, arguments.limit_seconds)
+    found = run_check(ENVIRONMENT, setting, arguments.limit_seconds)
     print(json.dumps(found), flush=True)
     if setting.is_gpu and "gpu" not in found:
         lines = [

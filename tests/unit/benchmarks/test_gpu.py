@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.__main__ import main, summary
 from benchmarks.gpu.setting import Setting
-from benchmarks.gpu.suite import CHECKS, ENVIRONMENT, Check, run_apart
+from benchmarks.gpu.suite import CHECKS, ENVIRONMENT, Check, run_check
 
 TINY = Setting(device=torch.device("cpu"), is_tiny=True)
 BY_NAME = {check.name: check for check in CHECKS}
@@ -95,13 +95,13 @@ def test_a_patched_set_has_the_models_parameters_and_few_elements_change():
 
 
 def test_a_check_that_the_time_limit_ends_has_what_it_found_until_then():
-    line = run_apart(local_check("slow_check"), TINY, limit_s=1.0)
+    line = run_check(local_check("slow_check"), TINY, limit_s=1.0)
     assert (line["first"], line["stopped"]) == (1, "time limit")
     assert "second" not in line
 
 
 def test_a_failing_check_says_why():
-    line = run_apart(local_check("failing_check"), TINY, limit_s=60.0)
+    line = run_check(local_check("failing_check"), TINY, limit_s=60.0)
     assert (line["first"], line["error"]) == (1, "ValueError: no such thing")
 
 

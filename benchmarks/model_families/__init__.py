@@ -1,0 +1,1 @@
+"""Which of transformers' families are sampled, measured and trained right; `__main__` says how."""

@@ -1,0 +1,113 @@
+"""What an engine samples beside what the learner makes of it, at one version and at the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import torch
+
+from benchmarks.model_families.learner_side import (
+    MAX_NEW_TOKENS,
+    learner_logprobs,
+    load_learner,
+    make_spec,
+    mean_difference,
+)
+from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import EngineName
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.update.micro_batches import MicroBatchRunner
+from vcpo_rollout.engines.engine import Engine, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.factory import load_engine, plan_weights
+from vcpo_rollout.weights.postprocess import make_postprocessing
+
+_PROMPTS: Final = (3, 9, 3, 20, 5, 12, 3, 30, 8, 17, 3, 6)
+"""Tokens of the prompts: twice as many as the engine has places, so that some join others."""
+_LORA: Final = {"rank": 4, "alpha": 8}
+
+
+def engine_difference(folder: Path, engine: EngineName, *, adapters: bool = False) -> float:
+    """Compare an engine with the learner: mean difference, nats a token; the worse of two versions.
+
+    adapters: whether the run trains adapters.
+
+    Raises:
+        StartError: if the learner refuses the model.
+        ValueError: if the worker does.
+    """
+    group: dict[str, Any] = {
+        "name": "main",
+        "engine": engine,
+        "maxConcurrentSequences": len(_PROMPTS) // 2,
+    }
+    if engine is EngineName.VLLM:
+        group["kvCacheGibibytes"] = 1 / 8
+    spec = make_spec(folder, rollouts=[group], model={"lora": _LORA} if adapters else {})
+    return asyncio.run(_worse_version(spec))
+
+
+async def _worse_version(spec: VCPORunSpec) -> float:
+    network, pad = load_learner(spec)
+    (group,) = spec.rollouts
+    plan = plan_weights(spec, group)
+    use = None if plan.adapters is None else plan.adapters.use
+    postprocess = make_postprocessing(
+        spec, group, seed=0, rounding=plan.quantization.rounding, adapters=use
+    )
+    engine, _ = load_engine(spec, group, plan, seed=0)
+    differences = []
+    for version in (1, 2):
+        if spec.model.lora is not None:
+            change_state(network.model, 1.0)  # half of an adapter is 0 at first
+        elif version > 1:
+            change_state(network.model, 0.1)
+        payload = PublishedParameters(network.model).whole(group.precision).content
+        weights = PolicyWeights.whole(version, bytes(payload))
+        await engine.swap_weights(weights if postprocess is None else postprocess(weights))
+        sampled = await _sample(engine, version)
+        # Anew for each version: it compares the output head with its tiles.
+        runner = MicroBatchRunner(network, spec, pad)
+        own = [learner_logprobs(runner, [each])[0] for each in sampled]
+        drawn = [torch.tensor(each.rollout_logprobs) for each in sampled]
+        differences.append(mean_difference(own, drawn))
+    await engine.close()
+    return max(differences)
+
+
+async def _sample(engine: Engine, version: int) -> list[Trajectory]:
+    """Sample a response to each prompt."""
+    random = Random(version)  # noqa: S311 - tokens, not secrets
+    prompts = [
+        tuple(random.randrange(FIRST_TOKEN_ID, 101) for _ in range(length)) for length in _PROMPTS
+    ]
+    requests = [
+        GenerationRequest(
+            prompt_token_ids=prompt, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, seed=number
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    found = await asyncio.gather(*map(engine.generate, requests))
+    return _trajectories(prompts, found)
+
+
+def _trajectories(
+    prompts: Sequence[tuple[int, ...]], found: Sequence[Generation]
+) -> list[Trajectory]:
+    return [
+        Trajectory(
+            trajectory_id=f"0/{number}",
+            prompt_token_ids=prompt,
+            response_token_ids=one.token_ids,
+            rollout_logprobs=one.logprobs,
+            version_spans=one.version_spans,
+            reward=0.0,
+            finish_reason=one.finish_reason,
+        )
+        for number, (prompt, one) in enumerate(zip(prompts, found, strict=True))
+    ]
