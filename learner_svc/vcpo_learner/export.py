@@ -97,8 +97,9 @@ def export(options: Options) -> Path:
     folder = options.directory or _default_folder(chosen, adapters=options.adapters)
     settings = chosen.model
     name = local_model(settings.name, with_weights=settings.lora is not None)
-    tokenizer = load_tokenizer(name, settings.revision)
-    skeleton = build_skeleton(name, settings.revision)
+    trust, revision = settings.trust_remote_code, settings.revision
+    tokenizer = load_tokenizer(name, revision, trust_remote_code=trust)
+    skeleton = build_skeleton(name, revision, trust_remote_code=trust)
     if settings.lora is not None:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters

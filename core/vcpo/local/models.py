@@ -10,6 +10,7 @@ from typing import Any
 
 from vcpo.algo import GradientNormEstimator
 from vcpo.local.model_headers import folder_complaints
+from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
@@ -49,8 +50,8 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     run: a run with local paths (`with_local_paths`).
     """
     name = run.spec.model.name
-    if is_url(name) and (problem := url_problem(name)) is not None:
-        yield FieldProblem(path=_NAME, value=repr(name), message=problem)
+    if is_url(name) and (message := url_problem(name)) is not None:
+        yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
     folder = model_folder(run.spec.model)
     if folder is None:
@@ -67,6 +68,14 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         message = f"has no readable config.json ({error}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
+    problem = config_problem(
+        config,
+        name,
+        is_known=is_known_family(config),
+        trust_remote_code=run.spec.model.trust_remote_code,
+    )
+    if problem is not None:
+        yield problem
     message = run.spec.sampling.room_problem(context_tokens(config))
     if message is not None:
         value = str(run.spec.sampling.max_new_tokens)

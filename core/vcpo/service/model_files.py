@@ -31,8 +31,9 @@ CACHE_VARIABLE: Final = "VCPO_MODEL_CACHE"
 
 _LOGGER = logging.getLogger(__name__)
 _WEIGHTS: Final = (".safetensors",)
-_OTHERS: Final = (".json", ".txt", ".model", ".jinja")
-"""Endings of the files of a model: configuration and tokenizer."""
+_OTHERS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
+"""Endings of the files of a model: configuration, tokenizer, and code that runs only where
+`spec.model.trustRemoteCode` says so."""
 _IDENTITY: Final = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
 """What storages say of a file's content; each says some of it."""
 _TRANSFERS: Final = 4

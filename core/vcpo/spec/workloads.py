@@ -94,6 +94,9 @@ class Model(Section):
     absolute path of a mounted volume."""
     revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     """Branch, tag or commit on the Hugging Face hub. If unset, the default branch."""
+    trust_remote_code: bool = False
+    """Whether Python code in the model's repository may run, with the rights of learner and
+    workers; some models cannot be loaded without it. Pin the code that you read with `revision`."""
     lora: Lora | None = None
     """LoRA adapters to train beside frozen parameters. If unset, all parameters are trained."""
     size_billions: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
@@ -156,6 +159,7 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "model": "set `model.name` instead",
         "tokenizer": "set `model.name` instead",
         "revision": "set `model.revision` instead",
+        "trust_remote_code": "set `model.trustRemoteCode` instead",
         "dtype": "set `precision` instead",
         "quantization": "set `quantization` instead",
         "seed": "set the run's `seed` instead",

@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from vcpo.service.lifecycle import StartError
+from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
 
@@ -26,6 +29,9 @@ class ModelLoadError(StartError):
     """A model cannot be loaded; the message names the field, the value and the cure."""
 
     def __init__(self, name: str, cause: Exception) -> None:
+        if "trust_remote_code" in str(cause):  # transformers' advice
+            super().__init__(str(untrusted_code(name)))
+            return
         first_line = next(iter(str(cause).strip().splitlines()), "no details")[:200]
         super().__init__(
             f"spec.model.name: cannot load '{name}' ({type(cause).__name__}: {first_line});"
@@ -35,23 +41,34 @@ class ModelLoadError(StartError):
 
 
 def load_policy(
-    name: str, revision: str | None, lora: Lora | None = None
+    name: str,
+    revision: str | None,
+    lora: Lora | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the weights (as float32) and the tokenizer from a directory or the hub.
 
     lora: adapters to train instead of the weights; None trains all weights.
 
+    trust_remote_code: whether Python code of the model's repository may run.
+
     Raises:
         ModelLoadError: if weights or tokenizer cannot be loaded.
-        StartError: if the adapters fit no layer.
+        StartError: if the model cannot be trained, or the adapters fit no layer.
     """
+    check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=torch.float32, use_safetensors=True
+            name,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+            use_safetensors=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
-    tokenizer = load_tokenizer(name, revision)
+    tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
     if lora is not None:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters
@@ -60,14 +77,39 @@ def load_policy(
     return model, tokenizer
 
 
-def load_tokenizer(name: str, revision: str | None) -> PreTrainedTokenizerBase:
+def check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:
+    """Check by its configuration that a model can be trained; no code of the model runs.
+
+    Raises:
+        ModelLoadError: if there is no such model.
+        StartError: naming the field, if it cannot.
+    """
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error
+    problem = config_problem(
+        config,
+        name,
+        is_known=config.get("model_type") in CONFIG_MAPPING,
+        trust_remote_code=trust_remote_code,
+    )
+    if problem is not None:
+        raise StartError(str(problem))
+
+
+def load_tokenizer(
+    name: str, revision: str | None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer from a directory or the hub.
 
     Raises:
         ModelLoadError: if it cannot be loaded.
     """
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error
     return tokenizer

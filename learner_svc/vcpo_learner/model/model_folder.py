@@ -110,7 +110,12 @@ def _merged(settings: Model, tensors: Path) -> PreTrainedModel:
     # peft takes seconds to import, and few runs need it.
     from vcpo_learner.model.lora import merge_adapters
 
-    model, _ = load_policy(local_model(settings.name), settings.revision, settings.lora)
+    model, _ = load_policy(
+        local_model(settings.name),
+        settings.revision,
+        settings.lora,
+        trust_remote_code=settings.trust_remote_code,
+    )
     trained = {name: each.data for name, each in model.named_parameters() if each.requires_grad}
     read_parameters(tensors, trained)
     merge_adapters(model)

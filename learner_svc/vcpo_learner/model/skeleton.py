@@ -32,7 +32,12 @@ from vcpo.service.model_files import local_model
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.model.loading import ModelLoadError, load_policy, load_tokenizer
+from vcpo_learner.model.loading import (
+    ModelLoadError,
+    check_config,
+    load_policy,
+    load_tokenizer,
+)
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
 
@@ -49,31 +54,38 @@ def load_on_ranks(
         StartError: if the user must correct something.
     """
     name, revision = local_model(settings.name), settings.revision
+    trust = settings.trust_remote_code
     if ranks.communication is not None and settings.lora is None:
-        skeleton = build_skeleton(name, revision)
+        skeleton = build_skeleton(name, revision, trust_remote_code=trust)
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
             network = PolicyNetwork(skeleton)
             place_model(network, ranks, precision)
             fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
-            return network, load_tokenizer(name, revision)
-    model, tokenizer = load_policy(name, revision, settings.lora)
+            return network, load_tokenizer(name, revision, trust_remote_code=trust)
+    model, tokenizer = load_policy(name, revision, settings.lora, trust_remote_code=trust)
     network = PolicyNetwork(model)
     place_model(network, ranks, precision)
     return network, tokenizer
 
 
-def build_skeleton(name: str, revision: str | None) -> PreTrainedModel:
+def build_skeleton(
+    name: str, revision: str | None, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are float32 on `meta`.
 
     Raises:
         ModelLoadError: if there is no such model.
+        StartError: if the model cannot be trained.
     """
+    check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # it has no annotations
-                config, dtype=torch.float32
+                config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error

@@ -76,7 +76,9 @@ def load_engine(
         ValueError: when the model does not exist, or the engine cannot run it on this machine.
     """
     name, revision = spec.model.name, spec.model.revision
-    tokenizer = load_tokenizer(name, revision=revision)
+    tokenizer = load_tokenizer(
+        name, revision=revision, trust_remote_code=spec.model.trust_remote_code
+    )
     environment = spec.environment
     codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
@@ -100,7 +102,10 @@ def _start_hf(
     pad_token_id = tokenizer.pad_token_id
     return HfEngine(
         load_model_skeleton(
-            spec.model.name, revision=spec.model.revision, precision=group.precision
+            spec.model.name,
+            revision=spec.model.revision,
+            trust_remote_code=spec.model.trust_remote_code,
+            precision=group.precision,
         ),
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
@@ -127,6 +132,7 @@ def _start_vllm(
     settings = VllmSettings(
         model_name=spec.model.name,
         revision=spec.model.revision,
+        trust_remote_code=spec.model.trust_remote_code,
         precision=group.precision,
         max_concurrent_sequences=group.max_concurrent_sequences,
         seed=seed,

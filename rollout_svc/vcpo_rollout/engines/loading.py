@@ -15,15 +15,18 @@ from typing import Final
 import torch
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
 
+from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.spec.workloads import Precision
 
 _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
@@ -35,22 +38,31 @@ def torch_dtype(precision: Precision) -> torch.dtype:
 
 
 def load_model_skeleton(
-    name: str, *, revision: str | None = None, precision: Precision = Precision.FLOAT32
+    name: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    precision: Precision = Precision.FLOAT32,
 ) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are uninitialized.
 
     name: a directory or a model name on the Hugging Face hub.
     revision: branch, tag or commit on the hub; None is the default branch.
+    trust_remote_code: whether Python code of the model's repository may run.
 
     Raises:
-        ValueError: naming `spec.model.name`, when there is no such model or it does not generate.
+        ValueError: naming the field, when there is no such model or it does not generate.
     """
+    _check_config(name, revision, trust_remote_code=trust_remote_code)
     with _explain_errors(name):
-        config = AutoConfig.from_pretrained(name, revision=revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
         softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # it has no annotations
                 config,
+                trust_remote_code=trust_remote_code,
                 dtype=torch_dtype(precision),
                 # Transformers' sdpa leaves a soft cap of attention scores out.
                 attn_implementation=None if softcap is None else "eager",
@@ -60,27 +72,38 @@ def load_model_skeleton(
     return model
 
 
-def load_parameters(name: str, *, revision: str | None = None) -> dict[str, Tensor]:
+def load_parameters(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> dict[str, Tensor]:
     """Return a model's parameters in float32, each once under its first name.
 
     Raises:
-        ValueError: naming `spec.model.name`, when there is no such model.
+        ValueError: naming the field, when there is no such model or it does not generate.
     """
+    _check_config(name, revision, trust_remote_code=trust_remote_code)
     with _explain_errors(name):
         model = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=torch.float32, use_safetensors=True
+            name,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+            use_safetensors=True,
         )
     return {key: parameter.detach() for key, parameter in model.named_parameters()}
 
 
-def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer.
 
     Raises:
-        ValueError: naming `spec.model.name`, when it has none.
+        ValueError: naming the field, when it has none.
     """
     with _explain_errors(name):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
     return tokenizer
 
 
@@ -120,12 +143,32 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
         parameter.data = parameter.data.to(device, dtype)
 
 
+def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:
+    """Check by its configuration that a model can be sampled from; no code of the model runs.
+
+    Raises:
+        ValueError: naming the field, if it cannot.
+    """
+    with _explain_errors(name):
+        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+    problem = config_problem(
+        config,
+        name,
+        is_known=config.get("model_type") in CONFIG_MAPPING,
+        trust_remote_code=trust_remote_code,
+    )
+    if problem is not None:
+        raise ValueError(str(problem))
+
+
 @contextmanager
 def _explain_errors(name: str) -> Iterator[None]:
     """Convert errors of the library about a model into one error with a cure."""
     try:
         yield
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):  # transformers' advice
+            raise ValueError(str(untrusted_code(name))) from error
         if Path(name).is_dir():
             problem = (
                 "is a directory without a usable model; it needs config.json and tokenizer.json "

@@ -63,7 +63,11 @@ def make_postprocessing(
     """
     transforms: list[WeightTransform] = []
     if spec.model.lora is not None and adapters is AdapterUse.MERGED:
-        base = load_parameters(spec.model.name, revision=spec.model.revision)
+        base = load_parameters(
+            spec.model.name,
+            revision=spec.model.revision,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
         transforms.append(LoraMerge(base=base, scale=spec.model.lora.scale))
     if rounding is not Quantization.NONE or group.noise is not None:
         noise = None

@@ -55,6 +55,8 @@ class VllmSettings:
     """A directory or a model name on the Hugging Face hub. vLLM reads its configuration, and its
     parameters if it serves adapters."""
     revision: str | None
+    trust_remote_code: bool = False
+    """Whether Python code of the model's repository may run."""
     precision: Precision
     max_concurrent_sequences: int
     seed: int
@@ -95,7 +97,10 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
     """
     with torch.device("meta"):
         return load_model_skeleton(
-            settings.model_name, revision=settings.revision, precision=settings.precision
+            settings.model_name,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            precision=settings.precision,
         )
 
 
@@ -152,6 +157,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
     arguments = {
         "model": settings.model_name,
         "revision": settings.revision,
+        "trust_remote_code": settings.trust_remote_code,
         "dtype": settings.precision.value,
         "quantization": settings.online_quantization,
         "seed": settings.seed,
