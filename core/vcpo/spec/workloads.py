@@ -118,6 +118,10 @@ class Environment(Section):
     system_prompt: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
     """System message before each prompt that has none of its own. It needs the chat format. If
     unset, none."""
+    plain_control_tokens: bool = False
+    """Whether what spells a control token, such as `<|endoftext|>`, becomes one in prompts and
+    replies of the plain format; set it if the environment writes a template of its own. In the chat
+    format only the template places them."""
     call_timeout_seconds: Seconds | None = None
     """Longest time of one call of the environment's code, in seconds; then the prompt fails. If
     unset, half of `lease.timeoutSeconds`. Raise it for slow reward servers."""
@@ -139,6 +143,13 @@ class Environment(Section):
         if self.system_prompt is not None and self.prompt_format is PromptFormat.PLAIN:
             message = "needs a `promptFormat` of 'chat' or 'auto', not 'plain'"
             refuse([conflict("systemPrompt", value=self.system_prompt, message=message)])
+        return self
+
+    @model_validator(mode="after")
+    def _only_plain_text_has_control_tokens(self) -> Self:
+        if self.plain_control_tokens and self.prompt_format is PromptFormat.CHAT:
+            message = "needs a `promptFormat` of 'plain' or 'auto', not 'chat'"
+            refuse([conflict("plainControlTokens", value=True, message=message)])
         return self
 
 

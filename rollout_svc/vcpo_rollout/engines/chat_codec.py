@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from vcpo.spec.workloads import PromptFormat
+from vcpo_rollout.engines.control_tokens import ControlTokens
 from vcpo_rollout.environments.environment import Message, Prompt
 
 _RESPONSE: Final = "(answer)"
@@ -24,7 +25,10 @@ class PromptCodec:
     such as BOS. The chat format is the tokenizer's chat template, which writes these tokens itself,
     applied to the prompt's messages and the cue for the assistant's turn.
 
+    The text of prompts and replies is text: only the template places control tokens.
+
     system_prompt: Put before each prompt that has no system message of its own; chat format only.
+    plain_control_tokens: Whether what spells a control token becomes one in the plain format.
 
     Raises:
         ValueError: naming the field, when the run needs a chat template and there is none.
@@ -35,6 +39,8 @@ class PromptCodec:
         tokenizer: PreTrainedTokenizerBase,
         prompt_format: PromptFormat,
         system_prompt: str | None = None,
+        *,
+        plain_control_tokens: bool = False,
     ) -> None:
         has_template = bool(tokenizer.chat_template)
         if prompt_format is PromptFormat.CHAT and not has_template:
@@ -51,6 +57,8 @@ class PromptCodec:
                 " tokenizer has a chat template"
             )
         self._system_prompt = system_prompt
+        self._control_tokens = ControlTokens(tokenizer)
+        self._reads_control_tokens = plain_control_tokens and not self._chat
         self._has_system_role = self._chat and self._shows_system_messages()
         self._prefix = () if self._chat else self._prefix_tokens()
 
@@ -60,17 +68,8 @@ class PromptCodec:
         Raises: jinja2.TemplateError when the chat template refuses the messages.
         """
         if not self._chat:
-            return (*self._prefix, *self._token_ids(prompt.text))
-        messages = prompt.messages or (Message(role="user", content=prompt.text),)
-        if self._system_prompt is not None and messages[0]["role"] != "system":
-            messages = (Message(role="system", content=self._system_prompt), *messages)
-        if not self._has_system_role:
-            # The template has no system role: the user's message begins with the system messages.
-            system = [message["content"] for message in messages if message["role"] == "system"]
-            first, *rest = (message for message in messages if message["role"] != "system")
-            content = "\n\n".join([*system, first["content"]])
-            messages = (Message(role=first["role"], content=content), *rest)
-        return self._token_ids(self._render(messages))
+            return (*self._prefix, *self._plain_token_ids(prompt.text))
+        return self._encode_messages(self._shown_messages(prompt))
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]
@@ -83,19 +82,25 @@ class PromptCodec:
         Raises: ValueError when the template changes the text of responses.
         """
         if not self._chat:
-            return self._token_ids(text)
-        messages = (
-            Message(role="user", content="?"),
-            Message(role="assistant", content=_RESPONSE),
-            Message(role="user", content=text),
-        )
-        _, response, reply = self._render(messages).partition(_RESPONSE)
-        if not response:
-            raise ValueError(
-                "spec.environment.promptFormat: the chat template changes the text of responses, so"
-                " a multi-turn conversation has no exact token history; use 'plain'"
+            return self._plain_token_ids(text)
+
+        def render(texts: Sequence[str]) -> str:
+            (reply,) = texts
+            messages = (
+                Message(role="user", content="?"),
+                Message(role="assistant", content=_RESPONSE),
+                Message(role="user", content=reply),
             )
-        token_ids = self._token_ids(reply)
+            _, response, written = self._render(messages).partition(_RESPONSE)
+            if not response:
+                raise ValueError(
+                    "spec.environment.promptFormat: the chat template changes the text of"
+                    " responses, so a multi-turn conversation has no exact token history; use"
+                    " 'plain'"
+                )
+            return written
+
+        token_ids = self._control_tokens.encode([text], render)
         is_ended_twice = last_token_id in end_token_ids and token_ids[0] in end_token_ids
         return token_ids[1:] if is_ended_twice else token_ids
 
@@ -105,6 +110,31 @@ class PromptCodec:
         if kept and kept[-1] in end_token_ids:
             kept.pop()
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def _shown_messages(self, prompt: Prompt) -> tuple[Message, ...]:
+        """Return the messages of a prompt that the template gets."""
+        messages = prompt.messages or (Message(role="user", content=prompt.text),)
+        if self._system_prompt is not None and messages[0]["role"] != "system":
+            messages = (Message(role="system", content=self._system_prompt), *messages)
+        if self._has_system_role:
+            return messages
+        # The template has no system role: the user's message begins with the system messages.
+        system = [message["content"] for message in messages if message["role"] == "system"]
+        first, *rest = (message for message in messages if message["role"] != "system")
+        content = "\n\n".join([*system, first["content"]])
+        return (Message(role=first["role"], content=content), *rest)
+
+    def _encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        def render(texts: Sequence[str]) -> str:
+            pairs = zip(messages, texts, strict=True)
+            return self._render([Message(role=one["role"], content=text) for one, text in pairs])
+
+        return self._control_tokens.encode([each["content"] for each in messages], render)
+
+    def _plain_token_ids(self, text: str) -> tuple[int, ...]:
+        if self._reads_control_tokens:
+            return self._control_tokens.spelled_token_ids(text)
+        return self._control_tokens.encode([text], "".join)
 
     def _shows_system_messages(self) -> bool:
         """Whether the template shows a system message; some refuse one, some drop it."""
@@ -124,13 +154,9 @@ class PromptCodec:
     def _prefix_tokens(self) -> tuple[int, ...]:
         """Return the tokens before a text; those after it would end the prompt and are dropped."""
         text = "a"
-        bare = self._token_ids(text)
+        bare = self._control_tokens.spelled_token_ids(text)
         whole = tuple(int(each) for each in self._tokenizer(text)["input_ids"])
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start]
         return ()
-
-    def _token_ids(self, text: str) -> tuple[int, ...]:
-        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tuple(int(token_id) for token_id in token_ids)

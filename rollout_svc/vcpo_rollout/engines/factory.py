@@ -80,7 +80,12 @@ def load_engine(
         name, revision=revision, trust_remote_code=spec.model.trust_remote_code
     )
     environment = spec.environment
-    codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
+    codec = PromptCodec(
+        tokenizer,
+        environment.prompt_format,
+        environment.system_prompt,
+        plain_control_tokens=environment.plain_control_tokens,
+    )
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
     if group.engine is EngineName.VLLM:
         return _start_vllm(spec, group, plan, tokenizer, end_token_ids, seed), codec

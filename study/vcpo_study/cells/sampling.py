@@ -57,7 +57,12 @@ class Sampler:
         )
         self._engine = LockstepEngine(self._batch, self._end_token_ids, stop_strings)
         environment = spec.environment
-        self._codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
+        self._codec = PromptCodec(
+            tokenizer,
+            environment.prompt_format,
+            environment.system_prompt,
+            plain_control_tokens=environment.plain_control_tokens,
+        )
         self._max_new_tokens = spec.sampling.max_new_tokens
 
     def use(self, version: Version) -> None:

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -148,6 +150,8 @@ EXAMPLE = (
 
 class Texts:
     """A tokenizer whose tokens are the letters themselves."""
+
+    added_tokens_decoder: ClassVar = {}
 
     def __init__(self, chat_template):
         self.chat_template = chat_template
