@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from transformers.utils import logging
 
-from vcpo.records.exported_model import ExportedModel
+from vcpo.records.exported_model import ExportDtype, ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.service.model_files import local_model
@@ -31,7 +31,7 @@ from vcpo_learner.checkpoints.folder import (
 )
 from vcpo_learner.checkpoints.manifest import MANIFEST_FILE, DamageError
 from vcpo_learner.checkpoints.retention import best_evaluated_step
-from vcpo_learner.model.loading import load_tokenizer
+from vcpo_learner.model.loading import DTYPES, load_tokenizer
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.skeleton import build_skeleton
 
@@ -49,6 +49,8 @@ class Options:
     step: int | None
     best: bool
     adapters: bool
+    dtype: ExportDtype | None = None
+    """Number format of the model; None is that of the model that the run started from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ def export(options: Options) -> Path:
         raise StartError(
             "--adapters: the run trains all parameters (no spec.model.lora); omit the option"
         )
+    if options.adapters and options.dtype is not None:
+        raise StartError("--dtype: adapters are written in float32; omit the option")
     folder = options.directory or _default_folder(chosen, adapters=options.adapters)
     settings = chosen.model
     name = local_model(settings.name, with_weights=settings.lora is not None)
@@ -105,7 +109,8 @@ def export(options: Options) -> Path:
         from vcpo_learner.model.lora import add_adapters
 
         add_adapters(skeleton, settings.lora)
-    exporting = ModelExport(chosen.run, settings, skeleton, tokenizer)
+    dtype = None if options.dtype is None else DTYPES[options.dtype]
+    exporting = ModelExport(chosen.run, settings, skeleton, tokenizer, dtype)
     write = exporting.write_adapters if options.adapters else exporting.write_model
     try:
         with _shown(f"writing step {chosen.step} to {folder}"):
@@ -241,6 +246,12 @@ def _parse_options() -> Options:
     which.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
     which.add_argument("--best", action="store_true", help="the best-evaluated checkpoint")
     parser.add_argument("--adapters", action="store_true", help="write the LoRA adapters only")
+    parser.add_argument(
+        "--dtype",
+        type=ExportDtype,
+        choices=list(ExportDtype),
+        help="number format of the model; default: that of the initial model",
+    )
     return Options(**vars(parser.parse_args()))
 
 

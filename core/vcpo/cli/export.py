@@ -14,6 +14,7 @@ from rich.progress import track
 from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
+from vcpo.records.exported_model import ExportDtype
 from vcpo.spec import SpecError, load_run
 from vcpo.spec.errors import problems_of
 from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
@@ -44,6 +45,13 @@ _Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the bes
 _Adapters = Annotated[
     bool, typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft.")
 ]
+_Dtype = Annotated[
+    ExportDtype | None,
+    typer.Option(
+        help="Number format of the model; training has float32. [default: that of the model that"
+        " the run started from]"
+    ),
+]
 _Output = Annotated[
     Path | None,
     typer.Option(
@@ -73,6 +81,7 @@ def export(
     step: _Step = None,
     best: _Best = False,
     adapters: _Adapters = False,
+    dtype: _Dtype = None,
     output: _Output = None,
     to: _To = None,
     project: _Project = None,
@@ -82,7 +91,8 @@ def export(
     """Write the model of a checkpoint, or copy the run's records to a tracking service.
 
     The model has a form that AutoModelForCausalLM.from_pretrained loads; LoRA adapters are merged
-    into it. With --adapters only the adapters are written, and PeftModel.from_pretrained loads
+    into it. Its number format is that of the model that the run started from, unless --dtype names
+    another. With --adapters only the adapters are written, and PeftModel.from_pretrained loads
     them. Any number of learner processes may have written the checkpoint, and no GPU is needed.
 
     With --to all steps, evaluations and events are copied, to a run of its own in the service. A
@@ -101,14 +111,21 @@ def export(
         require_modules(EXPORT_MODULES)
         folder = directory or output
         exec_export(
-            ExportOptions(source=source, directory=folder, step=step, best=best, adapters=adapters)
+            ExportOptions(
+                source=source,
+                directory=folder,
+                step=step,
+                best=best,
+                adapters=adapters,
+                dtype=dtype,
+            )
         )
         return
     require_run(source)
-    if step is not None or best or adapters or directory is not None:
+    if step is not None or best or adapters or dtype is not None or directory is not None:
         fail(
-            "DIR, --step, --best, --adapters: choose what of a model is written, and where; leave"
-            " them out beside --to"
+            "DIR, --step, --best, --adapters, --dtype: choose what of a model is written, and"
+            " where; leave them out beside --to"
         )
     if output is not None and to is not SinkName.TENSORBOARD:
         fail(f"--output: {to} has no folder; give --project or --url")

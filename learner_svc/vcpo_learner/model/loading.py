@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from types import MappingProxyType
+from typing import Final, cast
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +24,11 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+)
+"""Number formats of models, by their name in a configuration."""
 
 
 class ModelLoadError(StartError):
@@ -49,6 +55,8 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the weights (as float32) and the tokenizer from a directory or the hub.
 
+    The model's `config.dtype` is that of the files, in which an export is written.
+
     lora: adapters to train instead of the weights; None trains all weights.
 
     trust_remote_code: whether Python code of the model's repository may run.
@@ -57,7 +65,7 @@ def load_policy(
         ModelLoadError: if weights or tokenizer cannot be loaded.
         StartError: if the model cannot be trained, or the adapters fit no layer.
     """
-    check_config(name, revision, trust_remote_code=trust_remote_code)
+    dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name,
@@ -68,6 +76,7 @@ def load_policy(
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
+    model.config.dtype = dtype
     tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
     if lora is not None:
         # peft takes seconds to import, and few runs need it.
@@ -77,8 +86,10 @@ def load_policy(
     return model, tokenizer
 
 
-def check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:
+def check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> torch.dtype:
     """Check by its configuration that a model can be trained; no code of the model runs.
+
+    Returns: the number format of its files; float32 if the configuration has none.
 
     Raises:
         ModelLoadError: if there is no such model.
@@ -96,6 +107,9 @@ def check_config(name: str, revision: str | None, *, trust_remote_code: bool) ->
     )
     if problem is not None:
         raise StartError(str(problem))
+    sections = (config, config.get("text_config") or {})
+    named = [str(section.get(key)) for section in sections for key in ("dtype", "torch_dtype")]
+    return next((DTYPES[each] for each in named if each in DTYPES), torch.float32)
 
 
 def load_tokenizer(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -35,16 +36,24 @@ class ModelExport:
         settings: Model,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Remember what an export needs beside a checkpoint.
 
         run: name of the run.
         model: of the run's family and size, with its adapters; its parameters are not read.
+        dtype: number format of an exported model; None is that of the initial model's files.
         """
         self._run = run
         self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
+        self._dtype = dtype or cast("torch.dtype", model.config.dtype)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of an exported model's weights."""
+        return sum(self._dtype.itemsize * each.numel() for each in self._model.parameters())
 
     @property
     def has_adapters(self) -> bool:
@@ -62,19 +71,21 @@ class ModelExport:
             DiskFullError: if the disk has no room for it; the call may be repeated.
         """
         shapes = parameter_shapes(tensors)
-        size_bytes = sum(4 * parameter.numel() for parameter in self._model.parameters())
-        with atomic_folder(folder, what="the model", needed_bytes=size_bytes) as partial:
+        with atomic_folder(folder, what="the model", needed_bytes=self.model_bytes) as partial:
             if self.has_adapters:
-                _merged(self._settings, tensors).save_pretrained(
-                    partial, max_shard_size=_SHARD_SIZE
-                )
+                merged = _merged(self._settings, tensors)
+                for name, parameter in merged.named_parameters():
+                    parameter.data = parameter.data.to(self._dtype_of(name))
+                merged.save_pretrained(partial, max_shard_size=_SHARD_SIZE)
             else:
-                with _storage(shapes, partial / ".scratch") as parameters:
+                dtypes = {name: self._dtype_of(name) for name in shapes}
+                with _storage(shapes, dtypes, partial / ".scratch") as parameters:
                     read_parameters(tensors, parameters)
                     state = {**persistent_buffers(self._model), **parameters}
                     self._model.save_pretrained(
                         partial, state_dict=state, max_shard_size=_SHARD_SIZE
                     )
+            _name_dtype(partial / "config.json", self._dtype)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.MODEL, step).write(partial)
 
@@ -95,6 +106,14 @@ class ModelExport:
             save_adapters(self._model, adapters, self._settings, partial)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.ADAPTERS, step).write(partial)
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """Return the number format of a parameter; some families keep a few in float32."""
+        model = self._model
+        kept = set(model._keep_in_fp32_modules_strict or ())
+        if self._dtype is torch.float16:
+            kept |= set(model._keep_in_fp32_modules or ())
+        return torch.float32 if any(each in name for each in kept) else self._dtype
 
     def _origin(self, kind: ExportKind, step: int) -> ExportedModel:
         return ExportedModel(
@@ -122,18 +141,29 @@ def _merged(settings: Model, tensors: Path) -> PreTrainedModel:
     return model
 
 
+def _name_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Name the number format in a model's configuration, and in those of its parts."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for section in (config, *(each for each in config.values() if isinstance(each, dict))):
+        if section is config or "dtype" in section:
+            section["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 @contextmanager
-def _storage(shapes: Mapping[str, torch.Size], scratch: Path) -> Iterator[dict[str, Tensor]]:
-    """Yield float32 tensors of these shapes, in memory or, if they are large, in mapped files."""
-    in_memory = sum(4 * shape.numel() for shape in shapes.values()) <= _IN_MEMORY_BYTES
-    if in_memory:
-        yield {name: torch.empty(shape) for name, shape in shapes.items()}
+def _storage(
+    shapes: Mapping[str, torch.Size], dtypes: Mapping[str, torch.dtype], scratch: Path
+) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors of these shapes, in memory or, if they are large, in mapped files."""
+    size_bytes = sum(dtypes[name].itemsize * shape.numel() for name, shape in shapes.items())
+    if size_bytes <= _IN_MEMORY_BYTES:
+        yield {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
         return
     scratch.mkdir()
     yield {
-        name: torch.from_file(str(scratch / str(number)), shared=True, size=shape.numel()).view(
-            shape
-        )
+        name: torch.from_file(
+            str(scratch / str(number)), shared=True, size=shape.numel(), dtype=dtypes[name]
+        ).view(shape)
         for number, (name, shape) in enumerate(shapes.items())
     }
     shutil.rmtree(scratch)

@@ -74,11 +74,13 @@ def build_skeleton(
 ) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are float32 on `meta`.
 
+    The model's `config.dtype` is that of the files, in which an export is written.
+
     Raises:
         ModelLoadError: if there is no such model.
         StartError: if the model cannot be trained.
     """
-    check_config(name, revision, trust_remote_code=trust_remote_code)
+    dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
         config = AutoConfig.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
@@ -89,6 +91,7 @@ def build_skeleton(
             )
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error
+    model.config.dtype = dtype
     model.tie_weights()
     with contextlib.suppress(OSError):  # few models have none
         model.generation_config = GenerationConfig.from_pretrained(

@@ -88,12 +88,12 @@ class RunSaver:
             StartError: if not even one checkpoint fits.
         """
         run_dir, spec = self._parts.run_dir, self._parts.run.spec
-        parameters = list(self._parts.model.parameters())
+        parameters = self._parts.model.parameters()
         trained = sum(each.numel() for each in parameters if each.requires_grad)
         need = SpaceNeed(
             checkpoint_bytes=trained * spec.optimizer.checkpoint_bytes_per_parameter,
             num_checkpoints=self._parts.run.spec.most_checkpoints,
-            model_bytes=4 * sum(each.numel() for each in parameters),
+            model_bytes=self._export.model_bytes,
         )
         free_bytes = shutil.disk_usage(run_dir).free
         held_bytes = folder_bytes(run_dir / "checkpoints")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from peft import PeftModel
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -19,14 +20,14 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import EVALUATION
 from vcpo.local.external_commands import ExportOptions
-from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.records.exported_model import ExportDtype, ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml
@@ -302,10 +303,10 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_named_with_the_cure(
     trained_run(run_dir, 1, model={"name": TINY})
     build_skeleton = learner_export.build_skeleton
 
-    def remove_then_build(name, revision):
+    def remove_then_build(*arguments, **settings):
         for path in (checkpoint_of(run_dir, 1) / "tensors").glob(removed):
             path.unlink()
-        return build_skeleton(name, revision)
+        return build_skeleton(*arguments, **settings)
 
     monkeypatch.setattr(learner_export, "build_skeleton", remove_then_build)
     with pytest.raises(StartError, match=r"step-00000001: was removed .* export again"):
@@ -327,3 +328,49 @@ def test_what_a_model_generates_with_is_exported_too(run_dir):
     trained_run(run_dir, 1, model={"name": TINY})
     found = GenerationConfig.from_pretrained(export(run_dir))
     assert found.eos_token_id == GenerationConfig.from_pretrained(TINY).eos_token_id is not None
+
+
+@pytest.fixture(scope="module")
+def half_precision(tmp_path_factory):
+    """The tiny model in bfloat16, as nearly all models are published."""
+    folder = tmp_path_factory.mktemp("models") / "half"
+    AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY).save_pretrained(folder)
+    return folder
+
+
+def weights_of(folder):
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def named_dtype(folder):
+    return json.loads((folder / "config.json").read_text())["dtype"]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}], ids=["whole", "adapters"])
+def test_a_model_has_the_number_format_that_the_run_began_with(
+    run_dir, tmp_path, half_precision, lora
+):
+    trained_run(run_dir, 1, model={"name": str(half_precision), "lora": lora})
+    kept = export(run_dir)
+    exact = export(run_dir, dtype=ExportDtype.FLOAT32, directory=tmp_path / "exact")
+    assert (named_dtype(kept), named_dtype(exact)) == ("bfloat16", "float32")
+    rounded, whole = weights_of(kept), weights_of(exact)
+    assert rounded.keys() == whole.keys()
+    for name, tensor in rounded.items():
+        assert tensor.dtype is torch.bfloat16
+        assert torch.equal(tensor, whole[name].bfloat16()), name
+    assert any(not torch.equal(rounded[name].float(), whole[name]) for name in whole)
+
+
+def test_parameters_that_a_family_keeps_in_float32_stay_so(run_dir, half_precision, monkeypatch):
+    trained_run(run_dir, 1, model={"name": str(half_precision)})
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", ["input_layernorm"])
+    kept = {name for name, each in weights_of(export(run_dir)).items() if each.dtype.itemsize == 4}
+    assert kept == {f"model.layers.{layer}.input_layernorm.weight" for layer in range(3)}
+
+
+def test_adapters_have_no_other_number_format(run_dir):
+    trained_run(run_dir, 1, model=LORA)
+    with pytest.raises(StartError, match=r"^--dtype: adapters are written in float32"):
+        export(run_dir, adapters=True, dtype=ExportDtype.BFLOAT16)

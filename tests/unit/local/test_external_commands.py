@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vcpo.local.external_commands import ExportOptions, StudyOptions
+from vcpo.records.exported_model import ExportDtype
 
 STUDY_DEFAULTS = {
     "files": (Path("s.yaml"),),
@@ -32,8 +33,11 @@ def test_export_passes_no_option_that_was_not_given():
 
 
 def test_export_passes_every_option_that_was_given():
-    arguments = export_arguments(step=0, best=True, adapters=True, directory=Path("--odd"))
-    assert arguments == ["--best", "--adapters", "--step=0", "--", "-runs/r", "--odd"]
+    arguments = export_arguments(
+        step=0, best=True, adapters=True, dtype=ExportDtype.FLOAT32, directory=Path("--odd")
+    )
+    options = ["--best", "--adapters", "--step=0", "--dtype=float32"]
+    assert arguments == [*options, "--", "-runs/r", "--odd"]
 
 
 def test_study_passes_no_option_that_was_not_given():
