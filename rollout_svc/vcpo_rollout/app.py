@@ -25,7 +25,7 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.model_files import local_model
 from vcpo.service.private_files import shared_files
-from vcpo.spec import VCPORun, VCPORunSpec, load_run
+from vcpo.spec import VCPORun, load_run
 from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
@@ -171,7 +171,7 @@ async def run_worker(options: Options) -> RunPhase:
                 health_address=options.health_listen,
             )
             seed = worker_seed(spec.seed, options.worker_id)
-            loaded = await asyncio.to_thread(_load, spec, group, seed=seed)
+            loaded = await asyncio.to_thread(_load, setting.run, group, seed=seed)
         parts = _worker_parts(setting, loaded, cache=cache, serving_port=port)
         worker = Worker(parts)
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
@@ -234,8 +234,9 @@ def _worker_parts(
     )
 
 
-def _load(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> _Loaded:
+def _load(run: VCPORun, group: RolloutGroup, *, seed: int) -> _Loaded:
     """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
+    spec = run.spec
     # The model may have to be fetched; its weights are needed only beside adapters.
     with shared_files():
         name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
@@ -248,7 +249,7 @@ def _load(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> _Loaded:
         spec, group, seed=seed, rounding=plan.quantization.rounding, adapters=adapters
     )
     with shared_files():  # caches of models, which other users may share
-        engine, codec = load_engine(spec, group, plan, seed=seed)
+        engine, codec = load_engine(spec, group, plan, seed=seed, today=run.start_date)
     return _Loaded(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
 
 

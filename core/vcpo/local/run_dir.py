@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from vcpo.records.journal import METRICS_FILE
 from vcpo.service.run_lock import LockHolder
-from vcpo.spec import VCPORun, run_to_yaml
+from vcpo.spec import SpecError, VCPORun, load_run, run_to_yaml
 
 _MAX_RUNS = 10_000
 
@@ -57,14 +58,22 @@ class RunDir:
         return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
     def create(self, run: VCPORun) -> None:
-        """Create the directory and write spec.yaml."""
+        """Create the directory and write spec.yaml; a run that goes on keeps the day it began."""
         for folder in (self.path, self.logs, self.processes):
             folder.mkdir(parents=True, exist_ok=True)
         for stale in self.processes.iterdir():
             stale.unlink()
         # Renaming keeps the existing file if the disk is full.
-        self._partial_spec.write_text(run_to_yaml(run), encoding="utf-8")
+        dated = run.begun_on(self._start_date())
+        self._partial_spec.write_text(run_to_yaml(dated), encoding="utf-8")
         self._partial_spec.replace(self.spec)
+
+    def _start_date(self) -> date:
+        """Return the day on which the directory's run began; today if there is none."""
+        with contextlib.suppress(SpecError):
+            if self.has_run and (day := load_run(self.spec).start_date) is not None:
+                return day
+        return datetime.now(UTC).date()
 
     def remove_unused(self, *, is_whole: bool) -> None:
         """Remove what the start of a run left if it recorded no run; foreign files stay.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from datetime import date
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -44,6 +45,10 @@ KIND: Final = "VCPORun"
 RUN_FOLDER_ANNOTATION: Final = "vcpo.dev/run-folder"
 """Folder of a local run's file; the user's own environments are imported from there first."""
 
+START_DATE_ANNOTATION: Final = "vcpo.dev/start-date"
+"""Day on which the run began, as YYYY-MM-DD in UTC; the host sets it. A chat template that writes
+today's date writes this one on every day, so that a prompt keeps its tokens."""
+
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
     Baseline.OPOB_LEAVE_ONE_OUT,
@@ -77,6 +82,20 @@ class Metadata(Section):
     """Kubernetes labels."""
     annotations: _Annotations = Field(default={})
     """Kubernetes annotations."""
+
+    @model_validator(mode="after")
+    def _start_is_a_day(self) -> Self:
+        given = self.annotations.get(START_DATE_ANNOTATION)
+        if given is not None:
+            try:
+                date.fromisoformat(given)
+            except ValueError:
+                message = "must be a day, as YYYY-MM-DD; or leave it to the host"
+                problem = conflict(
+                    "annotations", START_DATE_ANNOTATION, value=given, message=message
+                )
+                refuse([problem])
+        return self
 
 
 class VCPORunSpec(Section):
@@ -275,6 +294,18 @@ class VCPORun(Section):
     """What the document describes."""
     metadata: Metadata
     spec: VCPORunSpec
+
+    @property
+    def start_date(self) -> date | None:
+        """Day on which the run began, in UTC; None if no host has said so."""
+        given = self.metadata.annotations.get(START_DATE_ANNOTATION)
+        return None if given is None else date.fromisoformat(given)
+
+    def begun_on(self, day: date) -> Self:
+        """Return the run with the day on which it began, unless it has one."""
+        annotations = {START_DATE_ANNOTATION: day.isoformat(), **self.metadata.annotations}
+        metadata = self.metadata.model_copy(update={"annotations": annotations})
+        return self.model_copy(update={"metadata": metadata})
 
 
 def json_schema() -> dict[str, Any]:

@@ -54,7 +54,8 @@ def run_file(run: VCPORun) -> str:
     )
     # Labels and annotations of the object may change at any time, and no process reads them.
     metadata = run.metadata.model_copy(update={"labels": {}, "annotations": {}})
-    return run_to_yaml(run.model_copy(update={"metadata": metadata, "spec": kept}))
+    file = run.model_copy(update={"metadata": metadata, "spec": kept})
+    return run_to_yaml(file if run.start_date is None else file.begun_on(run.start_date))
 
 
 def make_parent(run: VCPORun, owner: Owner) -> Parent:

@@ -49,6 +49,7 @@ def parse_run_record(body: Body) -> RunRecord:
         deleting="deletionTimestamp" in metadata,
         spec=dict(body.get("spec") or {}),
         status=dict(body.get("status") or {}),
+        created=metadata.get("creationTimestamp", ""),
     )
 
 

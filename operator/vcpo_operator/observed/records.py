@@ -23,6 +23,8 @@ class RunRecord:
     """As stored; `vcpo.spec` validates it before use."""
     status: Mapping[str, Any]
     """As stored; read by `RunStatus.from_dict`."""
+    created: str = ""
+    """When, in RFC 3339; empty if the API server did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
 from vcpo.control import ControlState
@@ -95,7 +96,10 @@ class RunMemory:
                 "metadata": {"name": record.key.name, "namespace": record.key.namespace},
                 "spec": dict(record.spec),
             }
-            self._run, self._parent = VCPORun.model_validate(document), None
+            run = VCPORun.model_validate(document)
+            if record.created:
+                run = run.begun_on(datetime.fromisoformat(record.created).date())
+            self._run, self._parent = run, None
             self._generation = record.generation
         return self._run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
 from typing import Final
 
 from jinja2 import TemplateError
@@ -29,6 +30,7 @@ class PromptCodec:
 
     system_prompt: Put before each prompt that has no system message of its own; chat format only.
     plain_control_tokens: Whether what spells a control token becomes one in the plain format.
+    today: What a template takes for today's date as long as this codec lives; None: now's, in UTC.
 
     Raises:
         ValueError: naming the field, when the run needs a chat template and there is none.
@@ -41,6 +43,7 @@ class PromptCodec:
         system_prompt: str | None = None,
         *,
         plain_control_tokens: bool = False,
+        today: date | None = None,
     ) -> None:
         has_template = bool(tokenizer.chat_template)
         if prompt_format is PromptFormat.CHAT and not has_template:
@@ -59,6 +62,7 @@ class PromptCodec:
         self._system_prompt = system_prompt
         self._control_tokens = ControlTokens(tokenizer)
         self._reads_control_tokens = plain_control_tokens and not self._chat
+        self._now = datetime.combine(today or datetime.now(UTC).date(), time.min)
         self._has_system_role = self._chat and self._shows_system_messages()
         self._prefix = () if self._chat else self._prefix_tokens()
 
@@ -147,7 +151,10 @@ class PromptCodec:
     def _render(self, messages: Sequence[Message]) -> str:
         plain = [{"role": one["role"], "content": one["content"]} for one in messages]
         text = self._tokenizer.apply_chat_template(
-            plain, add_generation_prompt=True, tokenize=False
+            plain,
+            add_generation_prompt=True,
+            tokenize=False,
+            strftime_now=self._now.strftime,  # in place of the template's own clock
         )
         return str(text)
 

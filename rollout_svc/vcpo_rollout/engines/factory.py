@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -66,11 +67,17 @@ def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
 
 
 def load_engine(
-    spec: VCPORunSpec, group: RolloutGroup, plan: WeightPlan, *, seed: int
+    spec: VCPORunSpec,
+    group: RolloutGroup,
+    plan: WeightPlan,
+    *,
+    seed: int,
+    today: date | None = None,
 ) -> tuple[Engine, PromptCodec]:
     """Start a group's engine, and make the codec of its prompts.
 
     seed: seeds the sampling; every worker has its own.
+    today: day on which the run began, for templates that write a date.
 
     Raises:
         ValueError: when the model does not exist, or the engine cannot run it on this machine.
@@ -85,6 +92,7 @@ def load_engine(
         environment.prompt_format,
         environment.system_prompt,
         plain_control_tokens=environment.plain_control_tokens,
+        today=today,
     )
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
     if group.engine is EngineName.VLLM:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
-from vcpo.spec import VCPORun, load_run, parse_run
+from vcpo.spec import SpecError, VCPORun, load_run, parse_run, run_to_yaml
 
 
 def run_of(model: str = "models/tiny") -> VCPORun:
@@ -35,7 +37,26 @@ def test_a_created_directory_holds_the_run(tmp_path):
     directory = RunDir(tmp_path / "runs" / "r")
     directory.create(run_of())
     assert directory.is_used
-    assert load_run(directory.spec) == run_of()
+    written = load_run(directory.spec)
+    assert written.start_date is not None
+    assert written == run_of().begun_on(written.start_date)
+
+
+def test_a_run_that_goes_on_keeps_the_day_on_which_it_began(tmp_path):
+    directory, began = RunDir(tmp_path / "runs" / "r"), date(2026, 7, 26)
+    directory.create(run_of().begun_on(began))
+    directory.create(run_of("models/other"))  # another day's run file says nothing of it
+    again = load_run(directory.spec)
+    assert (again.start_date, again.spec.model.name) == (began, "models/other")
+
+
+def test_a_day_that_is_none_is_refused_with_field_and_cure():
+    run = run_to_yaml(run_of()).replace(
+        "annotations: {}", "annotations: {vcpo.dev/start-date: now}"
+    )
+    said = r"metadata\.annotations\.vcpo\.dev/start-date: must be a day, as YYYY-MM-DD"
+    with pytest.raises(SpecError, match=said):
+        parse_run(run)
 
 
 def test_a_created_directory_forgets_processes_of_an_earlier_host(tmp_path):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
 from tests.fixtures.chart.monitor_schemas import validate_monitor
-from tests.fixtures.operator.runs import DEFAULTS, UID, parent, template_digest
+from tests.fixtures.operator.runs import (
+    DEFAULTS,
+    KEY,
+    UID,
+    document,
+    parent,
+    template_digest,
+)
 from vcpo.spec import parse_run
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import run_file
@@ -21,6 +29,8 @@ from vcpo_operator.names import (
     RunKey,
     certificate_hosts,
 )
+from vcpo_operator.observed.parse import parse_run_record
+from vcpo_operator.reconcile.memory import RunMemory
 
 EVERYTHING = {
     "pods": {
@@ -504,6 +514,24 @@ def test_the_run_file_reads_back_as_a_run():
 )
 def test_what_no_process_reads_is_not_in_the_run_file(spec: dict[str, Any]):
     assert run_file(parent(**spec).run) == parent().run_file
+
+
+def test_the_run_file_says_on_which_day_the_object_was_created():
+    body = {
+        "metadata": {
+            "namespace": KEY.namespace,
+            "name": KEY.name,
+            "uid": "u",
+            "creationTimestamp": "2026-07-26T23:59:59Z",
+            "annotations": {"of": "others"},
+        },
+        "spec": document()["spec"],
+    }
+    record = parse_run_record(body)
+    run = RunMemory(uid="u", first_seen_s=0.0).validated_run(record)
+    file = parse_run(run_file(run))
+    assert file.start_date == date(2026, 7, 26)
+    assert len(file.metadata.annotations) == 1
 
 
 @pytest.mark.parametrize("spec", [{"steps": 11}, {"optimizer": {"learningRate": 1e-5}}])

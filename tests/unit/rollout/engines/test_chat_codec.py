@@ -1,3 +1,4 @@
+from datetime import date
 from typing import ClassVar
 
 import pytest
@@ -226,3 +227,9 @@ def test_messages_without_a_template_are_shown_as_one_text(tokenizer):
 def test_messages_that_are_no_prompt_are_refused(messages, said):
     with pytest.raises(ValueError, match=said):
         Prompt(messages=messages, answer="")
+
+
+def test_a_template_writes_the_same_date_on_every_day_of_a_run(tokenizer):
+    tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }}" + TEMPLATE
+    codec = PromptCodec(tokenizer, PromptFormat.CHAT, today=date(2026, 7, 26))
+    assert round_trip(codec, "1") == "26072026<1>="
