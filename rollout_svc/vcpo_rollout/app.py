@@ -26,7 +26,7 @@ from vcpo.service.lifecycle import (
 from vcpo.service.model_files import local_model
 from vcpo.service.private_files import shared_files
 from vcpo.spec import VCPORun, load_run
-from vcpo.spec.workloads import RolloutGroup
+from vcpo.spec.workloads import OverlongPrompts, RolloutGroup
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase
@@ -229,6 +229,7 @@ def _worker_parts(
         max_concurrent_sequences=group.max_concurrent_sequences,
         sequences_per_prompt=spec.batch.trajectories_per_prompt,
         follows_preemption=spec.batch.over_provision_ratio > 1.0,
+        truncates_prompts=spec.environment.overlong_prompts is OverlongPrompts.TRUNCATE,
         environment_timeout_s=spec.environment_timeout_s,
         drain_s=options.drain_s,
     )

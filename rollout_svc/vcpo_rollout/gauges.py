@@ -144,6 +144,10 @@ class RolloutGauges:
         """Count a partial response that the worker could not resume and restarted."""
         self._metrics.restarted.inc()
 
+    def count_truncated(self) -> None:
+        """Count a prompt that lost text because it did not fit into the context."""
+        self._metrics.truncated.inc()
+
     def count_failed(self, num_trajectories: int, cause: FailureCause) -> None:
         """Count the trajectories of a prompt that failed."""
         outcome = "environment_failed" if cause.is_of_environment else "engine_failed"

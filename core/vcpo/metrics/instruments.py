@@ -110,6 +110,7 @@ class RolloutMetrics:
         self.failures = part.counter(rollout.FAILURES)
         self.tokens = part.counter(rollout.TOKENS)
         self.restarted = part.counter(rollout.RESTARTED)
+        self.truncated = part.counter(rollout.TRUNCATED)
         self.tokens_released = part.counter(rollout.TOKENS_RELEASED)
         self.tokens_resumed = part.counter(rollout.TOKENS_RESUMED)
         self.generation_s = part.histogram(rollout.GENERATION)

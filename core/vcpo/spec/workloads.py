@@ -59,6 +59,17 @@ class PromptFormat(StrEnum):
     CHAT = "chat"
 
 
+class OverlongPrompts(StrEnum):
+    """What becomes of a prompt that does not fit into the model's context."""
+
+    SKIP = "skip"
+    """It is given up and counted."""
+    TRUNCATE = "truncate"
+    """Its longest text loses its beginning."""
+    FAIL = "fail"
+    """The run ends."""
+
+
 class EngineName(StrEnum):
     """What generates in a rollout worker."""
 
@@ -122,6 +133,10 @@ class Environment(Section):
     """Whether what spells a control token, such as `<|endoftext|>`, becomes one in prompts and
     replies of the plain format; set it if the environment writes a template of its own. In the chat
     format only the template places them."""
+    overlong_prompts: OverlongPrompts = OverlongPrompts.SKIP
+    """What becomes of a prompt that does not fit into the model's context with
+    `sampling.maxNewTokens` behind it: `skip` (it is given up and counted), `truncate` (its longest
+    text loses its beginning; what the template writes stays), or `fail` (the run ends)."""
     call_timeout_seconds: Seconds | None = None
     """Longest time of one call of the environment's code, in seconds; then the prompt fails. If
     unset, half of `lease.timeoutSeconds`. Raise it for slow reward servers."""

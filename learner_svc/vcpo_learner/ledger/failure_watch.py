@@ -21,6 +21,7 @@ from vcpo.control.faulty_workers import (
 )
 from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import OverlongPrompts
 from vcpo.wire.failures import Failure, FailureCause, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
@@ -51,6 +52,7 @@ class FailureWatch:
         self.in_a_row = 0
         """Failures since the last accepted trajectory."""
         self._environment = spec.environment.name
+        self._overlong_prompts = spec.environment.overlong_prompts
         self._policy = spec.failure_policy
         self._lease_timeout_s = spec.lease.timeout_seconds
         self._num_at_start = spec.workers_at_start
@@ -159,8 +161,16 @@ class FailureWatch:
         """Check whether the run can continue.
 
         Raises:
-            TooManyFailuresError: if there were too many failures in a row, for too long.
+            TooManyFailuresError: if there were too many failures in a row, for too long; or one
+                prompt that does not fit, if the run shall have none.
         """
+        latest = self._latest_too_long
+        if latest is not None and self._overlong_prompts is OverlongPrompts.FAIL:
+            raise TooManyFailuresError(
+                f"a prompt of environment '{self._environment}' does not fit into the model's"
+                f" context: {latest.message}. spec.environment.overlongPrompts is 'fail'; 'skip'"
+                " and 'truncate' go on"
+            )
         most = self._policy.max_failures_in_a_row
         if self.in_a_row < most:
             return

@@ -154,11 +154,13 @@ _DO_THEY_GENERATE: Final = Row(
             slug="failures",
             title="Failed generations",
             question="Why do generations fail?",
-            reading="`prompt` and `reward` are the environment's code; `timeout` is a slow one.",
+            reading="`prompt` and `reward` are the environment's code; `timeout` is a slow one."
+            " Truncated prompts lost text and were answered.",
             kind=Kind.STACK,
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(worker_rates("sum", "vcpo_rollout_failures_total", "cause"), "{{cause}}"),
+                Query(worker_rates("sum", "vcpo_rollout_truncated_total"), "truncated prompts"),
             ),
         ),
         Panel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time
 from typing import Final
@@ -66,14 +67,29 @@ class PromptCodec:
         self._has_system_role = self._chat and self._shows_system_messages()
         self._prefix = () if self._chat else self._prefix_tokens()
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, *, max_tokens: int | None = None) -> tuple[int, ...]:
         """Return the tokens of a prompt.
+
+        max_tokens: The longest text loses its beginning until the prompt has no more of them, and
+            what the template writes stays. A prompt of which that would leave too much stays whole.
 
         Raises: jinja2.TemplateError when the chat template refuses the messages.
         """
-        if not self._chat:
-            return (*self._prefix, *self._plain_token_ids(prompt.text))
-        return self._encode_messages(self._shown_messages(prompt))
+        messages = self._shown_messages(prompt)
+        token_ids = self._encode_messages(messages)
+        if max_tokens is None or len(token_ids) <= max_tokens:
+            return token_ids
+        longest = max(range(len(messages)), key=lambda number: len(messages[number]["content"]))
+        text = messages[longest]["content"]
+
+        def shortened(num_lost: int) -> tuple[int, ...]:
+            message = Message(role=messages[longest]["role"], content=text[num_lost:])
+            return self._encode_messages([*messages[:longest], message, *messages[longest + 1 :]])
+
+        num_lost = bisect_left(
+            range(len(text) + 1), True, key=lambda each: len(shortened(each)) <= max_tokens
+        )
+        return shortened(num_lost) if num_lost <= len(text) else token_ids
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]
@@ -116,7 +132,9 @@ class PromptCodec:
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
     def _shown_messages(self, prompt: Prompt) -> tuple[Message, ...]:
-        """Return the messages of a prompt that the template gets."""
+        """Return the messages of a prompt that the template gets; a plain one is the only one."""
+        if not self._chat:
+            return (Message(role="user", content=prompt.text),)
         messages = prompt.messages or (Message(role="user", content=prompt.text),)
         if self._system_prompt is not None and messages[0]["role"] != "system":
             messages = (Message(role="system", content=self._system_prompt), *messages)
@@ -129,6 +147,9 @@ class PromptCodec:
         return (Message(role=first["role"], content=content), *rest)
 
     def _encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if not self._chat:
+            return (*self._prefix, *self._plain_token_ids(messages[0]["content"]))
+
         def render(texts: Sequence[str]) -> str:
             pairs = zip(messages, texts, strict=True)
             return self._render([Message(role=one["role"], content=text) for one, text in pairs])

@@ -159,6 +159,10 @@ class Engine(SequenceSampler, Protocol):
     def policy_version(self) -> int | None:
         """Version in use; None before the first swap."""
 
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt and response together; None if there is no limit."""
+
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; return once they are in use.
 

@@ -60,6 +60,8 @@ class ResponseGenerator:
     """Generates responses with one engine and one environment, for many leases at a time.
 
     Owner: the worker's event loop.
+
+    truncates_prompts: Whether a prompt that does not fit into the context loses text.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class ResponseGenerator:
         codec: PromptCodec,
         gauges: RolloutGauges,
         threads: EnvironmentThreads,
+        truncates_prompts: bool = False,
     ) -> None:
+        self._truncates_prompts = truncates_prompts
         self._threads = threads
         self._engine = engine
         self._environment = environment
@@ -240,7 +244,19 @@ class ResponseGenerator:
         with environment_errors(FailureCause.PROMPT):
             value = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             prompt = require_type(value, Prompt, self._environment.prompt)
-            return prompt, self._codec.encode(prompt)
+            token_ids = self._codec.encode(prompt)
+            max_tokens = self._max_prompt_tokens(lease)
+            if max_tokens is None or len(token_ids) <= max_tokens:
+                return prompt, token_ids
+            shortened = self._codec.encode(prompt, max_tokens=max_tokens)
+        if len(shortened) < len(token_ids):
+            self._gauges.count_truncated()
+        return prompt, shortened
+
+    def _max_prompt_tokens(self, lease: work_pb2.Lease) -> int | None:
+        """Return the length above which a prompt loses text; None if none does."""
+        context_tokens = self._engine.context_tokens if self._truncates_prompts else None
+        return None if context_tokens is None else context_tokens - lease.sampling.max_new_tokens
 
     def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
         """Return the reward of each response."""

@@ -62,6 +62,8 @@ class WorkerParts:
     sequences_per_prompt: int
     """Slots that a training lease takes. The learner grants whole leases, so a request with fewer
     free slots would only wait."""
+    truncates_prompts: bool = False
+    """Whether a prompt that does not fit into the context loses text."""
     environment_timeout_s: float | None = None
     """Time limit of one call of the environment."""
     drain_s: float
@@ -99,6 +101,7 @@ class Worker:
             codec=parts.codec,
             gauges=parts.gauges,
             threads=self._threads,
+            truncates_prompts=parts.truncates_prompts,
         )
 
     def shut_down(self) -> None:

@@ -34,6 +34,10 @@ RESTARTED = counter(
     "vcpo_rollout_restarted_total",
     "Multi-turn responses restarted because the environment did not repeat its earlier turns.",
 )
+TRUNCATED = counter(
+    "vcpo_rollout_truncated_total",
+    "Prompts that lost text because they did not fit into the model's context.",
+)
 TOKENS_RELEASED = counter(
     "vcpo_rollout_tokens_released_total",
     "Tokens of partial responses that this worker released for another lease to resume.",

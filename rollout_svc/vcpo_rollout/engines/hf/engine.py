@@ -130,6 +130,11 @@ class HfEngine:
         self._thread.start()
 
     @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt and response together; None if there is no limit."""
+        return self._limits.context_tokens
+
+    @property
     def policy_version(self) -> int | None:
         """Version in use; None before the first swap."""
         return self._batch.policy_version

@@ -233,3 +233,28 @@ def test_a_template_writes_the_same_date_on_every_day_of_a_run(tokenizer):
     tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }}" + TEMPLATE
     codec = PromptCodec(tokenizer, PromptFormat.CHAT, today=date(2026, 7, 26))
     assert round_trip(codec, "1") == "26072026<1>="
+
+
+def test_a_plain_prompt_that_is_too_long_loses_its_beginning_and_keeps_its_first_token(
+    tokenizer_with_start,
+):
+    codec = PromptCodec(tokenizer_with_start, PromptFormat.PLAIN)
+    start, *text = codec.encode(make_prompt("123456"))
+    assert codec.encode(make_prompt("123456"), max_tokens=4) == (start, *text[-3:])
+    assert codec.encode(make_prompt("123456"), max_tokens=7) == (start, *text)
+
+
+def test_a_chat_that_is_too_long_loses_text_of_its_longest_message_alone(chatty):
+    codec = PromptCodec(chatty, PromptFormat.CHAT)
+    prompt = Prompt(messages=({"role": "user", "content": "123456"}, *EXAMPLE[1:]), answer="")
+    whole = codec.encode(prompt)
+    shortened = codec.encode(prompt, max_tokens=len(whole) - 2)
+    assert len(shortened) == len(whole) - 2
+    assert codec.decode(shortened, frozenset()) == "<3456><2><3>="
+
+
+def test_a_prompt_that_does_not_fit_without_its_text_either_stays_whole(chatty):
+    codec = PromptCodec(chatty, PromptFormat.CHAT)
+    whole = codec.encode(make_prompt("12"))
+    assert codec.encode(make_prompt("12"), max_tokens=2) == whole
+    assert codec.encode(make_prompt("12"), max_tokens=-1) == whole

@@ -31,6 +31,10 @@ class LimitedEngine(FakeEngine):
         super().__init__()
         self.limits = RequestLimits(vocabulary_size=100, context_tokens=CONTEXT_TOKENS)
 
+    @property
+    def context_tokens(self):
+        return self.limits.context_tokens
+
     async def generate(self, request, *, interrupt=None):
         self.limits.check(request)
         return await super().generate(request, interrupt=interrupt)
@@ -39,8 +43,9 @@ class LimitedEngine(FakeEngine):
 class Texts:
     """Encodes a prompt as so many tokens as its text says."""
 
-    def encode(self, prompt):
-        return (3,) * int(prompt.text)
+    def encode(self, prompt, *, max_tokens=None):
+        num_tokens = int(prompt.text)
+        return (3,) * (num_tokens if max_tokens is None else min(num_tokens, max_tokens))
 
     def decode(self, token_ids, end_token_ids):
         return ""
@@ -101,6 +106,17 @@ async def test_a_prompt_that_is_too_long_is_given_up_at_once_and_counted_by_reas
     assert "lower spec.sampling.maxNewTokens or shorten the prompts" in told.latest.message
 
 
+async def test_a_prompt_that_is_too_long_is_shortened_and_answered_where_the_run_says_so():
+    environment = {"name": "sort_digits", "overlongPrompts": "truncate"}
+    async with learner_fixture(environment=environment) as fixture:
+        use(fixture, Lengths(2, CONTEXT_TOKENS, CONTEXT_TOKENS))
+        fixture.publish(0)
+        async with run_in_task(fixture.worker()):
+            await eventually(lambda: fixture.samples("accepted") >= 8)
+        assert "prompt_too_long" not in fixture.ledger.counts().dropped
+        assert fixture.count("vcpo_rollout_truncated_total") == 2
+
+
 def too_long(fixture, assignment):
     message = "max_new_tokens: 8 after a prompt of 600 exceeds the model's context of 512 tokens"
     failure = Failure(cause=FailureCause.TOO_LONG, message=message)
@@ -134,6 +150,16 @@ async def test_a_run_all_of_whose_prompts_are_too_long_ends_with_the_field_the_v
     )
     with pytest.raises(TooManyFailuresError, match=said):
         await give_up_prompts(fixture, 100, every_s=60.0)
+
+
+async def test_a_run_that_shall_have_no_such_prompt_ends_at_the_first():
+    fixture = dispatcher_fixture(environment={"name": "sort_digits", "overlongPrompts": "fail"})
+    said = (
+        r"^a prompt of environment 'sort_digits' does not fit into the model's context:"
+        r" max_new_tokens: 8 after a prompt of 600 .* spec\.environment\.overlongPrompts is 'fail'"
+    )
+    with pytest.raises(TooManyFailuresError, match=said):
+        await give_up_prompts(fixture, 1, every_s=0.0)
 
 
 async def test_other_failures_between_them_still_end_the_run_and_are_counted_apart():
