@@ -37,7 +37,7 @@ from benchmarks.harness.random_llama import random_llama
 from vcpo.spec.learner import Learner as LearnerSection
 from vcpo.spec.workloads import Precision
 from vcpo.wire.weights import verify
-from vcpo_learner.model.published_parameters import PublishedParameters, first_rows
+from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
@@ -95,7 +95,7 @@ class Learner:
             hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
         )
         place_model(self._model, ranks, Precision.BFLOAT16)
-        self._parameters = PublishedParameters(self._model)
+        self._parameters = PublishedState(self._model)
         self.first_rows = first_rows(self._model)
         self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
         self.store = PolicyStore(incarnation="benchmark", clock=time.monotonic)

@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.gpu.random_models import QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.weights.published_set import PublishedSet
 from vcpo_rollout.engines.payload_tensors import tensors_of
 
@@ -22,7 +22,7 @@ _CHANGED_SHARE = 0.01
 def publishing(setting: Setting) -> Figures:
     """Publish 3 GB: all of it, and then what changed, which is found on the device."""
     model = make_model(setting.choose(QWEN_1_5B, TINY), setting.device)
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     whole_s = setting.seconds(lambda: parameters.whole(Precision.BFLOAT16), repeats=1)
     full_set = PublishedSet(0, parameters.whole(Precision.BFLOAT16))
     yield {

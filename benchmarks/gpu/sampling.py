@@ -27,7 +27,7 @@ from benchmarks.gpu.setting import Figures, Setting
 from vcpo.algo import ess_ratio
 from vcpo.spec.workloads import Lora, Precision
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def swap_pauses(setting: Setting) -> Figures:
     size = setting.choose(QWEN_1_5B, TINY)
     # On the CPU, as vLLM wants half of the card.
     model = make_model(size, torch.device("cpu"))
-    payload = bytearray(PublishedParameters(model).whole(_sampler_precision(setting)).content)
+    payload = bytearray(PublishedState(model).whole(_sampler_precision(setting)).content)
     cases = {
         "full": None,
         "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
@@ -77,7 +77,7 @@ def sampler_against_learner(setting: Setting) -> Figures:
     model = make_model(size, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         make_config(size).save_pretrained(directory)
-        payload = bytearray(PublishedParameters(model).whole(_sampler_precision(setting)).content)
+        payload = bytearray(PublishedState(model).whole(_sampler_precision(setting)).content)
         settings = _settings(setting, directory, sequences=count)
         sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
     nn.Module.to(model, setting.device)

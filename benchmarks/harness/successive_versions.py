@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo.spec.optimizer import Optimizer
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 VOCABULARY = 32_000
@@ -66,12 +66,12 @@ def updates(
             optimizer.step(learning_rate)
             continue
         masters = [parameter.detach().clone() for parameter in model.parameters()]
-        before = bytearray(PublishedParameters(model).whole(Precision.BFLOAT16).content)
+        before = bytearray(PublishedState(model).whole(Precision.BFLOAT16).content)
         optimizer.step(learning_rate)
         yield Update(
             step=step,
             before=before,
-            after=bytearray(PublishedParameters(model).whole(Precision.BFLOAT16).content),
+            after=bytearray(PublishedState(model).whole(Precision.BFLOAT16).content),
             predicted_fraction=predicted_fraction(masters, list(model.parameters())),
         )
 

@@ -34,7 +34,7 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.weights.archive import open_archive
@@ -103,7 +103,7 @@ class LearnerServices:
     def __init__(self, folder: Path, *, hidden: int, layers: int) -> None:
         model = make_model(folder / "model", hidden, layers)
         precision = _run(folder).spec.rollouts[0].precision
-        self.payload = PublishedParameters(model).whole(precision)
+        self.payload = PublishedState(model).whole(precision)
         self.run = _run(folder)
         self.run_file = folder / "run.yaml"
         self.run_file.write_text(self.run.model_dump_json(by_alias=True, exclude_unset=True))

@@ -24,7 +24,11 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from tests.fuzz.target import Target
 from vcpo_learner.checkpoints.manifest import DamageError
-from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_parameters
+from vcpo_learner.checkpoints.tensor_files import (
+    parameter_shapes,
+    read_buffers,
+    read_parameters,
+)
 from vcpo_learner.checkpoints.tensor_index import IndexedTensor, TensorIndex, read_index
 
 _SHAPE = (3, 2)
@@ -59,13 +63,14 @@ def _index_of(tensors: dict[str, Any]) -> bytes:
 
 
 def _check_read(folder: Path) -> None:
-    """The parameters are refused, or read in full; and no command has run."""
+    """Parameters and buffers are refused, or read in full; and no command has run."""
     try:
         shapes = parameter_shapes(folder)
         tensors = {name: torch.full(shape, math.nan) for name, shape in shapes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of complex numbers that become real
             read_parameters(folder, tensors)
+            read_buffers(folder)
     except DamageError:
         pass
     finally:
@@ -90,7 +95,7 @@ def _check_sound(index: TensorIndex, folder: Path) -> None:
     parts = [part for tensor in index.tensors.values() for part in tensor.parts]
     assert {part.file for part in parts} <= sizes.keys()
     assert all(0 <= part.begin < part.end <= sizes[part.file] for part in parts)
-    allocated = sum(4 * math.prod(tensor.size) for tensor in index.tensors.values())
+    allocated = sum(tensor.num_rows * tensor.row_bytes for tensor in index.tensors.values())
     assert allocated <= sum(part.length for part in parts) <= sum(sizes.values())
 
 
@@ -100,7 +105,7 @@ def _check_rows(data: bytes) -> None:
     folder.mkdir(exist_ok=True)
     (folder / _PART).write_bytes(data)
     part = {"file": _PART, "begin": 0, "length": len(data), "first_row": 0, "num_rows": 3}
-    index = _index_of({"parameters.a": {"size": _SHAPE, "parts": [part]}})
+    index = _index_of({"parameters.a": {"dtype": "float32", "size": _SHAPE, "parts": [part]}})
     (folder / ".metadata").write_bytes(index)
     _check_read(folder)
     assert not (_folder() / "ran").exists()
@@ -111,7 +116,10 @@ _NUMBERS = st.sampled_from((0, 1, 2, 3, 6, 24, -1, 1 << 31, 1 << 53, 1 << 64, 1.
 _FILES = st.sampled_from(
     (_PART, "__1_0.distcp", "__2_0.distcp", ".metadata", "ran", "../x", "/dev/zero", "", "\0", None)
 )
-_NAMES = st.sampled_from(("parameters.a", "parameters.b", "moments.a.step", "a", "parameters", ""))
+_NAMES = st.sampled_from(
+    ("parameters.a", "parameters.b", "buffers.a", "moments.a.step", "a", "parameters", "")
+)
+_DTYPES = st.sampled_from(("float32", "float64", "int64", "bool", "complex64", "object", "", None))
 
 
 def _replaced(plain: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> Any:
@@ -131,6 +139,7 @@ _PARTS = st.fixed_dictionaries(
 _ENTRIES = st.one_of(
     st.fixed_dictionaries(
         {
+            "dtype": _replaced(st.just("float32"), _DTYPES),
             "size": _replaced(
                 st.sampled_from(([3, 2], [6, 2], [])), st.lists(_NUMBERS, max_size=10)
             ),
@@ -141,7 +150,7 @@ _ENTRIES = st.one_of(
     _NUMBERS,
 )
 assert set(TensorIndex.model_fields) == {"tensors"}
-assert set(IndexedTensor.model_fields) == {"size", "parts"}
+assert set(IndexedTensor.model_fields) == {"dtype", "size", "parts"}
 _INDEXES = st.dictionaries(_NAMES, _ENTRIES, max_size=3).map(_index_of)
 
 _DCP_ENTRIES: tuple[Any, ...] = (

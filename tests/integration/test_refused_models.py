@@ -14,7 +14,7 @@ from vcpo.service.lifecycle import StartError
 from vcpo.spec import parse_run
 from vcpo_learner.model.loading import load_policy
 from vcpo_learner.model.skeleton import build_skeleton
-from vcpo_rollout.engines.loading import load_model_skeleton, load_parameters, load_tokenizer
+from vcpo_rollout.engines.loading import load_model_skeleton, load_state, load_tokenizer
 
 TINY = Path("examples/models/tiny")
 CODE = """
@@ -51,7 +51,7 @@ def said_by_all(name):
         with pytest.raises(StartError) as caught:
             load(name, None)
         said.add(str(caught.value))
-    for load in (load_model_skeleton, load_parameters):
+    for load in (load_model_skeleton, load_state):
         with pytest.raises(ValueError, match="spec") as caught:
             load(name)
         said.add(str(caught.value))

@@ -1,8 +1,8 @@
-"""A learner's parameters and optimizer moments in files, by PyTorch's distributed checkpoint (DCP).
+"""A policy's state and its optimizer's moments in files, by PyTorch's distributed checkpoint (DCP).
 
 Each rank writes the shards that it holds into a file of its own, and a replicated tensor is written
 once. The tensors are global there, so another number of ranks reads them again, and so does one
-process without ranks. The names of parameters are those of the transformers model.
+process without ranks. Names are those of the transformers model.
 
 A save stages: it copies the shards to the host's memory and returns. A thread writes the copies
 while training goes on. The checksum of a file is computed from the bytes on their way to the disk.
@@ -44,6 +44,7 @@ from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 
 from vcpo_learner.checkpoints.manifest import DamageError, FileChecksum
 from vcpo_learner.checkpoints.tensor_index import (
+    BUFFERS,
     INDEX_FILE,
     MOMENTS,
     PARAMETERS,
@@ -51,6 +52,7 @@ from vcpo_learner.checkpoints.tensor_index import (
     read_index,
 )
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.policy_state import trainable_parameters, trained_buffers
 
 _Named = dict[str, Any]
 _MOST_DIRECTORY_BYTES: Final = 4096
@@ -124,7 +126,7 @@ class TensorFiles:
         return self._writing
 
     def load(self, folder: Path) -> None:
-        """Read parameters and moments into the model and the optimizer.
+        """Read the state and the moments into the model and the optimizer.
 
         Raises:
             ValueError: if a name or shape does not fit the model.
@@ -152,10 +154,10 @@ class TensorFiles:
         """
         # By DCP's function, because it makes FSDP gather nothing and leave nothing gathered.
         by_name = get_model_state_dict(self._model)
-        trained = [name for name, each in self._model.named_parameters() if each.requires_grad]
-        moments = self._optimizer.moments()
+        buffers, moments = trained_buffers(self._model), self._optimizer.moments()
         return {
-            PARAMETERS: {name: by_name[name] for name in trained},
+            PARAMETERS: {name: by_name[name] for name in trainable_parameters(self._model)},
+            **({BUFFERS: buffers} if buffers else {}),
             **({MOMENTS: moments} if moments else {}),
         }
 
@@ -183,12 +185,7 @@ def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
     Raises:
         DamageError: as `read_index`.
     """
-    prefix = f"{PARAMETERS}."
-    return {
-        name.removeprefix(prefix): torch.Size(saved.size)
-        for name, saved in read_index(folder).tensors.items()
-        if name.startswith(prefix)
-    }
+    return {name: each.size for name, each in _entries(folder, PARAMETERS).items()}
 
 
 def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
@@ -197,9 +194,37 @@ def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
     Raises:
         DamageError: naming the folder, if its index or one of its tensors cannot be read.
     """
+    _read(folder, PARAMETERS, parameters)
+
+
+def read_buffers(folder: Path) -> dict[str, Tensor]:
+    """Return the buffers in a folder of `TensorFiles`, by name.
+
+    Raises:
+        DamageError: as `read_parameters`.
+    """
+    buffers = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in _entries(folder, BUFFERS).items()
+    }
+    if buffers:
+        _read(folder, BUFFERS, buffers)
+    return buffers
+
+
+def _entries(folder: Path, kind: str) -> dict[str, TensorStorageMetadata]:
+    """Return what an index says of the tensors of a kind, by name."""
+    return {
+        name.removeprefix(f"{kind}."): cast("TensorStorageMetadata", each)
+        for name, each in read_index(folder).metadata().state_dict_metadata.items()
+        if name.startswith(f"{kind}.")
+    }
+
+
+def _read(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
     reader = TensorReader(folder)
     try:
-        read_tensors(reader, {PARAMETERS: dict(parameters)})
+        read_tensors(reader, {kind: dict(tensors)})
     except _UNREADABLE as error:
         cause = f"{type(error).__name__}: {error}"
         raise DamageError(f"{folder}: a tensor cannot be read ({cause:.200})") from error

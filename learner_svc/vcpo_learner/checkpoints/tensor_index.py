@@ -2,9 +2,9 @@
 
 It is JSON and not DCP's pickle. A pickle may run code, and one that may name a few classes only can
 still change these classes for the whole process. The index is refused unless `TensorFiles` could
-have written it: every entry is a float32 tensor, its parts are its rows one after another, and each
-part has bytes of its own in a file of the folder. So what a reader allocates is bounded by the size
-of the files.
+have written it: every entry is a tensor, of float32 unless it is a buffer, its parts are its rows
+one after another, and each part has bytes of its own in a file of the folder. So what a reader
+allocates is bounded by the size of the files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,19 @@ from vcpo_learner.checkpoints.manifest import DamageError
 
 INDEX_FILE: Final = ".metadata"
 PARAMETERS: Final = "parameters"
+BUFFERS: Final = "buffers"
 MOMENTS: Final = "moments"
 
 _MOST_INDEX_BYTES: Final = 1 << 28
 """About 2,000,000 parts."""
-_ELEMENT_BYTES: Final = 4
+_DTYPES: Final = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _LARGEST: Final = 1 << 53
 _CURE: Final = (
     "no learner writes that; restore the checkpoint from a copy, or remove its folder to use the"
@@ -68,8 +76,9 @@ class TensorPart(_Entry):
 
 
 class IndexedTensor(_Entry):
-    """A float32 tensor; one without axes counts as one row."""
+    """A tensor; one without axes counts as one row."""
 
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(_DTYPES)})$")]
     size: Annotated[tuple[_Count, ...], Field(max_length=8)]
     parts: Annotated[tuple[TensorPart, ...], Field(min_length=1)]
     """By first row."""
@@ -82,7 +91,7 @@ class IndexedTensor(_Entry):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        return _ELEMENT_BYTES * math.prod(self.size[1:])
+        return _DTYPES[self.dtype].itemsize * math.prod(self.size[1:])
 
     def chunk(self, part: TensorPart) -> ChunkStorageMetadata:
         """Return where a part lies in the tensor, as DCP says it."""
@@ -98,7 +107,9 @@ class IndexedTensor(_Entry):
 class TensorIndex(_Entry):
     """All tensors of a checkpoint, by name."""
 
-    tensors: Mapping[Annotated[str, Field(pattern=rf"^({PARAMETERS}|{MOMENTS})\.")], IndexedTensor]
+    tensors: Mapping[
+        Annotated[str, Field(pattern=rf"^({PARAMETERS}|{BUFFERS}|{MOMENTS})\.")], IndexedTensor
+    ]
 
     @classmethod
     def of(cls, metadata: Metadata, written: Mapping[MetadataIndex, _StorageInfo]) -> TensorIndex:
@@ -107,31 +118,34 @@ class TensorIndex(_Entry):
         written: where each chunk is.
 
         Raises:
-            ValueError: naming the entry that is no float32 tensor.
+            ValueError: naming the entry that is no such tensor.
         """
         tensors = {}
         for name, entry in metadata.state_dict_metadata.items():
             if not (
                 isinstance(entry, TensorStorageMetadata)
-                and entry.properties.dtype is torch.float32
+                and _may_have(name, _NAMES.get(entry.properties.dtype))
                 and entry.size.numel()
             ):
                 raise ValueError(
                     f"tensor {name}: must be of float32 and not empty, is {entry!s:.200}"
                 )
             tensors[name] = IndexedTensor(
-                size=tuple(entry.size), parts=tuple(sorted(_parts(name, entry, written), key=_row))
+                dtype=_NAMES[entry.properties.dtype],
+                size=tuple(entry.size),
+                parts=tuple(sorted(_parts(name, entry, written), key=_row)),
             )
         return cls(tensors=tensors)
 
     def metadata(self) -> Metadata:
         """Return the index as DCP reads it."""
-        properties = TensorProperties(dtype=torch.float32)
         entries, places = {}, {}
         for name, tensor in self.tensors.items():
             chunks = [tensor.chunk(part) for part in tensor.parts]
             entries[name] = TensorStorageMetadata(
-                properties=properties, size=torch.Size(tensor.size), chunks=chunks
+                properties=TensorProperties(dtype=_DTYPES[tensor.dtype]),
+                size=torch.Size(tensor.size),
+                chunks=chunks,
             )
             for chunk, part in zip(chunks, tensor.parts, strict=True):
                 place = _StorageInfo(part.file, part.begin, part.length)
@@ -142,6 +156,8 @@ class TensorIndex(_Entry):
         """Yield what is wrong beyond the fields: an entry, and what it must be."""
         sizes = {name: _file_bytes(folder / name) for name in {part.file for part in self._parts()}}
         for name, tensor in self.tensors.items():
+            if not _may_have(name, tensor.dtype):
+                yield f"{name}: must be of float32, is of {tensor.dtype}"
             row = 0
             for number, part in enumerate(tensor.parts):
                 where = f"{name}, part {number}"
@@ -200,6 +216,11 @@ def _parts(
                 first_row=chunk.offsets[0] if chunk.offsets else 0,
                 num_rows=chunk.sizes[0] if chunk.sizes else 1,
             )
+
+
+def _may_have(name: str, dtype: str | None) -> bool:
+    """Whether a tensor may have a type: that of a buffer may be any."""
+    return dtype == "float32" or (dtype is not None and name.startswith(f"{BUFFERS}."))
 
 
 def _row(part: TensorPart) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,8 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
+from vcpo_learner.model.file_tensors import account_for
+from vcpo_learner.policy_state import persistent_buffers, trainable_parameters, trained_buffers
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -63,19 +65,23 @@ def load_policy(
 
     Raises:
         ModelLoadError: if weights or tokenizer cannot be loaded.
-        StartError: if the model cannot be trained, or the adapters fit no layer.
+        StartError: if the model cannot be trained, its files lack parameters, or the adapters fit
+            no layer.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
             trust_remote_code=trust_remote_code,
             dtype=torch.float32,
             use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
+    model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
     model.config.dtype = dtype
     tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
     if lora is not None:
@@ -151,23 +157,20 @@ def published_precision(spec: VCPORunSpec) -> Precision:
 def policy_tensors(
     model: PreTrainedModel, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """Return copies of the trainable parameters on the CPU, rounded to `dtype`.
+    """Return copies of the model's state on the CPU, its parameters rounded to `dtype`.
 
     Parameters that are cut over ranks are gathered one after the other, after they are rounded; all
-    ranks must call it.
-
-    A parameter with several names is returned once, under its first name. Buffers are not returned,
-    and with LoRA only the adapters are trainable.
+    ranks must call it. Buffers keep their types.
     """
-    return {
+    parameters = {
         name: rounded_whole(parameter, dtype).to("cpu", dtype, copy=True).contiguous()
         for name, parameter in trainable_parameters(model).items()
     }
-
-
-def trainable_parameters(model: Module) -> dict[str, Tensor]:
-    """Return the parameters that are trained, by name; a shared one under its first name."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    buffers = {
+        name: each.detach().to("cpu", copy=True).contiguous()
+        for name, each in trained_buffers(model).items()
+    }
+    return parameters | buffers
 
 
 def rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -183,7 +186,7 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
         ValueError: if a name or shape does not fit the model.
     """
     with torch.no_grad():
-        own = dict(model.named_parameters())
+        own = dict(model.named_parameters()) | persistent_buffers(model)
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise ValueError(f"tensor {name}: does not fit the model of the run")

@@ -17,9 +17,12 @@ from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.model_files import local_model
 from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import atomic_folder
-from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_parameters
+from vcpo_learner.checkpoints.tensor_files import (
+    parameter_shapes,
+    read_buffers,
+    read_parameters,
+)
 from vcpo_learner.model.loading import load_policy
-from vcpo_learner.model.skeleton import persistent_buffers
 
 _SHARD_SIZE: Final = "5GB"
 """Largest file of weights, and so the most that writing them holds in memory."""
@@ -81,7 +84,7 @@ class ModelExport:
                 dtypes = {name: self._dtype_of(name) for name in shapes}
                 with _storage(shapes, dtypes, partial / ".scratch") as parameters:
                     read_parameters(tensors, parameters)
-                    state = {**persistent_buffers(self._model), **parameters}
+                    state = {**read_buffers(tensors), **parameters}
                     self._model.save_pretrained(
                         partial, state_dict=state, max_shard_size=_SHARD_SIZE
                     )

@@ -8,6 +8,7 @@ files. Buffers, such as rotary frequencies, are computed when the model is built
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -32,12 +33,14 @@ from vcpo.service.model_files import local_model
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.model.file_tensors import account_for
 from vcpo_learner.model.loading import (
     ModelLoadError,
     check_config,
     load_policy,
     load_tokenizer,
 )
+from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
 
@@ -59,6 +62,7 @@ def load_on_ranks(
         skeleton = build_skeleton(name, revision, trust_remote_code=trust)
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
+            account_for(name, skeleton, missing=(), unused=unused_tensors(folder, skeleton))
             network = PolicyNetwork(skeleton)
             place_model(network, ranks, precision)
             fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
@@ -103,12 +107,17 @@ def build_skeleton(
 
 def holds_parameters(folder: Path, model: nn.Module) -> bool:
     """Return whether a model's files hold its tensors under their names and in their shapes."""
-    saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    saved = _saved_tensors(folder)
     for name, tensor in _tensors(model).items():
         there = saved.get(name)
         if not isinstance(there, TensorStorageMetadata) or there.size != tensor.shape:
             return False
     return True
+
+
+def unused_tensors(folder: Path, model: nn.Module) -> set[str]:
+    """Return the tensors of a model's files that it has no place for, by name."""
+    return set(_saved_tensors(folder)) - model.state_dict().keys()
 
 
 def fill_skeleton(
@@ -138,11 +147,9 @@ def fill_skeleton(
         raise ModelLoadError(str(folder), error) from error
 
 
-def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that belong to a model's files; few families have any."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    own = model.state_dict()
-    return {name: buffer for name, buffer in own.items() if name not in parameters}
+def _saved_tensors(folder: Path) -> Mapping[str, object]:
+    """Return what a model's files hold, by name."""
+    return HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.checkpoints.folder import state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.batch_message import Groups, as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.shared_file import SharedFile
@@ -36,7 +36,7 @@ class MirroredUpdate:
         """Mirror an update of a model that may be cut over the ranks."""
         self._update = update
         self._commands = commands
-        self._published = PublishedParameters(model)
+        self._published = PublishedState(model)
         self._pending: PendingStep | None = None
         """Of the ranks other than 0, between `begin` and `finish`."""
         commands.on("begin", self._begin)
@@ -97,7 +97,7 @@ class MirroredUpdate:
     def take_weights(
         self, precision: Precision, policy_version: int
     ) -> SharedFile | dict[str, ChangedElements]:
-        """Return what this rank publishes of a new version; as `PublishedParameters.take`.
+        """Return what this rank publishes of a new version; as `PublishedState.take`.
 
         Each of the others takes its own part, and publishes it: `ShardPublication`.
         """

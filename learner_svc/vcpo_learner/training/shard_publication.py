@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from vcpo.spec.workloads import Precision
 from vcpo.wire.v1 import policy_pb2
 from vcpo_learner.changed_elements import ChangedElements
-from vcpo_learner.model.published_parameters import PublishedParameters, first_rows
+from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
@@ -60,7 +60,7 @@ class ShardPublication:
         self._weight_server = weight_server
         self._own_address = own_address
         self._event_loop = event_loop
-        self._parameters = PublishedParameters(model)
+        self._published = PublishedState(model)
         self._first_rows = first_rows(model)
         self._reports = ShardReports(ranks)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
@@ -80,7 +80,7 @@ class ShardPublication:
             return
         if self._publishing is not None:
             self._publishing.result()
-        weights = self._parameters.take(Precision(fields["precision"]))
+        weights = self._published.take(Precision(fields["precision"]))
         self._publishing = self._thread.submit(self._publish, fields["policy_version"], weights)
 
     def _publish(self, version: int, weights: SharedFile | Mapping[str, ChangedElements]) -> None:

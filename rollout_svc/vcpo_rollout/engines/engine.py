@@ -104,7 +104,8 @@ class PolicyWeights:
 
     policy_version: int
     shards: tuple[WeightShard, ...]
-    """Together they hold every parameter under its `transformers` name, each row once."""
+    """Together they hold every parameter and persistent buffer under its `transformers` name, each
+    row once."""
     changes: WeightChanges | None = None
     """If known: an engine that uses the base version may write only these elements."""
 

@@ -1,8 +1,9 @@
 """Loads a model's architecture, tokenizer and, if needed, parameters, by its name in the run file.
 
-A rollout worker needs no checkpoint: the learner sends every parameter before the first token is
-sampled. The worker reads only the configuration and leaves the parameters uninitialized. If the run
-trains adapters, the learner sends only those, and the worker reads the base parameters itself.
+A rollout worker needs no checkpoint: the learner sends every parameter and persistent buffer before
+the first token is sampled. The worker reads only the configuration and leaves the parameters
+uninitialized. If the run trains adapters, the learner sends only those, and the worker reads the
+base model itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from transformers.initialization import no_init_weights
 
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.held_state import held_tensors
 
 _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
@@ -72,10 +74,10 @@ def load_model_skeleton(
     return model
 
 
-def load_parameters(
+def load_state(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> dict[str, Tensor]:
-    """Return a model's parameters in float32, each once under its first name.
+    """Return a model's parameters, in float32, and persistent buffers, each under its first name.
 
     Raises:
         ValueError: naming the field, when there is no such model or it does not generate.
@@ -89,7 +91,7 @@ def load_parameters(
             dtype=torch.float32,
             use_safetensors=True,
         )
-    return {key: parameter.detach() for key, parameter in model.named_parameters()}
+    return {key: tensor.detach() for key, tensor in held_tensors(model).items()}
 
 
 def load_tokenizer(

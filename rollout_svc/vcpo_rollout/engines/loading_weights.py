@@ -5,16 +5,16 @@ A version in shards is not joined: its rows are copied from where they are.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
+from vcpo_rollout.engines.held_state import held_names, held_tensor
 from vcpo_rollout.engines.payload_tensors import (
     WholeTensor,
     elements_at,
@@ -37,7 +37,7 @@ class TensorPatch:
 
 
 StagedWeights = Mapping[str, Tensor | WholeTensor | TensorPatch]
-"""New values of a model's parameters, by the names of `model.named_parameters()`."""
+"""New values of a model's state, by the first names of `held_names`."""
 
 
 def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) -> StagedWeights:
@@ -53,27 +53,28 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
     if changes is None or changes.base_policy_version != in_use:
         return tensors
     staged: dict[str, WholeTensor | TensorPatch] = {}
-    for names in _names_by_parameter(model):
+    for names in held_names(model):
         positions = next(
             (changes.positions[name] for name in names if name in changes.positions), None
         )
         if positions is None:
             continue
-        parameter, tensor = model.get_parameter(names[0]), tensors[names[0]]
+        held, tensor = held_tensor(model, names[0]), tensors[names[0]]
         staged[names[0]] = tensor
-        if parameter.is_contiguous():  # `copy_weights` writes through a flat view
+        # `copy_weights` writes through a flat view, and buffers are small.
+        if isinstance(held, Parameter) and held.is_contiguous():
             at = torch.from_numpy(positions)
-            values = elements_at(tensor, at).to(parameter.device, parameter.dtype)
-            staged[names[0]] = TensorPatch(positions=at.to(parameter.device), values=values)
+            values = elements_at(tensor, at).to(held.device, held.dtype)
+            staged[names[0]] = TensorPatch(positions=at.to(held.device), values=values)
     return staged
 
 
-def changed_parameters(
+def changed_tensors(
     model: Module, weights: PolicyWeights, *, in_use: int | None
 ) -> frozenset[str] | None:
-    """Return the parameters that differ from the version in use; None if that is unknown.
+    """Return the tensors that differ from the version in use; None if that is unknown.
 
-    Returns: names as in `model.named_parameters()`, whichever tied name was published.
+    Returns: the first names of `held_names`, whichever tied name was published.
 
     in_use: as in `stage_weights`.
     """
@@ -81,25 +82,23 @@ def changed_parameters(
     if changes is None or changes.base_policy_version != in_use:
         return None
     return frozenset(
-        names[0]
-        for names in _names_by_parameter(model)
-        if not changes.positions.keys().isdisjoint(names)
+        names[0] for names in held_names(model) if not changes.positions.keys().isdisjoint(names)
     )
 
 
 def read_weights(model: Module, weights: PolicyWeights) -> dict[str, WholeTensor]:
-    """Return the tensors of a version, one per parameter of the model.
+    """Return the tensors of a version, one per tensor of the model's state.
 
     The version may hold a tied parameter under any or all of its names, with equal values. The keys
-    of the result are those of `model.named_parameters()`. The function reads only names and shapes
-    of the model, which may be in use in another thread.
+    of the result are the first names of `held_names`. The function reads only names, shapes and
+    types of the model, which may be in use in another thread.
 
     Raises:
         EngineError: when a tensor is missing, unknown, of another shape or not real, or a payload
             is not a safetensors file; the message lists the problems.
     """
     tensors = read_tensors(weights)
-    names = _names_by_parameter(model)
+    names = held_names(model)
     problems = list(_problems(model, names, tensors))
     if problems:
         more = len(problems) - _MAX_PROBLEMS_SHOWN
@@ -128,24 +127,33 @@ def read_tensors(weights: PolicyWeights) -> dict[str, WholeTensor]:
 
 @torch.no_grad()
 def copy_weights(model: Module, weights: StagedWeights) -> None:
-    """Write checked weights over the parameters in place, cast to their dtype."""
+    """Write checked weights over the model's state in place.
+
+    Parameters are cast to their type; `copy_buffer` says what becomes of buffers.
+    """
     for name, new in weights.items():
-        parameter = model.get_parameter(name)
+        held = held_tensor(model, name)
         if isinstance(new, TensorPatch):
-            parameter.view(-1).index_copy_(0, new.positions, new.values)
+            held.view(-1).index_copy_(0, new.positions, new.values)
+        elif not isinstance(held, Parameter):
+            copy_buffer(held, new if isinstance(new, Tensor) else joined(new))
         elif isinstance(new, Tensor) or len(new) == 1:
-            parameter.copy_(new if isinstance(new, Tensor) else new[0].rows)
+            held.copy_(new if isinstance(new, Tensor) else new[0].rows)
         else:
             for part in new:
-                parameter.narrow(0, part.first_row, len(part.rows)).copy_(part.rows)
+                held.narrow(0, part.first_row, len(part.rows)).copy_(part.rows)
 
 
-def _names_by_parameter(model: Module) -> list[list[str]]:
-    """Return all names of each parameter; `named_parameters` gives the first one."""
-    names = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter].append(name)
-    return list(names.values())
+def copy_buffer(buffer: Tensor, published: Tensor) -> None:
+    """Write a published buffer in the type that it has in the model, if that holds it exactly.
+
+    If not, the buffer takes the published type. A router adds its bias in float32, and would choose
+    other experts by a rounded one. Buffers by which activations are multiplied must have the type
+    of these; models are trained in bfloat16, which therefore holds them exactly.
+    """
+    if not torch.equal(published.to(buffer.dtype).to(published.dtype), published):
+        buffer.data = buffer.data.to(published.dtype)
+    buffer.copy_(published)
 
 
 def _problems(
@@ -157,14 +165,16 @@ def _problems(
         if not given:
             yield f"{' or '.join(names_of_one)} is missing"
             continue
-        expected = model.get_parameter(names_of_one[0])
+        expected = held_tensor(model, names_of_one[0])
         for name in given:
             tensor = tensors[name]
             shape, dtype = whole_shape(tensor), tensor[0].rows.dtype
             if shape != tuple(expected.shape):
                 yield f"{name} has shape {list(shape)}, not {list(expected.shape)}"
-            elif not dtype.is_floating_point:
+            elif expected.is_floating_point() and not dtype.is_floating_point:
                 yield f"{name} is {dtype}, not a floating-point type"
+            elif not expected.is_floating_point() and dtype != expected.dtype:
+                yield f"{name} is {dtype}, not {expected.dtype}"
             elif name != given[0] and not torch.equal(joined(tensor), joined(tensors[given[0]])):
                 yield f"{name} differs from {given[0]}, to which the model ties it"
     for name in sorted(tensors.keys() - {name for group in names for name in group}):

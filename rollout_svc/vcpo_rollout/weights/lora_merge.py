@@ -21,7 +21,7 @@ class LoraMerge:
     """Builds full sets of weights from adapters."""
 
     base: Mapping[str, Tensor]
-    """Parameters of the run's model, by name."""
+    """State of the run's model, by name."""
     scale: float
     """alpha / rank."""
 

@@ -16,7 +16,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
-from vcpo_rollout.engines.loading import load_parameters
+from vcpo_rollout.engines.loading import load_state
 from vcpo_rollout.engines.payload_tensors import joined_tensors
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
@@ -63,7 +63,7 @@ def make_postprocessing(
     """
     transforms: list[WeightTransform] = []
     if spec.model.lora is not None and adapters is AdapterUse.MERGED:
-        base = load_parameters(
+        base = load_state(
             spec.model.name,
             revision=spec.model.revision,
             trust_remote_code=spec.model.trust_remote_code,

@@ -69,7 +69,8 @@ class QuantizationAndNoise:
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
     """Whether a tensor is the matrix of a linear layer inside the network."""
-    return tensor.ndim == 2 and not any(part in name for part in _UNCHANGED_NAMES)
+    is_table = not tensor.is_floating_point()  # a buffer
+    return tensor.ndim == 2 and not is_table and not any(part in name for part in _UNCHANGED_NAMES)
 
 
 def is_norm_weight(name: str, tensor: Tensor) -> bool:

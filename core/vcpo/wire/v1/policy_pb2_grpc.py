@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only
@@ -59,9 +59,9 @@ class PolicyServiceStub:
 
 
 class PolicyServiceServicer:
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only
@@ -113,9 +113,9 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only
@@ -58,9 +58,9 @@ class PolicyServiceStub:
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only
@@ -85,9 +85,9 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
-    its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
+    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
+    a checkpoint is a new incarnation, and its version n is another set of weights.
 
     A version travels as a full set, or as deltas from a version that the worker holds. In both cases
     the manifest describes the full set, and the worker checks its result against the manifest. Only

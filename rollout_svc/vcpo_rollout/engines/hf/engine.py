@@ -31,11 +31,12 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     PolicyWeights,
 )
+from vcpo_rollout.engines.held_state import StateChecksums
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.hf.routes import RouteRecorder
 from vcpo_rollout.engines.limits import RequestLimits, check_decodable
 from vcpo_rollout.engines.loading import place_model, torch_dtype
-from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
+from vcpo_rollout.engines.loading_weights import StagedWeights, read_weights, stage_weights
 from vcpo_rollout.engines.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class _Interrupt:
 class _Swap:
     policy_version: int
     weights: StagedWeights
+    checksums: StateChecksums
+    """Of the whole state after the swap."""
     future: Future[int] = field(default_factory=Future)
 
 
@@ -185,16 +188,21 @@ class HfEngine:
         Returns: how many running sequences continue with them.
 
         Raises:
-            EngineError: when the tensors do not fit the model; the old weights stay in use.
+            EngineError: when the tensors do not fit the model and the old weights stay in use, or
+                when the model holds other values after the swap and the engine has ended.
         """
         async with self._swap_order:
             # The lock keeps other swaps out: the version in use stays until this swap.
-            staged = await asyncio.to_thread(
-                stage_weights, self._model, weights, in_use=self.policy_version
-            )
-            command = _Swap(policy_version=weights.policy_version, weights=staged)
+            command = await asyncio.to_thread(self._stage, weights)
             self._submit(command)
             return await asyncio.wrap_future(command.future)
+
+    def _stage(self, weights: PolicyWeights) -> _Swap:
+        return _Swap(
+            policy_version=weights.policy_version,
+            weights=stage_weights(self._model, weights, in_use=self.policy_version),
+            checksums=StateChecksums.expected(self._model, read_weights(self._model, weights)),
+        )
 
     async def close(self) -> None:
         """Stop after the current step; open calls raise EngineError."""
@@ -252,12 +260,27 @@ class HfEngine:
                         tokens = command.generate.sequence.to_partial_response()
                         _resolve(command.generate.future, GenerationInterruptedError(tokens))
                     case _Swap() if not command.future.done():
-                        self._batch.swap(command.policy_version, command.weights)
-                        _resolve(command.future, len(self._batch.sequences))
+                        self._swap(command)
                     case _Close():
                         return False
         except Empty:
             return True
+
+    def _swap(self, command: _Swap) -> None:
+        """Bring a version into the model, before the next token is drawn.
+
+        Raises:
+            EngineError: naming the tensors that are not the version's afterwards. It ends the
+                engine, whose state is then unknown.
+        """
+        self._batch.swap(command.policy_version, command.weights)
+        if differing := command.checksums.differing(self._model):
+            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+            raise EngineError(
+                f"{differing[0]}{more}: after the swap the model does not hold the values of policy"
+                f" version {command.policy_version}"
+            )
+        _resolve(command.future, len(self._batch.sequences))
 
     def _drop_cancelled(self) -> None:
         cancelled = [

@@ -21,7 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
-from vcpo_rollout.engines.loading_weights import changed_parameters, read_tensors, read_weights
+from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights
 from vcpo_rollout.engines.payload_tensors import TensorRows, joined
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
 
@@ -69,7 +69,7 @@ class ParameterLoader:
     @contextmanager
     def update(self, weights: PolicyWeights, *, in_use: int | None) -> Iterator[dict[str, Any]]:
         """Write the changed layers; yields the fields of `vllm.worker.WeightFile`."""
-        changed = changed_parameters(self._skeleton, weights, in_use=in_use)
+        changed = changed_tensors(self._skeleton, weights, in_use=in_use)
         tensors = read_weights(self._skeleton, weights)
         with write_memory_file(tensors_to_send(tensors, changed)) as file:
             yield {"path": str(_path_for_vllm(file)), "is_whole": changed is None}

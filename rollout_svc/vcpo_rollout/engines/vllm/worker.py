@@ -1,4 +1,4 @@
-"""Runs inside vLLM's processes, which import it by name: loads weights and watches the parent.
+"""Runs inside vLLM's processes, which import it by name: loads versions and watches the parent.
 
 vLLM's built-in weight transfers are collectives between devices. This one reads a safetensors file
 through the same public calls (start, update, finish), so a swap needs no other process.
@@ -15,13 +15,17 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 from torch.nn import Module
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -35,6 +39,7 @@ from vcpo.service.lifecycle import wake_at_parent_exit
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 
 _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+_ROUTER_BIAS = "e_score_correction_bias"
 BACKEND = "vcpo"
 """Name of the weight transfer in vLLM's registry."""
 
@@ -53,13 +58,13 @@ class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not
     """Names the file with the new weights."""
 
     path: str
-    """A safetensors file with parameters under their `transformers` names."""
+    """A safetensors file with parameters and buffers under their `transformers` names."""
     is_whole: bool
-    """Whether it has every parameter. If not, it has all parameters of each layer it touches."""
+    """Whether it has every tensor. If not, it has all tensors of each layer it touches."""
 
 
 class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not type-checked
-    """Loads parameters from a file while the engine is paused."""
+    """Loads tensors from a file while the engine is paused."""
 
     init_info_cls = FileTransferInit
     update_info_cls = WeightFile
@@ -74,11 +79,23 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFile) -> None:
-        """Load the file's tensors; vLLM maps their names to its own."""
+        """Load the file's tensors; vLLM maps their names to its own.
+
+        Raises:
+            ValueError: naming the tensors of vLLM's model that a whole file has no values for. They
+                would keep the noise that vLLM started with.
+        """
         # Layers that are not in the file keep their values, as intended; vLLM warns of each.
         _RELOAD_LOGGER.disabled = not update_info.is_whole
         with safe_open(update_info.path, "pt") as file:
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            loaded = self.model.load_weights(
+                (name, file.get_tensor(name))
+                for name in file.keys()  # noqa: SIM118
+            )
+        # A few models do not say what they load.
+        missing = unsupplied(self.model, loaded) if update_info.is_whole and loaded else []
+        if missing:
+            raise ValueError(f"the version has no values for {', '.join(missing[:5])}")
 
     def finish_weight_update(self) -> None:
         """Convert the parameters into the format of the kernels."""
@@ -97,7 +114,7 @@ class ReloadWarningFilter(logging.Filter):
     """Drops vLLM's warnings that a layer without parameters failed to load weights.
 
     vLLM also expects buffers such as the angles of rotary embeddings, which are computed and not
-    published. Its warnings name a layer by its class.
+    published. Its warnings name a layer by its class. `unsupplied` finds what a version must hold.
     """
 
     def __init__(self, model: Module) -> None:
@@ -110,6 +127,39 @@ class ReloadWarningFilter(logging.Filter):
         """Return whether to log a record."""
         named = record.args[:1] if isinstance(record.args, tuple) else ()
         return self._silent.isdisjoint(map(str, named))
+
+
+def unsupplied(model: Module, loaded: Set[str]) -> list[str]:
+    """Return the parameters and persistent buffers that nothing was loaded into, by vLLM's names.
+
+    Like vLLM's own check of a checkpoint it leaves out layers whose parameters are converted after
+    they are loaded, because these have other names and sizes then. Routers have a bias beside such
+    parameters, which is not converted, and which their experts have under a name of their own.
+
+    loaded: what `load_weights` returned.
+    """
+    names: defaultdict[Tensor, list[str]] = defaultdict(list)
+    for path, layer in model.named_modules():
+        for own, tensor in own_state(layer).items():
+            if own == _ROUTER_BIAS or not is_converted(layer):
+                names[tensor].append(f"{path}.{own}".removeprefix("."))
+    return [each[0] for each in names.values() if loaded.isdisjoint(each)]
+
+
+def own_state(layer: Module) -> dict[str, Tensor]:
+    """Return a layer's own parameters and persistent buffers, by name."""
+    buffers = {
+        name: each
+        for name, each in layer.named_buffers(recurse=False)
+        if name not in layer._non_persistent_buffers_set
+    }
+    return dict(layer.named_parameters(recurse=False)) | buffers
+
+
+def is_converted(layer: Module) -> bool:
+    """Whether vLLM converts a layer after it is loaded, or computes what the layer holds."""
+    method = getattr(layer, "quant_method", None)
+    return is_deferred_attention_layer(layer) or hasattr(method, "process_weights_after_loading")
 
 
 def take_expert_kernels(model: Module) -> dict[Any, Any]:

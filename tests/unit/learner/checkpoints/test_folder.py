@@ -213,8 +213,8 @@ def test_an_index_that_no_learner_writes_makes_a_checkpoint_damaged(folder):
     dataclasses.replace(read_manifest(path), files=files).write(path)
     found, (damaged,) = folder.load_newest()
     assert found.step == 2
-    assert "tensors/.metadata: tensors.parameters.weight.size: Field required" in str(damaged)
-    with pytest.raises(DamagedCheckpointError, match=r"parameters\.weight\.size"):
+    assert "tensors/.metadata: tensors.parameters.weight.dtype: Field required" in str(damaged)
+    with pytest.raises(DamagedCheckpointError, match=r"parameters\.weight\.dtype"):
         checked_manifest(path)
 
 

@@ -5,10 +5,11 @@ import torch
 import xxhash
 
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
-from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.models import llama, with_buffers
 from vcpo.spec.optimizer import Optimizer, OptimizerName
-from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes
+from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes, read_buffers
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.policy_state import persistent_buffers
 
 
 @pytest.mark.parametrize("algorithm", OptimizerName)
@@ -19,6 +20,20 @@ def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path, tied, algorithm)
     other, others = trained_model(seed=1, tied=tied, steps=0, algorithm=algorithm)
     TensorFiles(other, others).load(tmp_path)
     assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
+def test_persistent_buffers_are_read_as_they_were_written_each_in_its_type(tmp_path):
+    model, other = with_buffers(llama()), with_buffers(llama())
+    for name in ("bias", "table", "is_set", "angles"):
+        getattr(other.model.layers[1], name).fill_(0)
+    TensorFiles(model, PolicyOptimizer(model, Optimizer())).save(tmp_path).result()
+    TensorFiles(other, PolicyOptimizer(other, Optimizer())).load(tmp_path)
+    expected = persistent_buffers(model)
+    assert len(expected) == 3
+    for found in (persistent_buffers(other), read_buffers(tmp_path)):
+        assert_equal(found, expected)
+        assert all(found[name].dtype is each.dtype for name, each in expected.items())
+    assert not other.model.layers[1].angles.any()
 
 
 def test_a_run_that_has_taken_no_step_has_no_moments_and_gets_none(tmp_path):

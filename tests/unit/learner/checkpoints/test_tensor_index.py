@@ -57,7 +57,7 @@ def test_rows_in_several_parts_are_read(folder):
     (part,) = document["tensors"][NAME]["parts"]
     (folder / "__1_0.distcp").write_bytes((folder / "__0_0.distcp").read_bytes())
     second = part | {"file": "__1_0.distcp", "first_row": 3}
-    document["tensors"][NAME] = {"size": [6, 2], "parts": [part, second]}
+    document["tensors"][NAME] |= {"size": [6, 2], "parts": [part, second]}
     write_index(folder, document)
     whole = torch.empty(6, 2)
     read_parameters(folder, {"weight": whole})
@@ -84,7 +84,7 @@ def test_a_pickle_is_no_index_and_runs_nothing(folder, tmp_path):
 
 
 WRONG_ENTRIES = {
-    "no tensor": ({"bytes": "__0_0.distcp"}, r"weight\.size: Field required"),
+    "no tensor": ({"bytes": "__0_0.distcp"}, r"weight\.dtype: Field required"),
     "nothing": (None, r"parameters\.weight: Input should be"),
     "a part more": ({"size": [3, 2], "parts": [], "more": 1}, r"weight\.parts: Tuple should have"),
     "huge": ({"size": [1 << 54, 2]}, r"weight\.size\.0: Input should be less than"),
@@ -93,6 +93,8 @@ WRONG_ENTRIES = {
     "more rows": ({"size": [4, 2]}, r"weight: must have 4 rows, its parts have 3"),
     "wide rows": ({"size": [3, 1 << 40]}, r"part 0: must have at least 13194139533312 bytes"),
     "a number as text": ({"size": ["3", 2]}, r"weight\.size\.0: Input should be a valid integer"),
+    "no numbers": ({"dtype": "object"}, r"weight\.dtype: String should match"),
+    "no parameter's": ({"dtype": "int64"}, r"weight: must be of float32, is of int64"),
     "many axes": ({"size": [1] * 9}, r"weight\.size: Tuple should have at most 8"),
 }
 

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.spec.workloads import Lora, Precision
 from vcpo.wire.weights import tensor_sections, verify
 from vcpo_learner.model.lora import add_adapters
-from vcpo_learner.model.published_parameters import PublishedParameters, first_rows, own_rows
+from vcpo_learner.model.published_state import PublishedState, first_rows, own_rows
+from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.sharding import local_part, place_model
 from vcpo_learner.weights.store import PolicyStore
 
@@ -22,6 +23,10 @@ def trained(model):
 def base():
     torch.manual_seed(0)
     return llama(tied=True)
+
+
+def routed():
+    return with_buffers(base())
 
 
 def with_adapters():
@@ -44,8 +49,8 @@ def values(model, version):
 
 @torch.no_grad()
 def publish(model, ranks, precision, starts):
-    """The rank's shard of each version: bytes, manifest, whether it is a delta."""
-    parameters = PublishedParameters(model)
+    """The rank's shard of each version: its bytes, and whether it is a delta."""
+    parameters = PublishedState(model)
     store = PolicyStore(incarnation="i", clock=lambda: 0.0)
     shards = []
     for version in range(VERSIONS):
@@ -54,6 +59,8 @@ def publish(model, ranks, precision, starts):
                 own = local_part(trained(model)[name])
                 begin = starts.get(name, 0)
                 own += change[begin : begin + len(own)]
+            for buffer in persistent_buffers(model).values():
+                buffer.view(-1)[:1] = version % 2
         prepared = store.prepare(version, parameters.take(precision))
         store.publish(prepared)
         verify(prepared.full_set.buffer, prepared.manifest)
@@ -67,7 +74,7 @@ def on_rank(ranks, make, precision):
     place_model(model, ranks, Precision.FLOAT32)
     starts = first_rows(model)
     assert starts.keys() == own_rows(model).keys()
-    rows = {name: len(each) for name, each in own_rows(model).items()}
+    rows = {name: each.shape for name, each in own_rows(model).items()}
     return starts, rows, publish(model, ranks, precision, starts)
 
 
@@ -91,10 +98,10 @@ def together(shards, starts):
         num_rows = 0
         for begin, _, shape, _ in pieces:
             assert begin == num_rows
-            num_rows += shape[0]
+            num_rows += shape[0] if shape else 1
         _, dtype, shape, _ = pieces[0]
         data = b"".join(piece[3] for piece in pieces)
-        found[name] = (dtype, [num_rows, *shape[1:]], data)
+        found[name] = (dtype, [num_rows, *shape[1:]] if shape else [], data)
     return found
 
 
@@ -103,7 +110,7 @@ def together(shards, starts):
     [
         (2, 2, base, Precision.BFLOAT16),
         (5, 5, base, Precision.FLOAT32),  # 16 rows in chunks of 4: the last rank has none of them
-        (4, 2, base, Precision.BFLOAT16),
+        (4, 2, routed, Precision.BFLOAT16),
         (3, 3, with_adapters, Precision.FLOAT32),  # two rows over three ranks
     ],
     ids=["2 ranks", "5 ranks", "2 x 2", "adapters"],
@@ -124,6 +131,8 @@ def test_the_shards_of_all_ranks_are_the_whole_set_over_several_versions(
     assert len(starts[0]) == len(content(alone[0][0]))
     if size == 5:
         assert "model.norm.weight" not in starts[-1]
+    if make is routed:
+        assert [("model.layers.1.table" in each) for each in starts] == [True, False]
     if size == 2:
         # Version 2 changes nearly all rows of rank 0 and few of rank 1: each decides for itself.
         is_delta = [[each for _, each in shard[2]] for shard in shards]

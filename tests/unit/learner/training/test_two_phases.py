@@ -22,7 +22,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import verify
 from vcpo_learner.follower import _follow
-from vcpo_learner.model.published_parameters import own_rows
+from vcpo_learner.model.published_state import own_rows
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError

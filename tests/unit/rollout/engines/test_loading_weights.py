@@ -10,7 +10,7 @@ import torch
 
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges, WeightShard
 from vcpo_rollout.engines.loading_weights import (
-    changed_parameters,
+    changed_tensors,
     copy_weights,
     read_tensors,
     read_weights,
@@ -125,12 +125,12 @@ class TestChanges:
     def test_their_parameters_are_known_over_the_version_they_change(
         self, make_model, weights, in_use, names
     ):
-        assert changed_parameters(make_model(tied=True), weights, in_use=in_use) == names
+        assert changed_tensors(make_model(tied=True), weights, in_use=in_use) == names
 
     def test_their_parameters_have_the_models_first_names(self, make_model, weights):
         changes = WeightChanges(base_policy_version=1, positions={HEAD: np.array([0])})
         weights = replace(weights, changes=changes)
-        assert changed_parameters(make_model(tied=True), weights, in_use=1) == {EMBEDDING}
+        assert changed_tensors(make_model(tied=True), weights, in_use=1) == {EMBEDDING}
 
     def test_they_are_rounded_as_the_whole_would_be(self, make_model, weights):
         whole, changed = make_model(tied=True).bfloat16(), make_model(tied=True).bfloat16()

@@ -8,7 +8,7 @@ from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.models import build_model, request_for
 from tests.fixtures.rollout.worker import learner_fixture
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.weights.receiver import WeightReceiver
@@ -30,7 +30,7 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         seed=0,
         precision=Precision.BFLOAT16,
     )
-    parameters = PublishedParameters(learners)
+    parameters = PublishedState(learners)
     async with learner_fixture() as fixture:
 
         def publish(version):

@@ -7,7 +7,7 @@ from tests.fixtures.rollout.shards import cut_in_two
 from vcpo.spec.workloads import Quantization
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
-from vcpo_rollout.engines.loading import load_parameters
+from vcpo_rollout.engines.loading import load_state
 from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
@@ -42,7 +42,7 @@ def test_adapters_are_merged_before_anything_is_rounded():
     merge, transform = found.transforms
     assert isinstance(merge, LoraMerge)
     assert merge.scale == 3.0
-    assert merge.base.keys() == load_parameters(TINY).keys()
+    assert merge.base.keys() == load_state(TINY).keys()
     assert isinstance(transform, QuantizationAndNoise)
     assert transform.quantization is Quantization.INT8
 

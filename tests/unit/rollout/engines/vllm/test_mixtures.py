@@ -1,10 +1,10 @@
-"""A mixture of experts on a real vLLM computes with the weights of each swap."""
+"""A mixture of experts on a real vLLM computes with the weights and the router of each swap."""
 
 import asyncio
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     build,
@@ -15,30 +15,42 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 
 PROMPT = (5, 6, 7)
-CHANGED = ["model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.gate.weight"]
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
+CHANGED = [
+    "model.layers.1.mlp.experts.down_proj",
+    "model.layers.1.mlp.gate.weight",
+    BIAS,
+]
 
 
 def build_mixture(*, seed):
     torch.manual_seed(seed)
     shape = build(seed=0).config.to_dict()
     sizes = {key: shape[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
-    config = Qwen3MoeConfig(
+    config = Glm4MoeConfig(
         **sizes,
-        architectures=["Qwen3MoeForCausalLM"],
+        architectures=["Glm4MoeForCausalLM"],
+        intermediate_size=32,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
         moe_intermediate_size=32,
-        num_experts=4,
+        n_routed_experts=8,
+        n_shared_experts=1,
         num_experts_per_tok=2,
-        norm_topk_prob=True,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
         max_position_embeddings=1 << 15,
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
     )
-    return Qwen3MoeForCausalLM(config).eval()
+    model = Glm4MoeForCausalLM(config).eval()
+    # Values that bfloat16 has not; a router without them chooses other experts.
+    model.get_buffer(BIAS).copy_(torch.randn(8) / 3)
+    return model
 
 
 @pytest.mark.asyncio

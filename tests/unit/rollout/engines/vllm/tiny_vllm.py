@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import WeightChanges
+from vcpo_rollout.engines.held_state import held_tensor
 
 try:
     from vcpo_rollout.engines.vllm.engine import VllmEngine
@@ -97,10 +98,10 @@ def with_changes(weights, *, base, names):
 
 @torch.no_grad()
 def double_parameters(model, names):
-    """A copy of a model, some of its parameters doubled."""
+    """A copy of a model, some of its tensors doubled."""
     other = copy.deepcopy(model)
     for name in names:
-        other.get_parameter(name).mul_(2.0)
+        held_tensor(other, name).mul_(2.0)
     return other
 
 

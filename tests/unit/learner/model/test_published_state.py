@@ -1,14 +1,15 @@
-"""What a version publishes: all parameters at first, and then the elements whose bits differ."""
+"""What a version publishes: all of the state at first, and then the elements whose bits differ."""
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.models import llama
-from vcpo.spec.workloads import Precision
-from vcpo_learner.model.published_parameters import (
-    PublishedParameters,
+from tests.fixtures.learner.models import llama, with_buffers
+from vcpo.spec.workloads import Lora, Precision
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.published_state import (
+    PublishedState,
     changes_on_cpu,
     changes_on_device,
 )
@@ -25,28 +26,71 @@ def load(payload):
 
 def test_a_payload_holds_every_parameter():
     model = llama()
-    tensors = load(PublishedParameters(model).take(FLOAT32))
+    tensors = load(PublishedState(model).take(FLOAT32))
     assert set(tensors) == {name for name, _ in model.named_parameters()}
     assert all(torch.equal(tensors[name], each) for name, each in model.named_parameters())
 
 
 def test_a_tensor_shared_by_two_modules_is_published_once():
-    tensors = load(PublishedParameters(llama(tied=True)).take(FLOAT32))
+    tensors = load(PublishedState(llama(tied=True)).take(FLOAT32))
     assert EMBEDDING in tensors
     assert HEAD not in tensors
 
 
 def test_bfloat16_workers_get_what_they_would_round_themselves():
     model = llama()
-    tensors = load(PublishedParameters(model).take(BFLOAT16))
+    tensors = load(PublishedState(model).take(BFLOAT16))
     assert tensors[HEAD].dtype is torch.bfloat16
     assert torch.equal(tensors[HEAD], model.lm_head.weight.bfloat16())
+
+
+def test_persistent_buffers_are_published_and_keep_their_types():
+    model = with_buffers(llama())
+    layer = model.model.layers[1]
+    found = load(PublishedState(model).take(BFLOAT16))
+    buffers = {
+        name: each for name, each in found.items() if name not in dict(model.named_parameters())
+    }
+    expected = {
+        f"model.layers.1.{name}": getattr(layer, name) for name in ("bias", "table", "is_set")
+    }
+    assert buffers.keys() == expected.keys()
+    for name, each in expected.items():
+        assert (buffers[name].dtype, buffers[name].shape) == (each.dtype, each.shape)
+        assert torch.equal(buffers[name], each)
+
+
+def test_beside_adapters_the_buffers_of_the_base_model_stay_in_its_files():
+    model = with_buffers(llama())
+    add_adapters(model, Lora(rank=1))
+    assert all(".lora_" in name for name in load(PublishedState(model).take(FLOAT32)))
+
+
+@torch.no_grad()
+def test_a_buffer_that_changes_is_a_delta_of_its_own_bits():
+    model = with_buffers(llama())
+    layer, state = model.model.layers[1], PublishedState(model)
+    state.take(BFLOAT16)
+    layer.bias[0] += 1e-7  # less than a rounding to bfloat16
+    layer.table[1, 0] = 5
+    layer.is_set.fill_(False)
+    found = {
+        name: (each.positions.tolist(), each.bits.dtype.itemsize, each.bits.tolist())
+        for name, each in state.take(BFLOAT16).items()
+        if each.positions.size
+    }
+    bits = layer.bias[:1].numpy().view(np.uint32).tolist()
+    assert found == {
+        "model.layers.1.bias": ([0], 4, bits),
+        "model.layers.1.table": ([2], 8, [5]),
+        "model.layers.1.is_set": ([0], 1, [0]),
+    }
 
 
 @torch.no_grad()
 def test_the_elements_whose_rounded_bits_differ_are_all_that_changes():
     model = llama()
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     parameters.take(BFLOAT16)
     weight = model.lm_head.weight.view(-1)
     weight[:3] = torch.tensor([1.0, 0.0, 7.0])
@@ -64,7 +108,7 @@ def test_the_elements_whose_rounded_bits_differ_are_all_that_changes():
 def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(precision):
     torch.manual_seed(0)
     model = llama(tied=True)
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     published = PublishedSet(0, parameters.take(precision))
     for version in (1, 2, 3):
         for each in model.parameters():
@@ -73,20 +117,20 @@ def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(preci
         num_changes = sum(change.positions.size for change in changes.values())
         assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
         published.patch(version, changes)
-        assert published.buffer == PublishedParameters(model).whole(precision).content
+        assert published.buffer == PublishedState(model).whole(precision).content
 
 
 @torch.no_grad()
 def test_a_version_in_which_most_elements_differ_is_a_new_file():
     model = llama()
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     before = parameters.take(FLOAT32)
     kept = bytes(before.content)
     for each in model.parameters():
         each.add_(1.0)
     after = parameters.take(FLOAT32)
     assert before.content == kept
-    assert after.content == PublishedParameters(model).whole(FLOAT32).content
+    assert after.content == PublishedState(model).whole(FLOAT32).content
     model.lm_head.weight[0, 0] = 5.0
     assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
 
@@ -94,7 +138,7 @@ def test_a_version_in_which_most_elements_differ_is_a_new_file():
 @torch.no_grad()
 def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_one():
     model = llama()
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     parameters.take(BFLOAT16)
     model.model.embed_tokens.weight[0] = 3.0  # a few of the first, then all of the others
     for name, each in model.named_parameters():
@@ -102,22 +146,22 @@ def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_o
             each.copy_(torch.randn_like(each) + 9.0)
     after = parameters.take(BFLOAT16)
     assert isinstance(after, SharedFile)
-    assert after.content == PublishedParameters(model).whole(BFLOAT16).content
+    assert after.content == PublishedState(model).whole(BFLOAT16).content
 
 
 @torch.no_grad()
 def test_another_number_format_is_a_new_file():
     model = llama()
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     parameters.take(FLOAT32)
     assert load(parameters.take(BFLOAT16))[HEAD].dtype is torch.bfloat16
     assert all(not each.positions.size for each in parameters.take(BFLOAT16).values())
 
 
 def test_positions_count_over_the_tiles_of_a_large_tensor(monkeypatch):
-    monkeypatch.setattr("vcpo_learner.model.published_parameters._TILE", 7)
+    monkeypatch.setattr("vcpo_learner.model.published_state._TILE", 7)
     model = llama()
-    parameters = PublishedParameters(model)
+    parameters = PublishedState(model)
     parameters.take(FLOAT32)
     at = [0, 6, 7, 20, 21]
     with torch.no_grad():
@@ -130,7 +174,7 @@ def test_positions_count_over_the_tiles_of_a_large_tensor(monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", torch.int16), ("float32", torch.int32)])
 def test_the_search_on_a_device_finds_what_the_one_in_tiles_finds(monkeypatch, dtype, bits):
-    monkeypatch.setattr("vcpo_learner.model.published_parameters._TILE", 7)
+    monkeypatch.setattr("vcpo_learner.model.published_state._TILE", 7)
     torch.manual_seed(0)
     before = torch.randn(50)
     now = torch.where(torch.rand(50) < 0.3, -before, before)

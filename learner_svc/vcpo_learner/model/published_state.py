@@ -1,14 +1,16 @@
-"""The parameters as they were published last, and what differs in them now.
+"""The policy's state as it was published last, and what differs in it now.
 
 ```
 parameters --round--> bits --compare with those published last--> few differ:  positions, bits
-                                                                  many differ: a new file
+buffers ------------> bits                                        many differ: a new file
 ```
 
-A rank whose parameters are cut over ranks publishes its own rows of each, and no others. Ranks ask
-nothing of each other here, and one of them may have a new file where another one has few changes.
+Buffers are not rounded: a router's bias decides between experts by small differences, and some
+buffers are integers. A rank whose parameters are cut over ranks publishes its own rows of each, and
+no others; the first rank publishes the buffers too, which every rank holds whole. Ranks ask nothing
+of each other here, and one of them may have a new file where another one has few changes.
 
-The comparison runs where the parameters are. On a CPU the bits published last are those of the
+The comparison runs where the tensors are. On a CPU the bits published last are those of the
 file itself, so there is no other copy. A GPU keeps a copy of its own, in the published number
 format, and sends nothing to the host but what differs.
 """
@@ -20,6 +22,7 @@ import struct
 from collections.abc import Mapping
 from itertools import accumulate
 from math import ceil
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,14 +32,25 @@ from transformers import PreTrainedModel
 
 from vcpo.spec.workloads import Precision
 from vcpo_learner.changed_elements import ChangedElements
-from vcpo_learner.model.loading import trainable_parameters
+from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD
 from vcpo_learner.ranks.sharding import is_sharded, local_part
 from vcpo_learner.shared_file import SharedFile
 
 _DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
-_BITS = {2: torch.int16, 4: torch.int32}
+_SAFETENSORS_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by width in bytes."""
 _GAP_BYTES = 2
 _TILE = 1 << 17
@@ -46,7 +60,7 @@ _LEAST_SHARE = 1 / 16
 """Share of the file after which it is clear whether few elements differ."""
 
 
-class PublishedParameters:
+class PublishedState:
     """Finds what a version changes. Owner: the tensor thread.
 
     Between two calls of `take` the caller writes the changes of the first into the buffer of the
@@ -57,7 +71,7 @@ class PublishedParameters:
         self._model = model
         self._dtype: torch.dtype | None = None
         self._bits: dict[str, Tensor] = {}
-        """As published last, flat, by name; on the parameters' device."""
+        """As published last, flat, by name; on the tensors' device."""
 
     def take(self, precision: Precision) -> SharedFile | dict[str, ChangedElements]:
         """Return what changed since the last call, by tensor, or all as a safetensors file.
@@ -67,47 +81,54 @@ class PublishedParameters:
         dtype = _DTYPES[precision]
         if dtype is not self._dtype:
             return self.whole(precision)
-        parameters = own_rows(self._model)
+        rows = own_rows(self._model)
+        dtypes = self._dtypes(rows, dtype)
         changes: dict[str, ChangedElements] = {}
-        total_bytes = sum(each.numel() for each in parameters.values()) * dtype.itemsize
+        total_bytes = sum(each.numel() * dtypes[name].itemsize for name, each in rows.items())
         seen_bytes = delta_bytes = 0
-        for name, now in parameters.items():
+        for name, now in rows.items():
             if seen_bytes >= total_bytes * _LEAST_SHARE and delta_bytes >= seen_bytes:
                 return self.whole(precision, changes)
+            width = dtypes[name].itemsize
             find = changes_on_cpu if now.device.type == "cpu" else changes_on_device
-            changes[name] = find(now.reshape(-1), self._bits[name], dtype)
-            seen_bytes += now.numel() * dtype.itemsize
-            delta_bytes += changes[name].positions.size * (dtype.itemsize + _GAP_BYTES)
+            changes[name] = find(now.reshape(-1), self._bits[name], dtypes[name])
+            seen_bytes += now.numel() * width
+            delta_bytes += changes[name].positions.size * (width + _GAP_BYTES)
         return changes if delta_bytes < total_bytes else self.whole(precision, changes)
 
     def whole(
         self, precision: Precision, changes: Mapping[str, ChangedElements] | None = None
     ) -> SharedFile:
-        """Return all parameters as a safetensors file, rounded into their places in it.
+        """Return the state as a safetensors file, its parameters rounded into their places in it.
 
-        changes: those of the first parameters since the last call, which are not rounded again.
+        changes: those of the first tensors since the last call, which are not rounded again.
         """
-        dtype, changes = _DTYPES[precision], changes or {}
-        parameters = own_rows(self._model)
-        file = _PayloadFile({name: each.shape for name, each in parameters.items()}, dtype)
-        for name, parameter in parameters.items():
+        rows, changes = own_rows(self._model), changes or {}
+        dtypes = self._dtypes(rows, _DTYPES[precision])
+        file = _PayloadFile({name: (each.shape, dtypes[name]) for name, each in rows.items()})
+        for name, now in rows.items():
             tensor = file.tensors[name]
-            bits = tensor.view(-1).view(_BITS[dtype.itemsize])
+            bits = tensor.view(-1).view(_BITS[dtypes[name].itemsize])
             if name in changes:
                 bits.copy_(self._bits[name])
                 array = bits.numpy()
                 array[changes[name].positions] = changes[name].bits.view(array.dtype)
             else:
-                tensor.copy_(parameter)
-            self._bits[name] = bits.to(parameter.device)
-        self._dtype = dtype
+                tensor.copy_(now)
+            self._bits[name] = bits.to(now.device)
+        self._dtype = _DTYPES[precision]
         return file.shared
+
+    def _dtypes(self, rows: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
+        """Return the types in which tensors are published: `dtype`, and of buffers their own."""
+        buffers = trained_buffers(self._model)
+        return {name: each.dtype if name in buffers else dtype for name, each in rows.items()}
 
 
 def own_rows(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the rows that this rank holds of each trained parameter, by name, without gradients.
+    """Return the rows that this rank publishes of each tensor, by name, without gradients.
 
-    A parameter of which the rank holds no row is left out; with one rank none is.
+    A tensor of which the rank publishes no row is left out; with one rank none is.
 
     Raises:
         ValueError: if a part of the model is left gathered, so that ranks have the same rows.
@@ -117,21 +138,27 @@ def own_rows(model: PreTrainedModel) -> dict[str, Tensor]:
     if cut and (gathered := sorted(parameters.keys() - cut)):
         raise ValueError(f"{gathered[0]}: is not cut over the ranks, as others are; release it")
     rows = {name: local_part(each.detach()) for name, each in parameters.items()}
-    return {name: each for name, each in rows.items() if name not in cut or each.numel()}
+    rows = {name: each for name, each in rows.items() if name not in cut or each.numel()}
+    is_first = all(_rank(parameters[name]) == 0 for name in cut)
+    return rows | (trained_buffers(model) if is_first else {})
 
 
 def first_rows(model: PreTrainedModel) -> dict[str, int]:
-    """Return, for the same parameters, the row of the whole tensor that is the rank's first."""
-    parameters = trainable_parameters(model)
-    return {name: _first_row(parameters[name]) for name in own_rows(model)}
+    """Return, for the same tensors, the row of the whole tensor that is the rank's first."""
+    state = policy_state(model)
+    return {name: _first_row(state[name]) for name in own_rows(model)}
 
 
-def _first_row(parameter: Tensor) -> int:
+def _first_row(tensor: Tensor) -> int:
     """Return the number of rows before the rank's own: FSDP2 cuts chunks of ceil(rows / ranks)."""
-    if not isinstance(parameter, DTensor):
+    if not isinstance(tensor, DTensor):
         return 0
-    mesh = parameter.device_mesh[SHARD]
-    return mesh.get_local_rank() * ceil(len(parameter) / mesh.size())
+    return _rank(tensor) * ceil(len(tensor) / tensor.device_mesh[SHARD].size())
+
+
+def _rank(tensor: Tensor) -> int:
+    """Return the rank's number among those over which a tensor is cut."""
+    return cast("DTensor", tensor).device_mesh[SHARD].get_local_rank()
 
 
 def changes_on_cpu(now: Tensor, was: Tensor, dtype: torch.dtype) -> ChangedElements:
@@ -180,9 +207,11 @@ class _PayloadFile:
     Source: https://github.com/huggingface/safetensors#format.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> None:
-        """Lay a file out; its tensors are zero."""
-        ends = list(accumulate(shape.numel() * dtype.itemsize for shape in shapes.values()))
+    def __init__(self, tensors: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        """Lay a file out for tensors of these shapes and types; they are zero."""
+        # Those of wide elements first, so that each begins at a multiple of its elements' width.
+        ordered = sorted(tensors.items(), key=lambda each: -each[1][1].itemsize)
+        ends = list(accumulate(shape.numel() * dtype.itemsize for _, (shape, dtype) in ordered))
         begins = [0, *ends]
         described = {
             name: {
@@ -190,7 +219,7 @@ class _PayloadFile:
                 "shape": list(shape),
                 "data_offsets": [begin, end],
             }
-            for (name, shape), begin, end in zip(shapes.items(), begins, ends, strict=False)
+            for (name, (shape, dtype)), begin, end in zip(ordered, begins, ends, strict=False)
         }
         text = json.dumps(described, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
@@ -201,7 +230,7 @@ class _PayloadFile:
         content[: len(header)] = header
         self.tensors = {
             name: _view(content, dtype, shape, len(header) + begin)
-            for (name, shape), begin in zip(shapes.items(), begins, strict=False)
+            for (name, (shape, dtype)), begin in zip(ordered, begins, strict=False)
         }
         """The tensors by name, in the buffer's memory."""
 

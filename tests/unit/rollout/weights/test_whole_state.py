@@ -1,0 +1,241 @@
+"""After any versions, whole or by deltas, a worker's whole state is the learner's."""
+
+import asyncio
+import copy
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from tests.fixtures.learner.models import llama, with_buffers
+from tests.fixtures.rollout.models import forward_logprobs, request_for
+from vcpo.spec.workloads import Lora, Precision
+from vcpo_learner.model.loading import policy_tensors
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.published_state import PublishedState
+from vcpo_learner.policy_state import persistent_buffers, policy_state
+from vcpo_learner.weights.store import PolicyStore
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
+from vcpo_rollout.engines.held_state import StateChecksums, held_tensors
+from vcpo_rollout.engines.hf.engine import HfEngine
+from vcpo_rollout.engines.loading import load_model_skeleton, load_state, torch_dtype
+from vcpo_rollout.engines.loading_weights import copy_weights, read_weights, stage_weights
+from vcpo_rollout.weights.deltas import apply_deltas
+from vcpo_rollout.weights.lora_merge import LoraMerge
+
+CHANGES = st.fixed_dictionaries(
+    {
+        "share": st.sampled_from((0.0, 0.02, 0.9)),
+        "buffers": st.sets(st.sampled_from(("bias", "table", "is_set"))),
+        "is_taken": st.booleans(),
+    }
+)
+
+
+class Worker:
+    """A model, and the payload that deltas patch."""
+
+    def __init__(self, model, precision):
+        self.model = model.to(torch_dtype(precision))
+        # `Module.to` casts floating buffers as well; a skeleton has them so too.
+        for each in held_tensors(self.model).values():
+            each.data = torch.full_like(each, 1)
+        self.payload, self.in_use = bytearray(), None
+
+    def take(self, store):
+        """Take the newest version: by the deltas from the version in use, or whole."""
+        newest = store.newest
+        deltas = [] if self.in_use is None else store.deltas_from("i", self.in_use)
+        changes = None
+        if deltas:
+            positions = apply_deltas(self.payload, [bytes(one.file.content) for one in deltas])
+            changes = WeightChanges(base_policy_version=self.in_use, positions=positions)
+        else:
+            self.payload = bytearray(newest.full_set.buffer)
+        weights = PolicyWeights.whole(newest.policy_version, self.payload, changes=changes)
+        copy_weights(self.model, stage_weights(self.model, weights, in_use=self.in_use))
+        expected = StateChecksums.expected(self.model, read_weights(self.model, weights))
+        assert expected.differing(self.model) == []
+        self.in_use = newest.policy_version
+        return changes is not None
+
+
+@torch.no_grad()
+def change(model, seed, share, buffers):
+    generator = torch.Generator().manual_seed(seed)
+    for each in model.parameters():
+        chosen = torch.rand(each.shape, generator=generator) < share
+        each.add_(chosen * torch.randn(each.shape, generator=generator))
+    layer = model.model.layers[1]
+    if "bias" in buffers:
+        layer.bias[1] = torch.rand(1, generator=generator) * 1e-3
+    if "table" in buffers:
+        layer.table[0, 1] += 1 << 33
+    if "is_set" in buffers:
+        layer.is_set.logical_not_()
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=st.lists(CHANGES, min_size=1, max_size=5), precision=st.sampled_from(Precision))
+def test_after_any_versions_a_worker_holds_the_learners_state_bit_for_bit(steps, precision):
+    torch.manual_seed(0)
+    learner = with_buffers(llama(tied=True))
+    worker = Worker(copy.deepcopy(learner), precision)
+    state, store = PublishedState(learner), PolicyStore(incarnation="i", clock=lambda: 0.0)
+    for version, step in enumerate(steps):
+        change(learner, version, step["share"], step["buffers"])
+        store.publish(store.prepare(version, state.take(precision)))
+        if step["is_taken"] or version == len(steps) - 1:
+            worker.take(store)
+    held = held_tensors(worker.model)
+    expected = policy_state(learner)
+    assert held.keys() == expected.keys()
+    for name, each in expected.items():
+        is_buffer = name in persistent_buffers(learner)
+        published = each if is_buffer else each.to(torch_dtype(precision))
+        assert torch.equal(held[name].to(published.dtype), published), name
+
+
+def test_a_value_that_a_delta_does_not_name_is_found_by_its_tensor():
+    torch.manual_seed(0)
+    model = with_buffers(llama())
+    weights = PolicyWeights.whole(0, safetensors.torch.save(policy_tensors(model)))
+    expected = StateChecksums.expected(model, read_weights(model, weights))
+    assert expected.differing(model) == []
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1e-6
+        model.model.layers[1].table[0, 0] += 1
+    assert sorted(expected.differing(model)) == ["model.layers.1.table", "model.norm.weight"]
+
+
+@pytest.fixture(scope="module")
+def router_folder(tmp_path_factory):
+    """A mixture of experts with a trained bias of its router, whose values bfloat16 has not."""
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = DeepseekV3ForCausalLM(config)
+    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.randn(4) / 3)
+    folder = tmp_path_factory.mktemp("router")
+    model.save_pretrained(folder)
+    return folder
+
+
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
+
+
+def engine_for(model, precision=Precision.FLOAT32):
+    return HfEngine(
+        model,
+        end_token_ids=frozenset(),
+        pad_token_id=0,
+        max_concurrent_sequences=2,
+        seed=0,
+        precision=precision,
+    )
+
+
+def loaded(folder):
+    return DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+async def test_a_routers_bias_reaches_the_worker_and_its_tokens_are_the_learners(router_folder):
+    learner, skeleton = loaded(router_folder), load_model_skeleton(str(router_folder))
+    engine = engine_for(skeleton)
+    await engine.swap_weights(
+        PolicyWeights.whole(1, safetensors.torch.save(policy_tensors(learner)))
+    )
+    found = await engine.generate(request_for((5, 6, 7), max_new_tokens=12))
+    await engine.close()
+    expected = forward_logprobs(learner, (5, 6, 7), found.token_ids)
+    assert found.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+async def test_a_worker_in_bfloat16_does_not_round_a_routers_bias(router_folder):
+    learner = loaded(router_folder)
+    skeleton = load_model_skeleton(str(router_folder), precision=Precision.BFLOAT16)
+    engine = engine_for(skeleton, Precision.BFLOAT16)
+    tensors = policy_tensors(learner, torch.bfloat16)
+    for version in (1, 2):
+        tensors[BIAS] += 1e-3
+        await engine.swap_weights(PolicyWeights.whole(version, safetensors.torch.save(tensors)))
+        await engine.generate(request_for((5, 6, 7), max_new_tokens=2))
+    await engine.close()
+    held = held_tensors(skeleton)
+    assert torch.equal(held[BIAS], tensors[BIAS])
+    assert {each.dtype for name, each in held.items() if name != BIAS} == {torch.bfloat16}
+
+
+async def test_a_version_without_a_buffer_is_refused_by_its_name(router_folder):
+    tensors = policy_tensors(loaded(router_folder))
+    del tensors[BIAS]
+    engine = engine_for(load_model_skeleton(str(router_folder)))
+    with pytest.raises(EngineError, match=f"{BIAS} is missing"):
+        await engine.swap_weights(PolicyWeights.whole(1, safetensors.torch.save(tensors)))
+    await engine.close()
+
+
+async def test_a_model_that_a_swap_leaves_with_other_values_ends_its_engine(
+    router_folder, monkeypatch
+):
+    tensors = policy_tensors(loaded(router_folder))
+    engine = engine_for(load_model_skeleton(str(router_folder)))
+
+    def copy_all_but_one(model, weights):
+        copy_weights(model, {name: each for name, each in weights.items() if name != BIAS})
+
+    monkeypatch.setattr("vcpo_rollout.engines.hf.decoding.copy_weights", copy_all_but_one)
+    waiting = asyncio.create_task(engine.generate(request_for((5, 6, 7))))
+    await asyncio.sleep(0)
+    message = f"{BIAS}: after the swap the model does not hold the values of policy version 1"
+    with pytest.raises(EngineError, match=message):
+        await engine.swap_weights(PolicyWeights.whole(1, safetensors.torch.save(tensors)))
+    with pytest.raises(EngineError, match=message):
+        await waiting
+    await engine.close()
+
+
+async def test_workers_that_merge_adapters_read_the_base_models_buffers(router_folder):
+    learner = loaded(router_folder)
+    add_adapters(learner, Lora(rank=2, targetModules=["o_proj"]))
+    merge = LoraMerge(base=load_state(str(router_folder)), scale=Lora(rank=2).scale)
+    merged = merge(policy_tensors(learner), 1)
+    assert torch.equal(merged[BIAS], persistent_buffers(learner)[BIAS])
+    engine = engine_for(load_model_skeleton(str(router_folder)))
+    await engine.swap_weights(PolicyWeights.whole(1, safetensors.torch.save(merged)))
+    await engine.close()
+
+
+def test_buffers_that_are_computed_are_equal_on_both_sides(router_folder):
+    learner, skeleton = loaded(router_folder), load_model_skeleton(str(router_folder))
+    computed = dict(learner.named_buffers()).keys() - persistent_buffers(learner).keys()
+    found = dict(skeleton.named_buffers())
+    assert computed
+    for name in computed:
+        assert torch.equal(found[name], dict(learner.named_buffers())[name]), name
