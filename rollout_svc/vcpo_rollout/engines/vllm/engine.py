@@ -38,6 +38,7 @@ from vcpo_rollout.engines.engine import (
 from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.exchange import sampling_params, to_generation
+from vcpo_rollout.engines.vllm.last_error import LastError
 from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
 from vcpo_rollout.engines.vllm.statistics import step_logger
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 SWAP_TIMEOUT_S = 300.0
 _WATCH_S = 0.5
-_DIED = "vLLM's engine process has died; its log says why"
+_DIED = "vLLM's engine process has died"
 _ABORT_TIMEOUT_S = 5.0
 _ABORT_AGAIN_S = 0.05
 _SHUTDOWN_S = 5.0
@@ -65,6 +66,7 @@ class VllmEngine:
     skeleton: the model in `transformers`, against which weights are checked.
     stop_strings: that end a response; None if only end tokens do.
     lora: of the adapters that versions consist of; None for versions of all parameters.
+    last_error: that of vLLM's processes; None if they were started without.
     swap_timeout_s: limit of a whole swap; a longer one is stuck, and the engine ends.
     """
 
@@ -76,9 +78,11 @@ class VllmEngine:
         end_token_ids: frozenset[int],
         stop_strings: StopStrings | None = None,
         lora: Lora | None = None,
+        last_error: LastError | None = None,
         swap_timeout_s: float = SWAP_TIMEOUT_S,
     ) -> None:
         self._swap_timeout_s = swap_timeout_s
+        self._last_error = last_error
         self._llm = llm
         self._loader: VersionLoader = (
             ParameterLoader(skeleton) if lora is None else AdapterLoader(skeleton, lora)
@@ -111,12 +115,14 @@ class VllmEngine:
             ValueError: when vLLM cannot run this model on this machine; its log says why.
         """
         skeleton = load_skeleton(settings)
+        last_error = LastError()
         return cls(
-            start_llm(settings),
+            start_llm(settings, last_error),
             skeleton=skeleton,
             end_token_ids=end_token_ids,
             stop_strings=stop_strings,
             lora=settings.lora,
+            last_error=last_error,
         )
 
     def export_steps(self, gauges: RolloutGauges) -> None:
@@ -203,14 +209,18 @@ class VllmEngine:
                 raise
             raise EngineError(self._ended) from None
         except EngineDeadError as error:
-            self._end(_DIED)
+            self._end_by_death()
             raise EngineError(self._ended) from error
 
     async def _watch(self) -> None:
         """End the engine when vLLM's process dies, since some calls to it would never return."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
-        self._end(_DIED)
+        self._end_by_death()
+
+    def _end_by_death(self) -> None:
+        cause = "" if self._last_error is None else self._last_error.read()
+        self._end(f"{_DIED} ({cause})" if cause else f"{_DIED}; its log may say why")
 
     def _end(self, reason: str) -> None:
         """Cancel open calls and refuse later ones; the first reason stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
+from vcpo_rollout.engines.vllm.last_error import LastError
 from vcpo_rollout.engines.vllm.statistics import StepLogger
 
+_ARGUMENTS_LOGGER: Final = logging.getLogger("vllm.engine.arg_utils")
 _GIBIBYTE: Final = 1 << 30
 _CPU_KV_CACHE_GIBIBYTES: Final = 1.0
 _WORKER_MODULE: Final = "vcpo_rollout.engines.vllm.worker"
@@ -104,14 +107,16 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
         )
 
 
-def start_llm(settings: VllmSettings) -> AsyncLLM:
+def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> AsyncLLM:
     """Start vLLM, its parameters uninitialized unless it serves adapters.
+
+    last_error: where vLLM's processes write their errors; None if nobody wants them.
 
     Returns once it can generate.
 
     Raises:
-        ValueError: when vLLM cannot run this model on this machine; its log says why. When it has
-            no Triton, and so returns no routes, the error names the field.
+        ValueError: when vLLM cannot run this model on this machine. When it has no Triton, and so
+            returns no routes, the error names the field.
     """
     if settings.returns_routes and not HAS_TRITON:
         raise ValueError(
@@ -119,8 +124,12 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
             " Triton, which a CPU does not have; use spec.rollouts[].engine: hf, or false"
         )
     on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        _ARGUMENTS_LOGGER.addFilter(_is_no_warning_of_whole_prompts)
     check_arguments(settings.arguments)
     variables = _ENVIRONMENT | {ROLLOUT_WORKER_VARIABLE: str(os.getpid())}
+    last_error = last_error or LastError()
+    variables |= last_error.environment
     if settings.returns_routes:
         variables |= _ROUTES_ENVIRONMENT
     try:
@@ -128,8 +137,14 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
         with _environment(variables | (_CPU_ENVIRONMENT if on_cpu else {})):
             return AsyncLLM.from_engine_args(arguments, stat_loggers=[StepLogger])
     except (RuntimeError, TypeError, ValueError) as error:
+        cause = last_error.read() or error
         given = f" with engineArguments {dict(settings.arguments)}" if settings.arguments else ""
-        raise ValueError(f"spec.rollouts[].engine: vLLM did not start{given}: {error}") from error
+        raise ValueError(f"spec.rollouts[].engine: vLLM did not start{given}: {cause}") from error
+
+
+def _is_no_warning_of_whole_prompts(record: logging.LogRecord) -> bool:
+    """Whether to log a record; vLLM warns of prompts read whole for any family of models."""
+    return "disabling chunked prefill" not in record.getMessage()
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -188,6 +203,9 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         arguments["enable_return_routed_experts"] = True
     if on_cpu:
         arguments["enforce_eager"] = True
+        # vLLM dies if a seeded request's prompt is read in pieces: it then turns the request's
+        # generator back, which one for a CPU cannot do. Whole prompts wait for the next step.
+        arguments["enable_chunked_prefill"] = False
         if settings.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = _ONE_PROCESS_ON_CPU
     return arguments | dict(settings.arguments)

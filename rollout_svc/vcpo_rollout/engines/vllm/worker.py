@@ -1,4 +1,6 @@
-"""Runs inside vLLM's processes, which import it by name: loads versions and watches the parent.
+"""Runs inside vLLM's processes, which import it by name.
+
+It loads versions, watches the parent, and records errors for it.
 
 vLLM's built-in weight transfers are collectives between devices. This one reads a safetensors file
 through the same public calls (start, update, finish), so a swap needs no other process.
@@ -37,6 +39,7 @@ from vllm.platforms import current_platform
 
 from vcpo.service.lifecycle import wake_at_parent_exit
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
+from vcpo_rollout.engines.vllm.last_error import record_errors
 
 _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 _ROUTER_BIAS = "e_score_correction_bias"
@@ -218,3 +221,4 @@ def _watch_parents() -> None:
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
 _watch_parents()
+record_errors(logging.getLogger("vllm"))

@@ -133,6 +133,21 @@ class TestEngine:
             tied_engine, models, make_request, publish, reference_logprobs
         )
 
+    async def test_more_prompts_than_vllm_reads_in_one_step_are_sampled(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {27: build(seed=27)}
+        await engine.swap_weights(publish(models[27], 27))
+        # vLLM reads 2,048 tokens in a step on a CPU, and here the whole context; these are more.
+        requests = [
+            make_request((number, *range(40)) * 110, max_new_tokens=2, seed=number)
+            for number in range(NUM_PLACES)
+        ]
+        assert sum(len(each.prompt_token_ids) for each in requests) > 1 << 15
+        generations = await asyncio.gather(*map(engine.generate, requests))
+        for generation, request in zip(generations, requests, strict=True):
+            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
     async def test_no_prefix_read_by_old_weights_is_used_with_new_ones(
         self, engine, make_request, publish, reference_logprobs
     ):
@@ -356,5 +371,6 @@ def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
     assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
     assert on_gpu["dtype"] == "bfloat16"
     only_on_cpu = {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes"}
-    assert on_cpu.keys() - on_gpu.keys() == only_on_cpu
+    assert on_cpu.keys() - on_gpu.keys() == {*only_on_cpu, "enable_chunked_prefill"}
+    assert on_cpu["enable_chunked_prefill"] is False
     assert on_cpu["kv_cache_memory_bytes"] == 1 << 30
