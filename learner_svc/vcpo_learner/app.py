@@ -27,6 +27,7 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
+from vcpo.service.vocabulary import num_tokens
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.tracking.services import check_packages
 from vcpo.tracking.sink import TrackedRun
@@ -49,7 +50,6 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
-from vcpo_learner.model.loading import vocabulary_size
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -209,7 +209,7 @@ class _Learner:
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(
             spec,
-            vocabulary_size=vocabulary_size(policy.model),
+            vocabulary_size=num_tokens(policy.model),
             model_context_tokens=context_tokens(policy.model.config.to_dict()),
             routers=router_layout(policy.model),
         )

@@ -8,16 +8,19 @@ known kind computes full logits, and so does a small one: for it tiles cost more
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vcpo.service.vocabulary import vocabulary_of
 from vcpo_learner.forward.model_inputs import model_inputs, model_routes, predicting_places
 from vcpo_learner.forward.norm_proxies import logit_energies
 from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.output_head.logit_tiles import TokenRows
 from vcpo_learner.output_head.model_head import ModelHead, model_head
 from vcpo_learner.output_head.recorded_head import RecordedHead
 from vcpo_learner.output_head.tiled_head import (
@@ -111,8 +114,21 @@ class PolicyNetwork(nn.Module):
             return NetworkOutput(states=found.hidden_states[-1])
         tiles = self.has_tiles(batch) if wanted.tiles is None else wanted.tiles
         if tiles and self._known is not None:
-            return NetworkOutput(scores=_tiled_scores(self._known, batch, wanted))
-        return NetworkOutput(scores=_full_scores(self.model, batch, wanted))
+            return NetworkOutput(scores=_tiled_scores(self._known, batch, wanted, self._rows))
+        return NetworkOutput(scores=_full_scores(self.model, batch, wanted, self._rows))
+
+    @cached_property
+    def _rows(self) -> TokenRows | None:
+        """The rows of the head that are tokens; None if all are."""
+        vocabulary = vocabulary_of(self.model)
+        if vocabulary is None:
+            return None
+        is_hole = None
+        if vocabulary.holes:
+            device = next(self.model.parameters()).device
+            is_hole = torch.zeros(vocabulary.num_tokens, dtype=torch.bool, device=device)
+            is_hole[list(vocabulary.holes)] = True
+        return TokenRows(count=vocabulary.num_tokens, is_hole=is_hole)
 
     @torch.no_grad()
     def compare_head(self) -> None:
@@ -152,13 +168,16 @@ class PolicyNetwork(nn.Module):
         return f"with tiles, log-probabilities differ by {largest:.2g} nats"
 
 
-def _tiled_scores(head: ModelHead, batch: TokenBatch, wanted: Wanted) -> TokenScores:
+def _tiled_scores(
+    head: ModelHead, batch: TokenBatch, wanted: Wanted, rows: TokenRows | None
+) -> TokenScores:
     states: Tensor = head.decoder(**model_inputs(batch)).last_hidden_state
     request = HeadRequest(
         targets=batch.input_ids[batch.response_mask],
         form=head.form,
         temperature=wanted.temperature,
         input_dtype=_autocast_dtype(states.device),
+        rows=rows,
         entropies=wanted.entropies,
         energies=wanted.energies,
         observer=wanted.observer or _recorded_head(head, batch),
@@ -178,9 +197,12 @@ def _recorded_head(head: ModelHead, batch: TokenBatch) -> RecordedHead | None:
     return RecordedHead(recording, slots, lengths, batch.input_ids, is_token)
 
 
-def _full_scores(model: nn.Module, batch: TokenBatch, wanted: Wanted) -> TokenScores:
+def _full_scores(
+    model: nn.Module, batch: TokenBatch, wanted: Wanted, rows: TokenRows | None
+) -> TokenScores:
     logits: Tensor = model(**model_inputs(batch)).logits
     predictions = logits.flatten(0, 1).index_select(0, predicting_places(batch))
+    predictions = predictions if rows is None else rows.of(predictions)
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     distributions = functional.log_softmax(precise / wanted.temperature, dim=-1)
     targets = batch.input_ids[batch.response_mask]

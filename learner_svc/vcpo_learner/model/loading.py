@@ -22,6 +22,7 @@ from transformers import (
 
 from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
 from vcpo_learner.model.file_tensors import account_for
@@ -57,7 +58,8 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the weights (as float32) and the tokenizer from a directory or the hub.
 
-    The model's `config.dtype` is that of the files, in which an export is written.
+    The model carries its vocabulary. Its `config.dtype` is that of the files, in which an export is
+    written.
 
     lora: adapters to train instead of the weights; None trains all weights.
 
@@ -83,7 +85,7 @@ def load_policy(
     model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
     model.config.dtype = dtype
-    tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
+    tokenizer = load_vocabulary(model, name, revision, trust_remote_code=trust_remote_code)
     if lora is not None:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters
@@ -116,6 +118,22 @@ def check_config(name: str, revision: str | None, *, trust_remote_code: bool) ->
     sections = (config, config.get("text_config") or {})
     named = [str(section.get(key)) for section in sections for key in ("dtype", "torch_dtype")]
     return next((DTYPES[each] for each in named if each in DTYPES), torch.float32)
+
+
+def load_vocabulary(
+    model: PreTrainedModel, name: str, revision: str | None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, and make the model carry its vocabulary.
+
+    Raises:
+        ModelLoadError: if it cannot be loaded, or has no token for text.
+    """
+    tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
+    try:
+        keep_vocabulary(model, tokenizer)
+    except ValueError as error:
+        raise ModelLoadError(name, error) from error
+    return tokenizer
 
 
 def load_tokenizer(
@@ -191,10 +209,3 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
             if name not in own or own[name].shape != tensor.shape:
                 raise ValueError(f"tensor {name}: does not fit the model of the run")
             own[name].copy_(tensor)
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the tokens with a row in the embedding and in the head, padding rows included."""
-    head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    weights = [model.get_input_embeddings().weight, *([head.weight] if head is not None else [])]
-    return min(len(weight) for weight in weights if isinstance(weight, Tensor))

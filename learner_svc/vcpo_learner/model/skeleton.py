@@ -38,7 +38,7 @@ from vcpo_learner.model.loading import (
     ModelLoadError,
     check_config,
     load_policy,
-    load_tokenizer,
+    load_vocabulary,
 )
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
@@ -63,10 +63,11 @@ def load_on_ranks(
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
             account_for(name, skeleton, missing=(), unused=unused_tensors(folder, skeleton))
+            tokenizer = load_vocabulary(skeleton, name, revision, trust_remote_code=trust)
             network = PolicyNetwork(skeleton)
             place_model(network, ranks, precision)
             fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
-            return network, load_tokenizer(name, revision, trust_remote_code=trust)
+            return network, tokenizer
     model, tokenizer = load_policy(name, revision, settings.lora, trust_remote_code=trust)
     network = PolicyNetwork(model)
     place_model(network, ranks, precision)

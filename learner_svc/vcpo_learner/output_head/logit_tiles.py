@@ -30,6 +30,21 @@ class LogitForm:
     """Gemma's `final_logit_softcapping`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenRows:
+    """The rows of a head that are tokens; no sum has another, and no other gets a gradient."""
+
+    count: int
+    """Rows from here on are no tokens."""
+    is_hole: Tensor | None = None
+    """[count] rows among the others that are no tokens either; None if there is none."""
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Return the logits [..., count] of tokens, of those of all rows; -inf for a hole."""
+        narrow = logits[..., : self.count]
+        return narrow if self.is_hole is None else narrow.masked_fill(self.is_hole, -torch.inf)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSize:
     """Tokens and rows of the vocabulary in one tile of logits."""
@@ -44,6 +59,8 @@ _TILE_SIZES = {
 }
 """A tile in float32 has 1 MiB for a CPU, which stays in its cache, and 256 MiB for a GPU, which
 keeps it busy. The second is a choice that no measurement supports yet."""
+_NEVER = -1e30
+"""A logit whose exponential is 0; finite, and so are its products with numbers of logits."""
 
 
 def tile_size(device: torch.device) -> TileSize:
@@ -79,6 +96,13 @@ class TiledLogits:
     input_dtype: torch.dtype
     """Of the products' inputs."""
     size: TileSize
+    rows: TokenRows | None = None
+    """None if all of the head's rows are tokens."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of the head's rows that may be tokens: the first ones."""
+        return len(self.weight) if self.rows is None else self.rows.count
 
     @property
     def num_tokens(self) -> int:
@@ -97,9 +121,8 @@ class TiledLogits:
 
     def vocabulary_blocks(self) -> Iterator[slice]:
         """Yield all rows of the vocabulary, in runs of at most a tile's."""
-        num_rows = len(self.weight)
-        for start in range(0, num_rows, self.size.vocabulary):
-            yield slice(start, min(start + self.size.vocabulary, num_rows))
+        for start in range(0, self.num_rows, self.size.vocabulary):
+            yield slice(start, min(start + self.size.vocabulary, self.num_rows))
 
     def factors(self, values: Tensor) -> Tensor:
         """Return values as the products take them."""
@@ -128,6 +151,8 @@ class TiledLogits:
         if self.bias is not None:
             logits.add_(self.bias[vocabulary])
         slopes = self.finish(logits)
+        if self.rows is not None and self.rows.is_hole is not None:
+            logits.masked_fill_(self.rows.is_hole[vocabulary], _NEVER)
         return Tile(vocabulary=vocabulary, weight=weight, logits=logits, slopes=slopes)
 
     def finish(self, products: Tensor) -> Tensor | float:
@@ -145,5 +170,5 @@ class TiledLogits:
     def memory(self) -> Tensor:
         """Return memory for the logits of one tile, to be used again and again."""
         tokens = min(self.size.tokens, self.num_tokens)
-        rows = min(self.size.vocabulary, len(self.weight))
+        rows = min(self.size.vocabulary, self.num_rows)
         return self.hidden.new_empty(tokens * rows, dtype=self.dtype)

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from vcpo_learner.output_head.distributions import Wanted, token_distributions
 from vcpo_learner.output_head.gradient_tiles import HeadObjective, parameter_gradients
-from vcpo_learner.output_head.logit_tiles import LogitForm, TiledLogits, TileSize, tile_size
+from vcpo_learner.output_head.logit_tiles import (
+    LogitForm,
+    TiledLogits,
+    TileSize,
+    TokenRows,
+    tile_size,
+)
 
 
 class HeadObserver(Protocol):
@@ -47,6 +53,8 @@ class HeadRequest:
     """Of the products' inputs; None for the matrix's."""
     size: TileSize | None = None
     """None for the device's."""
+    rows: TokenRows | None = None
+    """None if all of the head's rows are tokens."""
     entropies: bool = False
     energies: bool = False
     observer: HeadObserver | None = None
@@ -136,6 +144,7 @@ def _logits(
         temperature=request.temperature,
         input_dtype=request.input_dtype or weight.dtype,
         size=request.size or tile_size(hidden.device),
+        rows=request.rows,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from transformers import PreTrainedModel
 
+from vcpo.service.vocabulary import num_tokens
 from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
     GenerationRequest,
@@ -28,10 +29,10 @@ class RequestLimits:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """Return the limits in a model's configuration."""
+        """Return the limits of a model."""
         config = model.config.get_text_config(decoder=True)
         return cls(
-            vocabulary_size=config.vocab_size,
+            vocabulary_size=num_tokens(model),
             context_tokens=getattr(config, "max_position_embeddings", None),
         )
 

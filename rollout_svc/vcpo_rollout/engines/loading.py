@@ -9,7 +9,7 @@ base model itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.held_state import held_tensors
 
@@ -47,6 +48,8 @@ def load_model_skeleton(
     precision: Precision = Precision.FLOAT32,
 ) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are uninitialized.
+
+    It carries its vocabulary, if it has a tokenizer.
 
     name: a directory or a model name on the Hugging Face hub.
     revision: branch, tag or commit on the hub; None is the default branch.
@@ -71,6 +74,9 @@ def load_model_skeleton(
             )
     # `no_init_weights` also skips the tying of weights.
     model.tie_weights()
+    with suppress(ValueError):  # who encodes text with it refuses the run
+        tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
+        keep_vocabulary(model, tokenizer)
     return model
 
 

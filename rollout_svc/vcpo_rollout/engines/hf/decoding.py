@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vcpo.service.vocabulary import Vocabulary, vocabulary_of
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -133,6 +134,7 @@ class DecodeBatch:
         self._end_token_ids = end_token_ids
         self._stop_strings = stop_strings
         self._cache = DecodingCache(model, pad_token_id=pad_token_id, recorder=routes)
+        self._vocabulary = vocabulary_of(model)
         self._generator = torch.Generator(model.device).manual_seed(seed)
         self._sequences: list[PartialSequence] = []
         self._logits: Tensor | None = None
@@ -170,7 +172,8 @@ class DecodeBatch:
             return {}
         temperatures = [sequence.request.temperature for sequence in self._sequences]
         seeds = [sequence.next_seed for sequence in self._sequences]
-        token_ids, logprobs = sample_tokens(self._logits, temperatures, seeds, self._generator)
+        logits = logits_of_tokens(self._logits, self._vocabulary)
+        token_ids, logprobs = sample_tokens(logits, temperatures, seeds, self._generator)
         ended: dict[PartialSequence, Outcome] = {}
         for sequence, token_id, logprob in zip(self._sequences, token_ids, logprobs, strict=True):
             outcome = self._record(sequence, token_id, logprob, self._policy_version)
@@ -233,15 +236,28 @@ class DecodeBatch:
             self._logits = self._logits[order] if order and self._logits is not None else None
 
 
+def logits_of_tokens(logits: Tensor, vocabulary: Vocabulary | None) -> Tensor:
+    """Return the logits that a softmax may see, of those of all rows of the head.
+
+    logits: [rows, vocab]; the columns of holes are overwritten.
+    vocabulary: None if every row is a token.
+    """
+    if vocabulary is None:
+        return logits
+    if vocabulary.holes:
+        logits[:, list(vocabulary.holes)] = -math.inf
+    return logits[:, : vocabulary.num_tokens]
+
+
 def sample_tokens(
     logits: Tensor,
     temperatures: Sequence[float],
     seeds: Sequence[int | None],
     generator: torch.Generator,
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row from softmax(logits / temperature), over the whole vocabulary.
+    """Draw one token per row from softmax(logits / temperature), over all columns.
 
-    logits: [rows, vocab], any float type; all computation is in float32.
+    logits: [rows, tokens], any float type; all computation is in float32.
     seeds: of each row's draw; a row without one draws from `generator`.
 
     Returns: token ids, and the natural logarithms of the probabilities they were drawn with. A

@@ -27,6 +27,7 @@ from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from vcpo.service.vocabulary import vocabulary_of
 from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -89,6 +90,7 @@ class VllmEngine:
         )
         self._end_token_ids = end_token_ids
         self._stop_strings = stop_strings
+        self._vocabulary = vocabulary_of(skeleton)
         self._limits = RequestLimits(
             vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
             context_tokens=llm.model_config.max_model_len,
@@ -306,6 +308,9 @@ class VllmEngine:
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             num_running: int = self._llm.get_num_unfinished_requests()
+            if self._policy_version is None and self._vocabulary is not None:
+                tokens = (self._vocabulary.num_tokens, list(self._vocabulary.holes))
+                await self._llm.collective_rpc("sample_only", args=tokens)
             await self._loader.load(self._llm, update, policy_version)
         except BaseException as error:  # also a cancelled swap
             # After half a swap some layers have no values, and a decoding step would kill vLLM's

@@ -33,7 +33,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 def sampling_params(
     request: GenerationRequest, end_token_ids: frozenset[int], *, streams: bool = False
 ) -> SamplingParams:
-    """Return vLLM's parameters: the whole vocabulary, until one of `end_token_ids`.
+    """Return vLLM's parameters: all tokens of the vocabulary, until one of `end_token_ids`.
 
     streams: whether tokens are returned as they are sampled; else with the last one.
 

@@ -11,6 +11,7 @@ Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -22,13 +23,16 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import Module
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
@@ -45,10 +49,35 @@ _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.laye
 _ROUTER_BIAS = "e_score_correction_bias"
 BACKEND = "vcpo"
 """Name of the weight transfer in vLLM's registry."""
+_LOGIT_LAYERS = (LogitsProcessor, LogitsProcessorWithLoRA)
 
 
 class WorkerExtension:
-    """Makes vLLM's processes import this module: vLLM gets its name as `worker_extension_cls`."""
+    """Makes vLLM's processes import this module: vLLM gets its name as `worker_extension_cls`.
+
+    Its methods become those of vLLM's workers.
+    """
+
+    def sample_only(self, num_tokens: int, holes: list[int]) -> None:
+        """Leave rows of the head without a token out of every softmax; see `Vocabulary`.
+
+        It costs nothing without holes: vLLM cuts its own padding off at the same place.
+        """
+        model = self.get_model()  # type: ignore[attr-defined]  # of vLLM's worker
+        layers = [each for each in model.modules() if isinstance(each, _LOGIT_LAYERS)]
+        if not layers:
+            raise RuntimeError(f"{type(model).__name__}: has no layer that makes logits")
+        places = torch.tensor(holes, device=next(model.parameters()).device)
+        for layer in layers:
+            if isinstance(layer, LogitsProcessor):
+                layer.vocab_size = layer.org_vocab_size = num_tokens
+            if holes:
+                layer.register_forward_hook(functools.partial(_hide, places))
+
+
+def _hide(holes: Tensor, layer: Module, inputs: Any, logits: Tensor | None) -> None:
+    if logits is not None:  # one of several processes gathers them
+        logits.index_fill_(-1, holes, -torch.inf)
 
 
 @dataclass

@@ -5,7 +5,7 @@ import torch
 
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
-from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.models import llama, qwen2
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.model.loading import (
     ModelLoadError,
@@ -86,6 +86,12 @@ def test_a_model_that_is_nowhere_is_an_error_with_field_value_and_cure(tmp_path)
 def test_damaged_weights_are_the_same_error(broken_folder):
     with pytest.raises(ModelLoadError, match=r"spec\.model\.name: cannot load .*SafetensorError"):
         load_policy(str(broken_folder), None)
+
+
+def test_a_model_whose_tokenizer_has_no_files_is_refused(tmp_path):
+    qwen2().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="no token for text; its files are missing"):
+        load_policy(str(tmp_path), None)
 
 
 def test_the_saved_policy_can_be_loaded_again(tmp_path):

@@ -22,7 +22,9 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.algo import NonFiniteWeightError
+from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -80,6 +82,31 @@ def with_adapters() -> nn.Module:
     return model
 
 
+def with_spare_rows() -> nn.Module:
+    model = seeded_model(qwen2)
+    keep_vocabulary(model, tokenizer_of([*range(9), *range(10, 19)]))
+    return model
+
+
+def of_few_tokens(groups: list[Any]) -> list[Any]:
+    """The trajectories, with another token in place of each that `with_spare_rows` lacks."""
+
+    def mapped(token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(each if each < 19 and each != 9 else each % 9 for each in token_ids)
+
+    return [
+        [
+            replace(
+                one,
+                prompt_token_ids=mapped(one.prompt_token_ids),
+                response_token_ids=mapped(one.response_token_ids),
+            )
+            for one in group
+        ]
+        for group in groups
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     make: Callable[[], nn.Module] = tiny_llama
@@ -125,6 +152,7 @@ CASES = {
     "many micro-steps": Case(sections={**TWO_PASSES, "batch": {"microBatchTrajectories": 1}}),
     "one pass": Case(),
     "one pass, tied": Case(make=lambda: seeded_model(qwen2)),
+    "one pass, spare rows": Case(make=with_spare_rows, change=of_few_tokens),
     "one pass, packed": Case(sections={"batch": {"rowLayout": "packed"}}),
     "one pass, a group over many micro-steps": Case(
         sections={"batch": {"microBatchTrajectories": 1}}

@@ -9,11 +9,11 @@ import torch
 from tests.fixtures.learner.dispatcher import make_partial_response, make_run, make_trajectory
 from tests.fixtures.learner.models import gpt2, llama
 from vcpo.local.models import context_tokens
+from vcpo.service.vocabulary import num_tokens
 from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import FinishReason, TokenSpan
-from vcpo_learner.model.loading import vocabulary_size
 from vcpo_learner.services.response_bounds import ResponseBounds
 
 BOUNDS = ResponseBounds(
@@ -26,7 +26,7 @@ ROUTES = ExpertRoutes(experts=bytes((0, 3)), num_layers=2, num_choices=1)
 def bounds_of(run, model):
     return ResponseBounds.from_spec(
         run.spec,
-        vocabulary_size=vocabulary_size(model),
+        vocabulary_size=num_tokens(model),
         model_context_tokens=context_tokens(model.config.to_dict()),
     )
 
@@ -170,12 +170,11 @@ def test_a_longest_response_that_fills_the_context_is_refused_at_the_start(make)
 
 
 def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
-    """Padded rows are tokens as long as the model scores them, and none where it does not."""
     heads = SimpleNamespace(
         get_input_embeddings=lambda: torch.nn.Embedding(32, 4),
         get_output_embeddings=lambda: torch.nn.Linear(4, 30),
     )
-    assert vocabulary_size(heads) == 30
+    assert num_tokens(heads) == 30
 
 
 @pytest.mark.parametrize("bound", ["maxAbsoluteReward", "callTimeoutSeconds"])

@@ -6,6 +6,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import Gemma2Config, GenerationConfig, PreTrainedTokenizerFast
 
+from vcpo.service.vocabulary import Vocabulary, vocabulary_of
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.loading import (
     load_end_token_ids,
@@ -56,6 +57,15 @@ def test_a_skeleton_has_the_precision_asked_for(folder):
     skeleton = load_model_skeleton(str(folder), precision=Precision.BFLOAT16)
     assert skeleton.lm_head.weight.dtype is torch.bfloat16
     assert skeleton.model.rotary_emb.inv_freq.dtype is torch.float32
+
+
+def test_a_skeleton_carries_the_tokens_of_its_folder(folder):
+    assert vocabulary_of(load_model_skeleton(str(folder))) == Vocabulary(num_tokens=3)
+
+
+def test_without_a_tokenizer_every_row_of_a_skeleton_is_a_token(tmp_path, make_model):
+    make_model().config.save_pretrained(tmp_path)
+    assert vocabulary_of(load_model_skeleton(str(tmp_path))) is None
 
 
 def test_the_tokenizer_is_the_folders(folder):

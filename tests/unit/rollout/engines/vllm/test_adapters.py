@@ -7,6 +7,7 @@ import pytest_asyncio
 import torch
 
 from tests.fixtures.rollout.shards import cut_in_two
+from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_adapters import (
     LORA,
@@ -20,19 +21,22 @@ from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.vllm.start import engine_arguments
 
 PROMPT = (5, 6, 7)
-LONG_PROMPT = tuple(range(40)) * 5
+LONG_PROMPT = tuple(range(32)) * 6
 """Longer than a block of keys and values (128 tokens), so that its beginning is cached."""
+WORDS = tokenizer_of([*range(11), *range(13, 32)])
+"""Of the 40 rows, 11, 12 and those from 32 on have no token."""
 
 
 @pytest.fixture(scope="module")
 def base():
-    return build(seed=1)
+    return build(seed=1, tokenizer=WORDS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     base.save_pretrained(folder)
+    WORDS.save_pretrained(folder)
     engine = await start(folder, lora=LORA)
     # The base is loaded at the start, and never again.
     (folder / "model.safetensors").unlink()

@@ -11,6 +11,7 @@ from vllm import AsyncEngineArgs
 from vllm.triton_utils import HAS_TRITON
 
 from tests.fixtures.rollout.shards import cut_in_two
+from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     NUM_PLACES,
@@ -36,11 +37,13 @@ from vcpo_rollout.engines.vllm.start import (
 from vcpo_rollout.gauges import RolloutGauges
 
 PROMPT = (5, 6, 7)
-LONG_PROMPT = tuple(range(40)) * 5
+LONG_PROMPT = tuple(range(32)) * 6
 """Longer than a block of keys and values (128 tokens), so that its beginning is cached."""
 ENDLESS = 30_000
 """More tokens than a test lives to see."""
 PATIENCE_S = 120.0
+WORDS = tokenizer_of([*range(11), *range(13, 32)])
+"""Of the 40 rows, 11, 12 and those from 32 on have no token."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,7 +55,7 @@ async def engine(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tied_engine(tmp_path_factory):
-    engine = await start(tmp_path_factory.mktemp("tied"), tied=True)
+    engine = await start(tmp_path_factory.mktemp("tied"), tied=True, tokenizer=WORDS)
     yield engine
     await engine.close()
 
@@ -128,10 +131,34 @@ class TestEngine:
     async def test_a_head_tied_to_the_embedding_is_updated_with_it(
         self, tied_engine, make_request, publish, reference_logprobs
     ):
-        models = {number: build(seed=number, tied=True) for number in (21, 22, 23, 24)}
+        models = {
+            number: build(seed=number, tied=True, tokenizer=WORDS) for number in (21, 22, 23, 24)
+        }
         await check_updates_in_flight(
             tied_engine, models, make_request, publish, reference_logprobs
         )
+
+    async def test_rows_that_no_token_has_are_never_drawn(
+        self, tied_engine, make_request, publish, reference_logprobs
+    ):
+        model = build(seed=25, tied=True, tokenizer=WORDS)
+        with torch.no_grad():
+            model.lm_head.weight[[11, 12, *range(32, 40)]] = 1e3
+        # As whole files, and as the changes of one: a reload must not bring the rows back.
+        first = publish(model, 25)
+        again = with_changes(publish(model, 26), base=25, names=["model.embed_tokens.weight"])
+        for version, weights in ((25, first), (26, again)):
+            await tied_engine.swap_weights(weights)
+            request = make_request(PROMPT, max_new_tokens=200, temperature=2.0)
+            generation = await tied_engine.generate(request)
+            assert set(generation.token_ids) <= {*range(11), *range(13, 32)}
+            assert_scored_by_its_versions(generation, request, {version: model}, reference_logprobs)
+
+    async def test_a_prompt_with_an_id_that_no_token_has_is_refused(
+        self, tied_engine, make_request
+    ):
+        with pytest.raises(EngineError, match=r"not all tokens of the model \(0 to 31\)"):
+            await tied_engine.generate(make_request((5, 32)))
 
     async def test_more_prompts_than_vllm_reads_in_one_step_are_sampled(
         self, engine, make_request, publish, reference_logprobs

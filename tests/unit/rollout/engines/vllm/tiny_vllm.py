@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import WeightChanges
 from vcpo_rollout.engines.held_state import held_tensor
@@ -27,8 +28,11 @@ NUM_PLACES = 8
 NUM_SAMPLES = 40
 
 
-def build(*, seed, tied=False):
-    """A model of a shape that vLLM's kernels for the CPU take: heads of 32."""
+def build(*, seed, tied=False, tokenizer=None):
+    """A model of a shape that vLLM's kernels for the CPU take: heads of 32.
+
+    tokenizer: has the tokens of the model; None for one that has a token for every row.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=40,
@@ -44,12 +48,17 @@ def build(*, seed, tied=False):
         eos_token_id=None,
         pad_token_id=0,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    if tokenizer is not None:
+        keep_vocabulary(model, tokenizer)
+    return model
 
 
-def save_settings(path, *, tied=False, **given):
-    """Settings for models of `build`; only the configuration is in `path`."""
+def save_settings(path, *, tied=False, tokenizer=None, **given):
+    """Settings for models of `build`; only configuration and tokenizer are in `path`."""
     build(seed=0, tied=tied).config.save_pretrained(path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
     return VllmSettings(
         model_name=str(path),
         revision=None,
