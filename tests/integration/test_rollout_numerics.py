@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from tests.fixtures.families import ORIGINAL, family
 from vcpo.algo import (
     MISMATCH_LIMITS_NATS,
     MismatchClass,
@@ -17,6 +19,9 @@ from vcpo.spec.workloads import Quantization
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_rollout.engines.engine import GenerationRequest
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
+from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 from vcpo_study.cells.sampling import Sampler
@@ -69,6 +74,33 @@ def quantize_and_noise(quantization=Quantization.NONE, noise=None):
 
 def test_engine_and_learner_agree_to_float32():
     assert audit_mismatch(Bench().step().fresh, EXACT) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["phi3 longrope", "phimoe longrope"])
+def test_answers_that_cross_the_length_of_pretraining_have_the_learners_numbers(kind, tmp_path):
+    family(kind).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(TINY).save_pretrained(tmp_path)
+    learner, _ = load_policy(str(tmp_path), None)
+    batch = DecodeBatch(
+        load_model_skeleton(str(tmp_path)), end_token_ids=frozenset(), pad_token_id=0, seed=0
+    )
+    batch.swap(1, policy_tensors(learner))
+    requests = [
+        GenerationRequest(
+            prompt_token_ids=(5, 6, 7)[:tokens], temperature=1.0, max_new_tokens=ORIGINAL + 8
+        )
+        for tokens in (1, 3)
+    ]
+    batch.admit([PartialSequence(request=each) for each in requests])
+    found = [batch.step() for _ in range(ORIGINAL + 8)][-1]
+    for sequence in found:
+        tokens = torch.tensor([sequence.context])
+        with torch.no_grad():
+            logits = learner(input_ids=tokens, use_cache=False).logits[0, :-1]
+        own = logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        sampled = own[-len(sequence.token_ids) :]
+        torch.testing.assert_close(torch.tensor(sequence.logprobs), sampled, rtol=0, atol=1e-4)
+    assert len(found) == len(requests)
 
 
 def test_responses_that_a_stop_string_ended_weigh_one_without_lag():

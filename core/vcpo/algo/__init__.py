@@ -20,6 +20,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `ess.trust_region`       | Which rate keeps data usable until it is used?                    |
 | `coverage`               | How much of the policy does stale data show?                      |
 | `baseline`               | Which baseline minimizes the variance of the gradient?            |
+| `agreement`              | Do two computations of one number differ by rounding alone?       |
 | `shrinkage`              | How far is the baseline of a prompt its own?                      |
 | `advantage`              | With which sign and size does each trajectory count?              |
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
@@ -54,6 +55,7 @@ from vcpo.algo.advantage import (
     advantages,
     batch_advantages,
 )
+from vcpo.algo.agreement import is_rounding
 from vcpo.algo.baseline import (
     Baseline,
     GradientNormEstimator,
@@ -197,6 +199,7 @@ __all__ = [
     "find_collapse",
     "finite_batch_law",
     "horizon_of_lag",
+    "is_rounding",
     "judge_step",
     "lag_breakdown",
     "learning_rate_scale",

@@ -12,6 +12,7 @@ from vcpo.algo import GradientNormEstimator
 from vcpo.local.model_headers import folder_complaints
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
+from vcpo.service.rotary_table import table_problems
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
@@ -80,6 +81,7 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     if message is not None:
         value = str(run.spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
+    yield from table_problems(run.spec, config)
     yield from _norm_problems(run.spec, config)
     yield from _template_problems(run.spec, folder)
 

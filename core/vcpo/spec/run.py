@@ -169,6 +169,13 @@ class VCPORunSpec(Section):
         return REWARD_WINDOW_STEPS + self.algorithm.max_policy_lag_steps
 
     @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt and response together of any rollout group; None for the model's."""
+        lengths = [group.max_model_len for group in self.rollouts]
+        given = [length for length in lengths if length is not None]
+        return max(given) if len(given) == len(lengths) else None
+
+    @property
     def workers_at_start(self) -> int:
         """Rollout workers with which the run starts."""
         return sum(group.min_replicas for group in self.rollouts)

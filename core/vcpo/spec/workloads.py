@@ -221,7 +221,6 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
 _FIELDS_OF_VLLM: Final = (
     "kv_cache_gibibytes",
     "tensor_parallel_size",
-    "max_model_len",
     "engine_arguments",
 )
 """Fields of a rollout group that no other engine uses."""
@@ -241,9 +240,11 @@ class RolloutGroup(Section):
     """GPUs of one worker, over which engine `vllm` splits the model. Above 1 the worker's pod asks
     for as many in a cluster. Raise it if the model does not fit on one GPU."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
-    """Longest prompt and response together, in tokens, for which engine `vllm` makes room; more
-    than `sampling.maxNewTokens`. If unset, the model's context, or what the memory for keys and
-    values holds."""
+    """Longest prompt and response together, in tokens; more than `sampling.maxNewTokens`. If unset,
+    the model's context, of which engine `vllm` makes room for as much as the memory for keys and
+    values holds. Where a model's rotary frequencies depend on a length (LongRoPE of Phi-3, dynamic
+    NTK), they are those of the longest `maxModelLen` of all groups, and engine `vllm` needs room
+    for that length."""
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """More arguments of engine `vllm`, by the names of vLLM's `AsyncEngineArgs`, such as
     `max_num_batched_tokens`. Those that other fields set are refused."""

@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -22,6 +21,7 @@ from transformers import (
 
 from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
@@ -53,6 +53,7 @@ def load_policy(
     name: str,
     revision: str | None,
     lora: Lora | None = None,
+    context_tokens: int | None = None,
     *,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -62,7 +63,7 @@ def load_policy(
     written.
 
     lora: adapters to train instead of the weights; None trains all weights.
-
+    context_tokens: longest prompt and response of the run; None for the model's context.
     trust_remote_code: whether Python code of the model's repository may run.
 
     Raises:
@@ -85,6 +86,7 @@ def load_policy(
     model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
     model.config.dtype = dtype
+    fix_rotary_table(model, context_tokens)
     tokenizer = load_vocabulary(model, name, revision, trust_remote_code=trust_remote_code)
     if lora is not None:
         # peft takes seconds to import, and few runs need it.

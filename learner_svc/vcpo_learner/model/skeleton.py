@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from vcpo.service.model_files import local_model
+from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -46,12 +47,14 @@ from vcpo_learner.ranks.sharding import place_model
 
 
 def load_on_ranks(
-    settings: Model, ranks: Ranks, precision: Precision
+    settings: Model, ranks: Ranks, precision: Precision, context_tokens: int | None = None
 ) -> tuple[PolicyNetwork, PreTrainedTokenizerBase]:
     """Load the policy of a run onto its ranks, and its tokenizer; all ranks call it.
 
     With several ranks each reads its own shards. A rank reads the whole model if it is the only
     one, if the run trains adapters, or if the files have other names for the parameters.
+
+    context_tokens: longest prompt and response of the run; None for the model's context.
 
     Raises:
         StartError: if the user must correct something.
@@ -59,7 +62,7 @@ def load_on_ranks(
     name, revision = local_model(settings.name), settings.revision
     trust = settings.trust_remote_code
     if ranks.communication is not None and settings.lora is None:
-        skeleton = build_skeleton(name, revision, trust_remote_code=trust)
+        skeleton = build_skeleton(name, revision, context_tokens, trust_remote_code=trust)
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
             account_for(name, skeleton, missing=(), unused=unused_tensors(folder, skeleton))
@@ -68,18 +71,26 @@ def load_on_ranks(
             place_model(network, ranks, precision)
             fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
             return network, tokenizer
-    model, tokenizer = load_policy(name, revision, settings.lora, trust_remote_code=trust)
+    model, tokenizer = load_policy(
+        name, revision, settings.lora, context_tokens, trust_remote_code=trust
+    )
     network = PolicyNetwork(model)
     place_model(network, ranks, precision)
     return network, tokenizer
 
 
 def build_skeleton(
-    name: str, revision: str | None, *, trust_remote_code: bool = False
+    name: str,
+    revision: str | None,
+    context_tokens: int | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are float32 on `meta`.
 
     The model's `config.dtype` is that of the files, in which an export is written.
+
+    context_tokens: longest prompt and response of the run; None for the model's context.
 
     Raises:
         ModelLoadError: if there is no such model.
@@ -98,6 +109,7 @@ def build_skeleton(
         raise ModelLoadError(name, error) from error
     model.config.dtype = dtype
     model.tie_weights()
+    fix_rotary_table(model, context_tokens)
     with contextlib.suppress(OSError):  # few models have none
         model.generation_config = GenerationConfig.from_pretrained(
             name, revision=revision or "main"

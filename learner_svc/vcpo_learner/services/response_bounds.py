@@ -26,7 +26,7 @@ class ResponseBounds:
     max_new_tokens: int
     """Tokens of a response, tokens of the environment included."""
     context_tokens: int | None
-    """Tokens of prompt and response together; None if the model has no limit."""
+    """Tokens of prompt and response together; None if neither model nor run has a limit."""
     max_absolute_reward: float
     routers: RouterLayout | None = None
     """Of the model, if the run replays routes."""
@@ -48,10 +48,11 @@ class ResponseBounds:
         if problem := spec.sampling.room_problem(model_context_tokens):
             got = f"(got {spec.sampling.max_new_tokens})"
             raise ValueError(f"spec.sampling.maxNewTokens: {problem} {got}")
+        contexts = model_context_tokens, spec.context_tokens
         return cls(
             vocabulary_size=vocabulary_size,
             max_new_tokens=spec.sampling.max_new_tokens,
-            context_tokens=model_context_tokens,
+            context_tokens=min((each for each in contexts if each is not None), default=None),
             max_absolute_reward=spec.environment.max_absolute_reward,
             routers=routers if spec.algorithm.router_replay else None,
         )

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.service.lifecycle import StartError, gpu_memory_ratio
+from vcpo.service.rotary_table import table_problems
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.learner import Learner
 from vcpo_learner.model.loading import pad_token_id
@@ -48,8 +49,12 @@ class PolicyOnRanks:
         torch.manual_seed(spec.seed)
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
-        network, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.precision)
+        network, tokenizer = load_on_ranks(
+            spec.model, ranks, spec.learner.precision, spec.context_tokens
+        )
         model = cast("PreTrainedModel", network.model)
+        if problems := [*map(str, table_problems(spec, model.config.to_dict()))]:
+            raise StartError("; ".join(problems))
         commands = Commands(ranks)
         update = PolicyUpdate(network, spec, pad_token_id(tokenizer), ranks=ranks)
         return cls(

@@ -96,8 +96,7 @@ class MicroBatchRunner:
         is_varlen = select_attention(self.network.model, spec.learner.attention, packs=self._packs)
         self.one_row = self._packs and is_varlen
         """Whether a micro-batch is one row without padding."""
-        if self._packs:
-            require_kept_apart(self.network, one_row=self.one_row)
+        require_kept_apart(self.network, packs=self._packs, one_row=self.one_row)
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
             trajectories=spec.batch.micro_batch_trajectories,

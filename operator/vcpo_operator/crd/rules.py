@@ -190,7 +190,6 @@ ROLLOUT_GROUP: Final = (
         for field, unused in (
             ("kvCacheGibibytes", "!has(self.kvCacheGibibytes)"),
             ("tensorParallelSize", "!has(self.tensorParallelSize) || self.tensorParallelSize == 1"),
-            ("maxModelLen", "!has(self.maxModelLen)"),
         )
     ),
     Rule(

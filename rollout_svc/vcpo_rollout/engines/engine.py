@@ -171,6 +171,7 @@ class Engine(SequenceSampler, Protocol):
 
         Raises:
             EngineError: when the tensors do not fit the model; the old weights stay in use.
+            StartError: for the first weights, when the engine cannot run such a model.
         """
 
     async def close(self) -> None:

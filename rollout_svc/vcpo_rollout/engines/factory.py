@@ -119,6 +119,7 @@ def _start_hf(
             revision=spec.model.revision,
             trust_remote_code=spec.model.trust_remote_code,
             precision=group.precision,
+            context_tokens=spec.context_tokens,
         ),
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
@@ -128,6 +129,7 @@ def _start_hf(
         precision=group.precision,
         stop_strings=StopStrings.of(spec.sampling, tokenizer),
         returns_routes=spec.algorithm.router_replay,
+        max_model_len=group.max_model_len,
     )
 
 

@@ -1,10 +1,10 @@
-"""Checks of requests and models before they reach an engine."""
+"""Checks of requests before they reach an engine."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from transformers import PreTrainedModel
 
@@ -16,8 +16,6 @@ from vcpo_rollout.engines.engine import (
     PromptTooLongError,
 )
 
-_SUPPORTED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
@@ -25,15 +23,16 @@ class RequestLimits:
 
     vocabulary_size: int
     context_tokens: int | None
-    """Longest prompt and response together; None when the model names no limit."""
+    """Longest prompt and response together; None when nothing names a limit."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Self:
-        """Return the limits of a model."""
+    def of(cls, model: PreTrainedModel, max_model_len: int | None = None) -> Self:
+        """Return the limits in a model's configuration, with a shorter context if one is given."""
         config = model.config.get_text_config(decoder=True)
+        contexts = getattr(config, "max_position_embeddings", None), max_model_len
         return cls(
             vocabulary_size=num_tokens(model),
-            context_tokens=getattr(config, "max_position_embeddings", None),
+            context_tokens=min((each for each in contexts if each is not None), default=None),
         )
 
     def check(self, request: GenerationRequest) -> None:
@@ -79,19 +78,3 @@ class RequestLimits:
                 f"partial_response: token ids {min(token_ids)} to {max(token_ids)} are outside the "
                 f"model's vocabulary (0 to {self.vocabulary_size - 1}); another model sampled it"
             )
-
-
-def check_decodable(model: PreTrainedModel) -> None:
-    """Check that a model is a decoder whose only state are keys and values, one pair per token.
-
-    Raises:
-        ValueError: naming `spec.model.name`, when it is not.
-    """
-    config = model.config.get_text_config(decoder=True)
-    types = set(getattr(config, "layer_types", None) or ())
-    if model.config.is_encoder_decoder or not types <= _SUPPORTED_LAYERS:
-        kinds = ", ".join(sorted(types - _SUPPORTED_LAYERS)) or "an encoder"
-        raise ValueError(
-            f"spec.model.name: a {model.config.model_type} model with {kinds} is not supported; "
-            "use a decoder whose layers are full or sliding-window attention"
-        )

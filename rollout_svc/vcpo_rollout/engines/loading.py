@@ -28,6 +28,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.held_state import held_tensors
@@ -46,6 +47,7 @@ def load_model_skeleton(
     revision: str | None = None,
     trust_remote_code: bool = False,
     precision: Precision = Precision.FLOAT32,
+    context_tokens: int | None = None,
 ) -> PreTrainedModel:
     """Build a model from its configuration; its parameters are uninitialized.
 
@@ -54,6 +56,7 @@ def load_model_skeleton(
     name: a directory or a model name on the Hugging Face hub.
     revision: branch, tag or commit on the hub; None is the default branch.
     trust_remote_code: whether Python code of the model's repository may run.
+    context_tokens: longest prompt and response of the run; None for the model's context.
 
     Raises:
         ValueError: naming the field, when there is no such model or it does not generate.
@@ -74,6 +77,7 @@ def load_model_skeleton(
             )
     # `no_init_weights` also skips the tying of weights.
     model.tie_weights()
+    fix_rotary_table(model, context_tokens)
     with suppress(ValueError):  # who encodes text with it refuses the run
         tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
         keep_vocabulary(model, tokenizer)

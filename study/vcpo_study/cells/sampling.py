@@ -17,7 +17,6 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
-from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments import Environment, Prompt, Split
@@ -42,7 +41,6 @@ class Sampler:
         self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
     ) -> None:
         model = load_model_skeleton(model_name, revision=spec.model.revision)
-        check_decodable(model)
         place_model(model, torch.device("cpu"), torch.float32)
         self._end_token_ids = load_end_token_ids(
             model_name, tokenizer, revision=spec.model.revision

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -182,6 +183,37 @@ class TestModels:
     )
     def test_the_context_is_what_the_positions_reach(self, config, tokens):
         assert context_tokens(config) == tokens
+
+
+class TestLongRope:
+    CONFIG: ClassVar = {
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [8.0]},
+    }
+
+    @pytest.mark.parametrize(
+        ("groups", "fault"),
+        [
+            ([{"engine": "vllm"}, {"engine": "hf"}], None),
+            ([{"engine": "vllm", "maxModelLen": 4096}], None),
+            ([{"engine": "vllm", "maxModelLen": 4096}, {"maxModelLen": 2048}], None),
+            ([{"engine": "vllm", "maxModelLen": 4097}, {"maxModelLen": 8192}], None),
+            ([{"engine": "vllm", "maxModelLen": 4096}, {"maxModelLen": 4097}], 4097),
+            ([{"engine": "vllm", "maxModelLen": 4096}, {"engine": "hf"}], 131072),
+        ],
+        ids=["the model's", "short", "both short", "both long", "on two sides", "and the model's"],
+    )
+    def test_every_group_has_the_factors_of_the_learner(self, tmp_path, groups, fault):
+        write_model(tmp_path / "m", self.CONFIG)
+        named = [{"name": f"group-{number}", **each} for number, each in enumerate(groups)]
+        problem = (
+            "spec.rollouts[0].maxModelLen: takes the short factors of this model's LongRoPE, and"
+            f" the run's longest context ({fault}) its long ones; give every group at most 4096"
+            " tokens, or this one more (got 4096)"
+        )
+        run = run_of("m", rollouts=json.dumps(named))
+        assert of_model(run, tmp_path) == ([problem] if fault else [])
 
 
 class TestNorms:

@@ -207,7 +207,6 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
     [
         ("kvCacheGibibytes", "2.0", "2.0"),
         ("tensorParallelSize", "2", "2"),
-        ("maxModelLen", "4096", "4096"),
         ("engineArguments", "{block_size: 32}", "{'block_size': 32}"),
     ],
 )
@@ -288,10 +287,7 @@ def test_stop_strings_are_bounded_in_number_and_size():
 
 def test_a_context_that_leaves_no_room_for_a_prompt_is_refused():
     def lines(length):
-        return (
-            "sampling: {maxNewTokens: 512}\n"
-            f"rollouts: [{{name: a, engine: vllm, maxModelLen: {length}}}]"
-        )
+        return f"sampling: {{maxNewTokens: 512}}\nrollouts: [{{name: a, maxModelLen: {length}}}]"
 
     assert problem_lines(lines(512)) == [
         (
@@ -300,6 +296,19 @@ def test_a_context_that_leaves_no_room_for_a_prompt_is_refused():
         )
     ]
     assert run_with(lines(513)).spec.rollouts[0].max_model_len == 513
+
+
+@pytest.mark.parametrize(
+    ("groups", "context_tokens"),
+    [
+        ("{name: a}", None),
+        ("{name: a, maxModelLen: 2048}", 2048),
+        ("{name: a, maxModelLen: 2048}, {name: b, maxModelLen: 4096}", 4096),
+        ("{name: a, maxModelLen: 2048}, {name: b}", None),
+    ],
+)
+def test_the_context_of_a_run_is_the_longest_of_its_groups(groups, context_tokens):
+    assert run_with(f"rollouts: [{groups}]").spec.context_tokens == context_tokens
 
 
 @pytest.mark.parametrize("section", ["sampling", "evaluation"])

@@ -29,6 +29,7 @@ from vcpo_rollout.engines.engine import (
     NonFiniteLogitsError,
 )
 from vcpo_rollout.engines.hf.cache import DecodingCache
+from vcpo_rollout.engines.hf.decoding_check import require_decodable
 from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 from vcpo_rollout.engines.seeds import token_seed
@@ -133,6 +134,7 @@ class DecodeBatch:
         self._model = model.train(mode=False)
         self._end_token_ids = end_token_ids
         self._stop_strings = stop_strings
+        self._pad_token_id = pad_token_id
         self._cache = DecodingCache(model, pad_token_id=pad_token_id, recorder=routes)
         self._vocabulary = vocabulary_of(model)
         self._generator = torch.Generator(model.device).manual_seed(seed)
@@ -198,8 +200,13 @@ class DecodeBatch:
         """Copy new weights into the model; all sequences continue with them.
 
         weights: the result of `stage_weights` for this model and the version in use.
+
+        Raises:
+            StartError: with the first weights, if the model cannot be decoded as it is here.
         """
         copy_weights(self._model, weights)
+        if self._policy_version is None:
+            require_decodable(self._model, self._pad_token_id)
         self._policy_version = policy_version
         self._cache.clear()
         if self._sequences:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -34,7 +35,7 @@ from vcpo_rollout.engines.engine import (
 from vcpo_rollout.engines.held_state import StateChecksums
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.hf.routes import RouteRecorder
-from vcpo_rollout.engines.limits import RequestLimits, check_decodable
+from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.loading import place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, read_weights, stage_weights
 from vcpo_rollout.engines.stop_strings import StopStrings
@@ -78,15 +79,15 @@ class HfEngine:
     Requests beyond `max_concurrent_sequences` wait for a slot, first come first served. A cancelled
     `generate` frees its slot before the next step.
 
-    model: an attention decoder. The engine moves it to `device`, casts its parameters to
-        `precision`, and owns it from then on.
+    model: a decoder whose only state are keys and values, which the first swap checks. The engine
+        moves it to `device`, casts its parameters to `precision`, and owns it from then on.
     pad_token_id: any token of the vocabulary; padding is masked.
     stop_strings: that end a response; None if only end tokens do.
     returns_routes: whether responses carry the experts that computed their tokens.
+    max_model_len: longest prompt and response together, in tokens; None for the model's context.
 
     Raises:
-        ValueError: when the model is not an attention decoder, there is no slot, or it has no
-            routers.
+        ValueError: when there is no slot, or the model has no routers.
     """
 
     def __init__(
@@ -101,13 +102,13 @@ class HfEngine:
         precision: Precision = Precision.FLOAT32,
         stop_strings: StopStrings | None = None,
         returns_routes: bool = False,
+        max_model_len: int | None = None,
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError(f"max_concurrent_sequences: {max_concurrent_sequences} is below 1")
-        check_decodable(model)
         place_model(model, torch.device(device), torch_dtype(precision))
         self._model = model
-        self._limits = RequestLimits.of(model)
+        self._limits = RequestLimits.of(model, max_model_len)
         self._end_token_ids = end_token_ids
         self._stop_strings = stop_strings
         self._num_slots = max_concurrent_sequences
@@ -190,6 +191,7 @@ class HfEngine:
         Raises:
             EngineError: when the tensors do not fit the model and the old weights stay in use, or
                 when the model holds other values after the swap and the engine has ended.
+            StartError: for the first weights, when this engine cannot decode such a model.
         """
         async with self._swap_order:
             # The lock keeps other swaps out: the version in use stays until this swap.
@@ -260,27 +262,32 @@ class HfEngine:
                         tokens = command.generate.sequence.to_partial_response()
                         _resolve(command.generate.future, GenerationInterruptedError(tokens))
                     case _Swap() if not command.future.done():
-                        self._swap(command)
+                        _resolve(command.future, self._swap(command))
                     case _Close():
                         return False
         except Empty:
             return True
 
-    def _swap(self, command: _Swap) -> None:
+    def _swap(self, command: _Swap) -> int | StartError:
         """Bring a version into the model, before the next token is drawn.
+
+        Returns: how many sequences continue with the new weights, or why none ever will.
 
         Raises:
             EngineError: naming the tensors that are not the version's afterwards. It ends the
                 engine, whose state is then unknown.
         """
-        self._batch.swap(command.policy_version, command.weights)
+        try:
+            self._batch.swap(command.policy_version, command.weights)
+        except StartError as error:
+            return error
         if differing := command.checksums.differing(self._model):
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             raise EngineError(
                 f"{differing[0]}{more}: after the swap the model does not hold the values of policy"
                 f" version {command.policy_version}"
             )
-        _resolve(command.future, len(self._batch.sequences))
+        return len(self._batch.sequences)
 
     def _drop_cancelled(self) -> None:
         cancelled = [
@@ -329,7 +336,7 @@ def worth_joining(*, num_free: int, num_slots: int, steps_since_join: int) -> bo
 def _resolve(future: Future[Any], outcome: object) -> None:
     """Set a future's outcome; a future that was cancelled or failed already does not change."""
     try:
-        if isinstance(outcome, EngineError | GenerationInterruptedError):
+        if isinstance(outcome, Exception):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)

@@ -41,7 +41,12 @@ from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.exchange import sampling_params, to_generation
 from vcpo_rollout.engines.vllm.last_error import LastError
 from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
-from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
+from vcpo_rollout.engines.vllm.start import (
+    VllmSettings,
+    load_skeleton,
+    start_llm,
+    with_table_length,
+)
 from vcpo_rollout.engines.vllm.statistics import step_logger
 from vcpo_rollout.engines.vllm.streamed_response import StreamedResponse
 from vcpo_rollout.gauges import RolloutGauges
@@ -119,7 +124,7 @@ class VllmEngine:
         skeleton = load_skeleton(settings)
         last_error = LastError()
         return cls(
-            start_llm(settings, last_error),
+            start_llm(with_table_length(settings, skeleton), last_error),
             skeleton=skeleton,
             end_token_ids=end_token_ids,
             stop_strings=stop_strings,

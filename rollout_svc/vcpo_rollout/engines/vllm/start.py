@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from vcpo.service.rotary_table import table_length
 from vcpo.spec.workloads import Lora, Precision
 from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.loading import load_model_skeleton
@@ -105,6 +106,16 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
             trust_remote_code=settings.trust_remote_code,
             precision=settings.precision,
         )
+
+
+def with_table_length(settings: VllmSettings, skeleton: PreTrainedModel) -> VllmSettings:
+    """Return the settings with the length of the model's rotary table, if it depends on one.
+
+    vLLM chooses LongRoPE's factors by its longest sequence, which is by default the length of
+    pretraining. Its table of dynamic NTK ends with the model's context, its default beyond it.
+    """
+    length = table_length(skeleton.config, settings.max_model_len)
+    return settings if length is None else replace(settings, max_model_len=length)
 
 
 def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> AsyncLLM:

@@ -99,11 +99,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"optimizer": {"name": "muon"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"rollouts": [{"name": "a", "tensorParallelSize": 2}]}, "`tensorParallelSize`"),
-        ({"rollouts": [{"name": "a", "maxModelLen": 4096}]}, "`maxModelLen`"),
-        (
-            {"rollouts": [{"name": "a", "engine": "vllm", "maxModelLen": 1024}]},
-            "`sampling.maxNewTokens`",
-        ),
+        ({"rollouts": [{"name": "a", "maxModelLen": 1024}]}, "`sampling.maxNewTokens`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
         ({"tracking": {"sinks": [{"name": "mlflow", "mode": "offline"}]}}, "`mode`"),

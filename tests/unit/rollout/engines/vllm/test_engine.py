@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY
 from vllm import AsyncEngineArgs
 from vllm.triton_utils import HAS_TRITON
 
+from tests.fixtures.families import family
 from tests.fixtures.rollout.shards import cut_in_two
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
@@ -33,6 +34,7 @@ from vcpo_rollout.engines.vllm.start import (
     check_arguments,
     engine_arguments,
     start_llm,
+    with_table_length,
 )
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -363,6 +365,22 @@ def test_the_users_arguments_reach_vllm_and_unknown_ones_are_refused_by_name(tmp
         match=r"engineArguments\.blok_size: vLLM .* has no such argument; write 'block_size'",
     ):
         check_arguments({"blok_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "length"),
+    [
+        ("phi3 longrope", None, 512),
+        ("phi3 longrope", 24, 24),
+        ("llama dynamic", None, 40),
+        ("llama dynamic", 160, 40),
+        ("llama", None, None),
+        ("llama", 160, 160),
+    ],
+)
+def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind, given, length):
+    settings = save_settings(tmp_path, max_model_len=given)
+    assert with_table_length(settings, family(kind)).max_model_len == length
 
 
 SETTINGS = VllmSettings(
