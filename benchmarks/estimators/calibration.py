@@ -96,7 +96,8 @@ def run(
         wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
         responses = [response(num_tokens, worker) for worker in islice(turns, len(fresh))]
-        blocks = fresh_blocks(responses, torch.cat(list(fresh)), policy_version=0)
+        ratios = torch.cat(list(fresh))
+        blocks = fresh_blocks(responses, ratios, 0, -torch.ones_like(ratios))
         calibration = calibration.observe(blocks.log_weights, blocks.num_tokens, blocks.workers)
         stale = mismatch + drift / num_tokens
         ratios = draw(num_trajectories, num_tokens, stale, generator)

@@ -9,13 +9,12 @@ from transformers import AutoTokenizer
 from tests.fixtures.families import ORIGINAL, family
 from vcpo.algo import (
     MISMATCH_LIMITS_NATS,
+    MismatchCause,
     MismatchClass,
-    MismatchError,
     NoiseSchedule,
-    audit_mismatch,
 )
 from vcpo.spec import load_run
-from vcpo.spec.workloads import Quantization
+from vcpo.spec.workloads import Precision, Quantization
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -29,18 +28,21 @@ from vcpo_study.cells.versions import Version
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = str(EXAMPLES / "models" / "tiny")
-EXACT, ROUNDED, ALTERED = (MISMATCH_LIMITS_NATS[each] for each in MismatchClass)
+ALTERED = MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
+HALF = Precision.BFLOAT16
 NOISE = NoiseSchedule(initial_sigma=0.05, final_sigma=0.05, num_stages=3, total_steps=3)
 
 
 class Bench:
     """A learner of the tiny model, and a behavior policy of the same version that may differ."""
 
-    def __init__(self, *stop_strings):
+    def __init__(self, *stop_strings, **group):
+        """Take the tiny model and a rollout group with these settings."""
         torch.manual_seed(0)
         spec = load_run(EXAMPLES / "sort_digits.yaml").spec
         sampling = spec.sampling.model_copy(update={"stop_strings": stop_strings})
-        self.spec = spec.model_copy(update={"sampling": sampling})
+        rollouts = (spec.rollouts[0].model_copy(update=group),)
+        self.spec = spec.model_copy(update={"sampling": sampling, "rollouts": rollouts})
         self.model, self.tokenizer = load_policy(TINY, None)
         tokenizer = self.tokenizer
         pad = pad_token_id(tokenizer)
@@ -73,7 +75,9 @@ def quantize_and_noise(quantization=Quantization.NONE, noise=None):
 
 
 def test_engine_and_learner_agree_to_float32():
-    assert audit_mismatch(Bench().step().fresh, EXACT) < 1e-5
+    found = Bench().step().mismatch
+    assert found.gap_nats < 1e-5 < found.limits.gap_nats < 2e-3
+    assert (found.is_exceeded, found.cause) == (False, None)
 
 
 @pytest.mark.parametrize("kind", ["phi3 longrope", "phimoe longrope"])
@@ -122,41 +126,56 @@ def test_responses_that_a_stop_string_ended_weigh_one_without_lag():
     assert {len(each.rollout_logprobs) - len(each.response_token_ids) for each in stopped} == {0}
 
 
-@pytest.mark.parametrize("temperature", [0.9, 0.7])
-def test_a_behavior_policy_at_another_temperature_is_detected_even_beside_bfloat16(temperature):
-    result = Bench().step(temperature=temperature)
-    with pytest.raises(MismatchError, match="temperature"):
-        audit_mismatch(result.fresh, ROUNDED)
+@pytest.mark.parametrize(
+    ("temperature", "is_sure", "cause"),
+    [
+        (0.95, False, MismatchCause.SCALE),
+        (0.9, True, MismatchCause.SCALE),
+        (0.7, True, MismatchCause.CONSTANT),  # too far for a straight line
+    ],
+)
+def test_a_behavior_policy_at_another_temperature_is_detected_even_beside_bfloat16(
+    temperature, is_sure, cause
+):
+    found = Bench(precision=HALF).step(temperature=temperature).mismatch
+    assert (found.is_exceeded, found.is_sure, found.cause) == (True, is_sure, cause)
+    assert "temperature" in found.message
+
+
+def rounded(weights, _):
+    return {name: each.bfloat16().float() for name, each in weights.items()}
 
 
 def test_weights_rounded_to_bfloat16_are_no_float32():
-    result = Bench().step(
-        lambda weights, _: {name: each.bfloat16().float() for name, each in weights.items()}
-    )
-    assert audit_mismatch(result.fresh, ROUNDED) > EXACT
+    found = Bench().step(rounded).mismatch
+    assert (found.is_exceeded, found.is_sure) == (True, True)
+    expected = Bench(precision=HALF).step(rounded).mismatch
+    assert (expected.is_exceeded, expected.gap_nats) == (False, found.gap_nats)
 
 
 def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
-    result = Bench().step(
+    found = Bench(quantization=Quantization.FP8).step(
         lambda weights, _: {name: torch.randn_like(each) / 8 for name, each in weights.items()}
     )
-    with pytest.raises(MismatchError):
-        audit_mismatch(result.fresh, ALTERED)
+    assert (found.mismatch.is_sure, found.mismatch.limits.gap_nats) == (True, ALTERED)
 
 
 @pytest.mark.parametrize(
-    "transform",
+    ("transform", "settings"),
     [
-        quantize_and_noise(Quantization.FP8),
-        quantize_and_noise(Quantization.INT8),
-        quantize_and_noise(noise=NOISE),
+        (quantize_and_noise(Quantization.FP8), {"quantization": Quantization.FP8}),
+        (quantize_and_noise(Quantization.INT8), {"quantization": Quantization.INT8}),
+        (quantize_and_noise(noise=NOISE), {"noise": NOISE}),
     ],
     ids=["fp8", "int8", "noise"],
 )
-def test_quantization_and_noise_of_a_spec_are_no_mistake_and_no_staleness(transform):
-    bench = Bench()
+def test_quantization_and_noise_of_a_spec_are_no_mistake_and_no_staleness(transform, settings):
+    bench = Bench(**settings)
     results = [bench.step(transform) for _ in range(6)]
-    assert audit_mismatch(results[0].fresh, ALTERED) > EXACT
+    assert results[0].mismatch.gap_nats > MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
+    # Noise of 0.05 is told: its variance is above any ceiling.
+    assert any(each.mismatch.is_exceeded for each in results) == ("noise" in settings)
+    assert not any(each.mismatch.is_sure for each in results)
     last = results[-1]
     # Mismatch costs part of the sample size, and the rate is not cut for it.
     assert last.on_policy_ess_ratio < 0.9999

@@ -29,8 +29,9 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.collapse`        | Did a run lose what it had learned?                               |
 | `health.diagnostics`     | What does a batch look like?                                      |
 | `health.lag_breakdown`   | At which lags does a batch lose its ESS?                          |
-| `health.mismatch_audit`  | Do rollout engine and learner compute the same policy?            |
-| `health.mismatch_faults` | Which workers have a mismatch that is a fault of their own?       |
+| `health.fresh_tokens`    | How far are worker and learner apart at the same version?         |
+| `health.mismatch_limits` | How much of that does rounding explain?                           |
+| `health.mismatch_review` | Do workers and learner compute the same policy, and if not, why?  |
 | `health.warning_signals` | How severe is each sign of a collapse?                            |
 | `health.early_warning`   | How is the run doing?                                             |
 | `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
@@ -98,21 +99,27 @@ from vcpo.algo.health.collapse import (
 )
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel, warning_level
+from vcpo.algo.health.fresh_tokens import (
+    MIN_FRESH_BLOCKS,
+    Estimate,
+    FreshTokens,
+    lower_median,
+)
 from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
 from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown
-from vcpo.algo.health.mismatch_audit import (
-    MIN_FRESH_BLOCKS,
+from vcpo.algo.health.mismatch_limits import (
     MISMATCH_LIMITS_NATS,
-    FreshTokens,
     MismatchClass,
-    MismatchError,
-    audit_mismatch,
+    MismatchLimits,
 )
-from vcpo.algo.health.mismatch_faults import (
+from vcpo.algo.health.mismatch_review import (
+    WINDOW_BLOCKS,
+    MismatchCause,
+    MismatchError,
     MismatchFault,
     MismatchReview,
-    explained_variance,
-    review_mismatch,
+    MismatchWindow,
+    WorkerGap,
 )
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
@@ -141,6 +148,7 @@ __all__ = [
     "REWARD_WINDOW_STEPS",
     "STALE_STEPS",
     "TARGET_ESS_RATIO",
+    "WINDOW_BLOCKS",
     "Aggregation",
     "Baseline",
     "BaselineScope",
@@ -152,6 +160,7 @@ __all__ = [
     "EssKind",
     "EssReading",
     "EssUnit",
+    "Estimate",
     "FiniteBatchLaw",
     "FreshTokens",
     "GradientNormEstimator",
@@ -164,10 +173,13 @@ __all__ = [
     "LossConfig",
     "Method",
     "MismatchCalibration",
+    "MismatchCause",
     "MismatchClass",
     "MismatchError",
     "MismatchFault",
+    "MismatchLimits",
     "MismatchReview",
+    "MismatchWindow",
     "NoiseSchedule",
     "NonFiniteWeightError",
     "NormStatistics",
@@ -186,8 +198,8 @@ __all__ = [
     "WarningThresholds",
     "Weight",
     "WeightMoments",
+    "WorkerGap",
     "advantages",
-    "audit_mismatch",
     "batch_advantages",
     "block_log_weights",
     "diagnose",
@@ -195,7 +207,6 @@ __all__ = [
     "ess_ratio",
     "ess_reading",
     "ess_unit",
-    "explained_variance",
     "find_collapse",
     "finite_batch_law",
     "horizon_of_lag",
@@ -207,6 +218,7 @@ __all__ = [
     "log_importance_weight",
     "log_norms",
     "log_sum_exp",
+    "lower_median",
     "mean_baseline",
     "near_equal_blocks",
     "near_rewards",
@@ -215,7 +227,6 @@ __all__ = [
     "pessimistic_baseline",
     "policy_coverage",
     "published_baseline",
-    "review_mismatch",
     "share_error",
     "shrunk_baselines",
     "truncated_weight",

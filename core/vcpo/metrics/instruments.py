@@ -57,6 +57,8 @@ class LearnerMetrics:
         self.ess_ratio_mean = part.gauge(learner.ESS_MEAN)
         self.ess_ratio_low = part.gauge(learner.ESS_LOW)
         self.lag_ess_ratio = part.gauge(learner.LAG_ESS)
+        self.mismatch_by_engine = part.gauge(learner.MISMATCH_BY_ENGINE)
+        self.mismatch_by_position = part.gauge(learner.MISMATCH_BY_POSITION)
         self.log_importance_weight = part.batch_histogram(learner.LOG_IMPORTANCE_WEIGHT)
         self.reward = part.batch_histogram(learner.REWARD)
         self.response_tokens = part.batch_histogram(learner.RESPONSE_TOKENS, response_token_edges)

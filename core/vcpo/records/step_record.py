@@ -347,6 +347,46 @@ class StepRecord(UpdateRecord):
         StepSignal(),
     ] = 0
     """Rollbacks so far; one after this step counts."""
+    mismatch: Annotated[
+        Mapping[str, Any],
+        StepGauge(
+            entry="gap_nats",
+            name="vcpo_mismatch_nats",
+            help="Mean |log pi - log mu| of fresh tokens at equal version, of the median worker.",
+        ),
+        StepGauge(
+            entry="gap_p99_nats",
+            name="vcpo_mismatch_p99_nats",
+            help="99th percentile of |log pi - log mu| of fresh tokens, of the median worker.",
+        ),
+        StepGauge(
+            entry="divergence_nats",
+            name="vcpo_mismatch_divergence_nats",
+            help="KL divergence from worker to learner at equal version, per token, of the median"
+            " worker.",
+        ),
+        StepGauge(
+            entry="limit_nats",
+            name="vcpo_mismatch_limit_nats",
+            help="Largest mean |log pi - log mu| that rounding explains, or that the spec allows.",
+        ),
+        StepGauge(
+            entry="worst_gap_nats",
+            name="vcpo_mismatch_worst_worker_nats",
+            help="Mean |log pi - log mu| of fresh tokens of the worker that has most of it.",
+        ),
+        StepGauge(
+            entry="is_exceeded",
+            name="vcpo_mismatch_exceeded",
+            help="1 while the median worker differs from the learner by more than is expected.",
+            unit=Unit.FLAG,
+        ),
+    ] = field(default_factory=dict)
+    """Fresh tokens, of the newest blocks of every worker: `gap_nats`, `gap_p99_nats`,
+    `divergence_nats` and `scale_error` of the median worker, `worst_gap_nats`, `limit_nats`, gaps
+    `by_worker` (the largest), `by_engine` and `by_position` (by the first position of a bin), and
+    the `cause` of what exceeds a limit; `is_exceeded` is 1 if the median worker does.
+    Empty before there are enough."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

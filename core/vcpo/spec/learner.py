@@ -80,8 +80,8 @@ class Learner(Section):
     last checkpoint."""
     max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
-    The run fails at the start if it is exceeded. If unset, a limit that the number formats
-    explain."""
+    More is told, and the run fails if it is twice as much. If unset, twice what rounding explains,
+    as the learner measures it on the run's own tokens."""
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None

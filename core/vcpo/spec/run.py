@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo import (
-    MISMATCH_LIMITS_NATS,
     REWARD_WINDOW_STEPS,
     Baseline,
     GradientNormEstimator,
@@ -148,16 +147,14 @@ class VCPORunSpec(Section):
     failure_policy: FailurePolicy = FailurePolicy()
 
     @property
-    def mismatch_limit_nats(self) -> float:
-        """Limit on the mean rollout/learner mismatch at lag 0, nats per token, set or by format."""
-        if self.learner.max_mismatch_nats is not None:
-            return self.learner.max_mismatch_nats
+    def mismatch_class(self) -> MismatchClass:
+        """Number formats of rollout groups and learner, the widest apart of all."""
         groups = self.rollouts
         if any(each.quantization is not Quantization.NONE or each.noise for each in groups):
-            return MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
+            return MismatchClass.QUANTIZED_OR_NOISY
         if Precision.BFLOAT16 in {self.learner.precision, *(each.precision for each in groups)}:
-            return MISMATCH_LIMITS_NATS[MismatchClass.ROUNDED]
-        return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
+            return MismatchClass.ROUNDED
+        return MismatchClass.EXACT
 
     @property
     def rollback_age_steps(self) -> int:

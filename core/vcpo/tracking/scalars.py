@@ -64,6 +64,9 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         shown["task/reward_window_error"] = record.reward_window_error
     for lag, ratio in record.ess_by_lag.items():
         shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
+    for split in ("engine", "position"):
+        for label, gap in record.mismatch.get(f"by_{split}", {}).items():
+            shown[f"off_policy/mismatch_{split}_nats/{label}"] = gap
     for reason, count in record.dropped.items():
         shown[f"rollout/trajectories_dropped_total/{reason}"] = float(count)
     shown[LAST_NAME] = float(record.skipped is not None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import Counter as CounterMetric
+from prometheus_client import Gauge as GaugeMetric
 
 from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
@@ -40,7 +41,8 @@ class LearnerGauges:
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
-        self._lags_shown: set[str] = set()
+        self._labels_shown: dict[GaugeMetric, set[str]] = {}
+        """Labels that the last step had, of gauges with one."""
         self._waited_s = 0.0
         self._served_bytes: Mapping[WeightForm, int] = {}
         self._refused: Mapping[CallRefusal, int] = {}
@@ -110,11 +112,18 @@ class LearnerGauges:
                 continue
             value = gauge_value(record, field, gauge)
             metrics.last_step[gauge.name].set(math.nan if value is None else value)
-        for smallest_lag, ratio in record.ess_by_lag.items():
-            metrics.lag_ess_ratio.labels(smallest_lag).set(ratio)
-        for smallest_lag in self._lags_shown - set(record.ess_by_lag):
-            metrics.lag_ess_ratio.remove(smallest_lag)
-        self._lags_shown = set(record.ess_by_lag)
+        mismatch = record.mismatch
+        for gauge_of_label, values in (
+            (metrics.lag_ess_ratio, record.ess_by_lag),
+            (metrics.mismatch_by_engine, mismatch.get("by_engine", {})),
+            (metrics.mismatch_by_position, mismatch.get("by_position", {})),
+        ):
+            shown = self._labels_shown.get(gauge_of_label, set())
+            for label, number in values.items():
+                gauge_of_label.labels(label).set(number)
+            for label in shown - set(values):
+                gauge_of_label.remove(label)
+            self._labels_shown[gauge_of_label] = set(values)
 
     def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
         """Show the memory of the learner's GPU."""

@@ -71,6 +71,7 @@ class SignalWindow:
         self._rollback = ""
         self._rolled_back_step = 0
         self._lost_changes = 0
+        self._mismatch = ""
 
     def resume(self, steps: Sequence[StepRecord]) -> None:
         """Start rates from the totals of a restored checkpoint, and steps from its step.
@@ -105,6 +106,10 @@ class SignalWindow:
     def record_lost_changes(self, number: int) -> None:
         """Note how many committed changes this start did not find in the redo log."""
         self._lost_changes = number
+
+    def record_mismatch(self, what: str) -> None:
+        """Note how far workers and learner are from one policy, in sentences; empty: they agree."""
+        self._mismatch = what
 
     def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
@@ -168,6 +173,7 @@ class SignalWindow:
             skip_reason=self._skip_reason,
             collapse=self._collapse,
             lost_changes=self._lost_changes,
+            mismatch=self._mismatch,
         )
         if dispatcher.policy_version < self._rolled_back_step + WINDOW_STEPS:
             signals.rollback = self._rollback

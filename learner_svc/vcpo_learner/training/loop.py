@@ -398,6 +398,7 @@ class TrainingLoop:
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
             rollbacks=health.rollbacks.number,
+            mismatch=self._mismatch.record(result.mismatch),
             **(update_fields(result) | {"learning_rate_backoff": health.backoff.factor}),
         )
 

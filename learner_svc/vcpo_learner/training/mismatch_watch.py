@@ -1,87 +1,140 @@
-"""Compares workers with the learner: the audit after a start, and workers at fault after a step."""
+"""Acts on the comparison of workers with the learner: events, workers set aside, end of the run."""
 
 from __future__ import annotations
 
-from vcpo.algo import MISMATCH_CEILING, FreshTokens, MismatchError, audit_mismatch
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vcpo.algo import MismatchError, MismatchReview, lower_median
 from vcpo.records.reasons import SetAsideCause
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.update.result import UpdateResult
 
+_NAMED_WORKERS: Final = 8
+"""Workers of a record, those with the largest gaps."""
+_LARGEST_NATS: Final = 1e3
+"""That a record holds: its numbers are finite."""
+
 
 class MismatchWatch:
     """Ends the run or sets workers aside where they do not compute the learner's policy.
+
+    A run whose engines disagree is told so. It ends where that is sure: at once if they never
+    agreed since this start, else when it has lasted as long as failures may.
 
     Owner: the learner's event loop.
     """
 
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
-        self._limit_nats = parts.run.spec.mismatch_limit_nats
         self._patience_s = parts.run.spec.failure_policy.failure_tolerance_seconds
-        self._audited: dict[str, FreshTokens] | None = {}
-        """Fresh tokens of the steps since the start, by worker; None after the audit."""
+        self._engine_of_group = {each.name: each.engine for each in parts.run.spec.rollouts}
+        self._engines: dict[str, str] = {}
+        """Of the workers that were seen last, by worker."""
+        self._come: set[str] = set()
+        """Workers that have shown fresh tokens, until there are as many as the run starts with."""
         self._first_shown_s: float | None = None
-        """Time of the first of them."""
+        """Time of the first fresh tokens."""
         self._is_wait_reported = False
-        self._engines_disagree = False
-        """Whether the last event says so."""
+        self._has_agreed = False
+        """Whether workers and learner have agreed since this start."""
+        self._disagree_since_s: float | None = None
 
     def after_step(self, result: UpdateResult) -> None:
         """Act on the fresh tokens of a step, before its version is published.
 
         Raises:
-            MismatchError: if workers and learner do not compute the same policy, after a start.
+            MismatchError: if workers and learner surely do not compute the same policy.
         """
-        self._audit(result)
-        for fault in result.mismatch.at_fault:
-            self._set_aside(fault.worker, fault.message)
-        if result.mismatch.engines_disagree != self._engines_disagree:
-            self._engines_disagree = not self._engines_disagree
-            self._parts.event("EnginesDisagree", self._disagreement())
-
-    def _audit(self, result: UpdateResult) -> None:
-        """Compare all workers once after every start, as soon as there are enough tokens."""
-        if self._audited is None or not (self._audited or result.fresh):
-            return
-        for worker, fresh in result.fresh.items():
-            self._audited[worker] = self._audited.get(worker, FreshTokens()) + fresh
-        try:
-            gap = audit_mismatch(self._audited, self._limit_nats, num_awaited=self._num_awaited())
-        except MismatchError as error:
-            self._parts.event("SelfCheckFailed", str(error))
-            raise
-        if gap is None:
-            self._report_wait()
-            return
-        self._parts.event("SelfCheck", f"workers and learner differ by {gap:.2g} nats per token")
-        for worker, fresh in self._audited.items():
-            if fresh.is_enough and self._is_far(fresh):
-                self._set_aside(
-                    worker,
-                    f"it differs from the learner by {fresh.mean_gap:.3g} nats per token on"
-                    f" {fresh.num_tokens} fresh tokens, and other workers by {gap:.2g}; at most"
-                    f" {self._limit_nats:g} is expected; compare its temperature, its precision,"
-                    " its quantization and its masked logits with theirs",
+        review = result.mismatch
+        if len(self._come) < self._parts.run.spec.workers_at_start:
+            self._come |= result.fresh.keys()
+        for fault in review.at_fault:
+            if fault.worker:  # a name that no worker has cannot be set aside
+                self._parts.dispatcher.set_aside(
+                    fault.worker, SetAsideCause.MISMATCH, fault.message
                 )
-        self._audited = None
-
-    def _report_wait(self) -> None:
-        """Say once that a worker exceeds the limit and that others are waited for."""
-        found = self._audited or {}
-        far = [name for name, fresh in found.items() if fresh.is_enough and self._is_far(fresh)]
-        if far and not self._is_wait_reported:
+        if review.gap_nats is None or review.limits is None:
+            return
+        if not review.is_exceeded:
+            self._agree(review)
+        elif review.is_majority(self._num_awaited()):
+            self._disagree(review)
+        elif not self._is_wait_reported:
             self._is_wait_reported = True
-            gap = found[far[0]].mean_gap
-            self._parts.event(
-                "SelfCheckWaits",
-                f"{far[0]} differs from the learner by {gap:.3g} nats per token; at most"
-                f" {self._limit_nats:g} is expected. The run is judged when the others of its"
-                f" {self._parts.run.spec.workers_at_start} workers have shown fresh tokens too, or"
-                f" after {self._patience_s:g} s (failurePolicy.failureToleranceSeconds)",
-            )
+            self._parts.event("SelfCheckWaits", self._wait(review))
 
-    def _is_far(self, fresh: FreshTokens) -> bool:
-        return not fresh.mean_gap <= self._limit_nats  # true of NaN as well
+    def record(self, review: MismatchReview) -> dict[str, Any]:
+        """Return what a step record holds of the comparison; empty before there is one."""
+        if review.gap_nats is None:
+            return {}
+        gaps = {name: each.gap.value for name, each in review.workers.items()}
+        largest = sorted(gaps, key=lambda name: gaps[name], reverse=True)[:_NAMED_WORKERS]
+        numbers = {
+            "gap_nats": review.gap_nats,
+            "gap_p99_nats": review.gap_p99_nats,
+            "divergence_nats": review.divergence_nats,
+            "scale_error": review.scale_error,
+            "limit_nats": None if review.limits is None else review.limits.gap_nats,
+            "worst_gap_nats": gaps[largest[0]],
+            "is_exceeded": float(review.is_exceeded),
+        }
+        return {
+            **{name: _finite(each) for name, each in numbers.items() if each is not None},
+            "by_worker": {name: _finite(gaps[name]) for name in largest},
+            "by_engine": self._by_engine(gaps),
+            "by_position": {
+                str(first): _finite(each) for first, each in review.gap_by_position.items()
+            },
+            "cause": review.cause,
+        }
+
+    def _agree(self, review: MismatchReview) -> None:
+        if not self._has_agreed:
+            limit = "" if review.limits is None else f"; at most {review.limits.gap_nats:.2g} is"
+            self._parts.event(
+                "SelfCheck",
+                f"workers and learner differ by {review.gap_nats:.2g} nats per token{limit}"
+                " expected",
+            )
+        elif self._disagree_since_s is not None:
+            gap = f"{review.gap_nats:.2g}"
+            self._parts.event("EnginesAgree", f"workers and learner differ by {gap} nats again")
+        self._has_agreed, self._disagree_since_s = True, None
+        self._parts.signals.record_mismatch("")
+
+    def _disagree(self, review: MismatchReview) -> None:
+        """Tell that most workers differ from the learner, or end the run.
+
+        Raises:
+            MismatchError: as `after_step`.
+        """
+        now_s = self._parts.clock()
+        message = (
+            f"{review.message}. If the gap is intended, raise `learner.maxMismatchNats` above it"
+        )
+        if self._disagree_since_s is None:
+            self._disagree_since_s = now_s
+            self._parts.event("EnginesDisagree", message)
+        self._parts.signals.record_mismatch(review.message)
+        has_lasted = now_s - self._disagree_since_s >= self._patience_s
+        if review.is_sure and (has_lasted or not self._has_agreed):
+            self._parts.event("SelfCheckFailed", message)
+            raise MismatchError(message)
+
+    def _wait(self, review: MismatchReview) -> str:
+        """Say that a worker exceeds the limit and that others are waited for."""
+        assert review.limits is not None
+        limits, spec = review.limits, self._parts.run.spec
+        name, far = next(
+            (name, each) for name, each in review.workers.items() if each.exceeds(limits)
+        )
+        return (
+            f"{name} differs from the learner by {far.gap.value:.3g} nats per token; at most"
+            f" {limits.gap_nats:.3g} is expected. The run is judged when the others of its"
+            f" {spec.workers_at_start} workers have shown fresh tokens too, or after"
+            f" {self._patience_s:g} s (failurePolicy.failureToleranceSeconds)"
+        )
 
     def _num_awaited(self) -> int:
         """Return how many of the workers with which the run starts have yet to show fresh tokens.
@@ -90,23 +143,24 @@ class MismatchWatch:
         """
         if self._first_shown_s is None:
             self._first_shown_s = self._parts.clock()
-        spec, audited = self._parts.run.spec, self._audited or {}
         lasted_s = self._parts.clock() - self._first_shown_s
         if lasted_s >= self._patience_s:
             return 0
-        return max(0, spec.workers_at_start - len(audited))
+        return max(0, self._parts.run.spec.workers_at_start - len(self._come))
 
-    def _set_aside(self, worker: str, message: str) -> None:
-        if worker:  # a name that no worker has cannot be set aside
-            self._parts.dispatcher.set_aside(worker, SetAsideCause.MISMATCH, message)
+    def _by_engine(self, gaps: Mapping[str, float]) -> dict[str, float]:
+        """Return the gap of the median worker of each engine."""
+        groups = {each.worker_id: each.rollout_group for each in self._parts.dispatcher.workers()}
+        found: dict[str, list[float]] = {}
+        for name, gap in gaps.items():
+            engine = self._engine_of_group.get(groups.get(name, "")) or self._engines.get(name)
+            if engine is not None:
+                self._engines[name] = engine
+                found.setdefault(engine, []).append(gap)
+        self._engines = {name: each for name, each in self._engines.items() if name in gaps}
+        return {engine: _finite(lower_median(each)) for engine, each in sorted(found.items())}
 
-    def _disagreement(self) -> str:
-        if not self._engines_disagree:
-            return "the mismatch of some workers is again one that rounding may explain"
-        return (
-            f"every worker differs from the learner by more than {MISMATCH_CEILING:g} nats^2 per"
-            " token at equal versions: no number format explains that. No worker is set aside,"
-            " because none would be left. What exceeds the limit counts as staleness, so the"
-            " learning rate is low. Compare temperature, precision, quantization, noise and masked"
-            " logits of the rollout groups with the learner's"
-        )
+
+def _finite(value: float) -> float:
+    """Return a number as a record holds it."""
+    return value if abs(value) <= _LARGEST_NATS else _LARGEST_NATS  # also of NaN

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -28,65 +28,134 @@ they cost about a tenth of the step."""
 class FreshBlocks:
     """Blocks of fresh tokens, as `MismatchCalibration.observe` takes them."""
 
-    log_weights: tuple[float, ...] = ()
-    """Sum of each block's log ratios, nats; below +inf and not NaN."""
-    num_tokens: tuple[int, ...] = ()
-    """Tokens of each block, at least 1."""
-    absolute_log_ratios: tuple[float, ...] = ()
-    """Sum of |log pi - log mu| over the tokens of each block, nats."""
+    blocks: tuple[FreshTokens, ...] = ()
+    """Each block's sums; that of its log ratios is below +inf and not NaN."""
     workers: tuple[str, ...] = ()
     """The worker that sampled each block."""
 
     @property
-    def tokens(self) -> dict[str, FreshTokens]:
-        """The counts that the start-up check takes, by worker."""
-        found: dict[str, FreshTokens] = {}
-        rows = zip(self.workers, self.num_tokens, self.absolute_log_ratios, strict=True)
-        for worker, num_tokens, absolute_log_ratio in rows:
-            block = FreshTokens(
-                num_blocks=1, num_tokens=num_tokens, absolute_log_ratio=absolute_log_ratio
-            )
-            found[worker] = found.get(worker, FreshTokens()) + block
+    def log_weights(self) -> tuple[float, ...]:
+        """Sum of each block's log ratios, nats."""
+        return tuple(block.log_ratio for block in self.blocks)
+
+    @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Tokens of each block, at least 1."""
+        return tuple(block.num_tokens for block in self.blocks)
+
+    @property
+    def by_worker(self) -> dict[str, list[FreshTokens]]:
+        """The blocks of each worker, in this order."""
+        found: dict[str, list[FreshTokens]] = {}
+        for worker, block in zip(self.workers, self.blocks, strict=True):
+            found.setdefault(worker, []).append(block)
         return found
+
+    @property
+    def tokens(self) -> dict[str, FreshTokens]:
+        """The sums over all blocks of each worker."""
+        return {name: sum(each, FreshTokens()) for name, each in self.by_worker.items()}
 
     def join(self, other: FreshBlocks) -> FreshBlocks:
         """Return the blocks of both."""
-        return FreshBlocks(
-            log_weights=self.log_weights + other.log_weights,
-            num_tokens=self.num_tokens + other.num_tokens,
-            absolute_log_ratios=self.absolute_log_ratios + other.absolute_log_ratios,
-            workers=self.workers + other.workers,
-        )
+        return FreshBlocks(blocks=self.blocks + other.blocks, workers=self.workers + other.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """A longest run of trained tokens that a worker and a version sampled."""
+
+    worker: str
+    start: int
+    """Index of its first token in the batch."""
+    end: int
+    """Index after its last token."""
+    position: int
+    """Number of its first token among the trained ones of its answer, from 0."""
 
 
 def fresh_blocks(
-    trajectories: Sequence[Trajectory], log_ratios: Tensor, policy_version: int
+    trajectories: Sequence[Trajectory],
+    log_ratios: Tensor,
+    policy_version: int,
+    logprobs: Tensor,
 ) -> FreshBlocks:
     """Return the tokens that a version sampled, cut into blocks.
 
     log_ratios: [N] float64 log pi - log mu of the trained tokens, nats, one trajectory after
         another; pi is that version.
+    logprobs: [N] log mu of the same tokens, nats.
     A stretch whose sum is NaN or +inf says nothing about engines that work, and is left out.
     """
     stretches = list(_stretches(trajectories, policy_version))
     if not stretches:
         return FreshBlocks()
-    parts = [log_ratios[start:end] for _, start, end in stretches]
-    totals: list[float] = _sums(parts, [len(part) for part in parts]).tolist()
-    kept = [place for place, total in enumerate(totals) if total < math.inf]
+    totals: list[float] = _sums(
+        torch.cat([log_ratios[each.start : each.end] for each in stretches]),
+        [each.end - each.start for each in stretches],
+    ).tolist()
+    kept = [each for each, total in zip(stretches, totals, strict=True) if total < math.inf]
     if not kept:
         return FreshBlocks()
-    parts = [parts[place] for place in kept]
-    blocks = [near_equal_blocks(len(part), FRESH_BLOCK_TOKENS) for part in parts]
-    sizes = list(chain.from_iterable(blocks))
+    sizes = [near_equal_blocks(each.end - each.start, FRESH_BLOCK_TOKENS) for each in kept]
     return FreshBlocks(
-        log_weights=tuple(_sums(parts, sizes).tolist()),
-        num_tokens=tuple(sizes),
-        absolute_log_ratios=tuple(_sums([part.abs() for part in parts], sizes).tolist()),
+        blocks=tuple(
+            token_blocks(
+                torch.cat([log_ratios[each.start : each.end] for each in kept]),
+                torch.cat([logprobs[each.start : each.end] for each in kept]),
+                list(chain.from_iterable(sizes)),
+                [
+                    each.position + offset
+                    for each, lengths in zip(kept, sizes, strict=True)
+                    for offset in accumulate(lengths[:-1], initial=0)
+                ],
+            )
+        ),
         workers=tuple(
-            stretches[place][0] for place, each in zip(kept, blocks, strict=True) for _ in each
+            each.worker for each, lengths in zip(kept, sizes, strict=True) for _ in lengths
         ),
     )
+
+
+def token_blocks(
+    log_ratios: Tensor, logprobs: Tensor, sizes: Sequence[int], positions: Sequence[int]
+) -> Iterator[FreshTokens]:
+    """Yield the sums of consecutive blocks of tokens.
+
+    log_ratios, logprobs: [N] nats; sizes, positions: tokens of each block, and the number of its
+    first token in the answer.
+    """
+    ratios, logprobs = log_ratios.double(), logprobs.double()
+    gaps = ratios.abs()
+    columns = torch.stack(
+        [
+            gaps,
+            ratios,
+            ratios.square(),
+            torch.expm1(ratios) - ratios,
+            logprobs,
+            logprobs.square(),
+            logprobs * ratios,
+        ],
+        dim=1,
+    )
+    lengths = torch.tensor(sizes, device=ratios.device)
+    largest: list[float] = torch.segment_reduce(gaps, "max", lengths=lengths, unsafe=True).tolist()
+    rows: list[list[float]] = segment_sums(columns, lengths).tolist()
+    for size, position, row, most in zip(sizes, positions, rows, largest, strict=True):
+        yield FreshTokens(
+            num_blocks=1,
+            num_tokens=size,
+            position=position,
+            absolute_log_ratio=row[0],
+            log_ratio=row[1],
+            square=row[2],
+            divergence=row[3],
+            largest=most,
+            logprob=row[4],
+            logprob_square=row[5],
+            logprob_log_ratio=row[6],
+        )
 
 
 def wanted_fresh_tokens(
@@ -97,26 +166,23 @@ def wanted_fresh_tokens(
     return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
 
 
-def _sums(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Sums of consecutive segments of these sizes over all parts."""
-    values = torch.cat(list(parts))
+def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Sums of consecutive segments of these sizes."""
     return segment_sums(values, torch.tensor(sizes, device=values.device))
 
 
-def _stretches(
-    trajectories: Sequence[Trajectory], policy_version: int
-) -> Iterator[tuple[str, int, int]]:
-    """Worker, start and end of each longest run of trained tokens that it and a version sampled."""
-    start = end = 0
+def _stretches(trajectories: Sequence[Trajectory], policy_version: int) -> Iterator[_Stretch]:
+    """Each longest run of trained tokens that a worker and a version sampled."""
+    first = start = end = 0
     for trajectory in trajectories:
         worker = trajectory.worker_id
         for span in trajectory.version_spans:
             is_fresh = span.policy_version == policy_version and worker is not None
             if not is_fresh and end > start:
-                yield worker or "", start, end
+                yield _Stretch(worker=worker or "", start=start, end=end, position=start - first)
             end += span.num_tokens
             if not is_fresh:
                 start = end
         if end > start:
-            yield worker or "", start, end
-        start = end
+            yield _Stretch(worker=worker or "", start=start, end=end, position=start - first)
+        first = start = end

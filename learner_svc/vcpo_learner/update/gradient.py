@@ -136,6 +136,11 @@ class GradientAccumulation:
             self._fits_one_pass &= self._estimator is not GradientNormEstimator.LM_HEAD
 
     @property
+    def runner(self) -> MicroBatchRunner:
+        """What runs the model on parts of a batch."""
+        return self._runner
+
+    @property
     def has_one_row(self) -> bool:
         """Whether the model is given a micro-batch as one row."""
         return self._runner.one_row

@@ -36,14 +36,10 @@ from torch import nn
 from vcpo.algo import (
     MIN_FRESH_BLOCKS,
     EssReading,
-    MismatchCalibration,
-    MismatchReview,
     NonFiniteWeightError,
     RateBackoff,
     RefusalReason,
     StepVerdict,
-    explained_variance,
-    review_mismatch,
 )
 from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
@@ -89,6 +85,7 @@ from vcpo_learner.update.batch_statistics import (
 )
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientAccumulation, Groups
+from vcpo_learner.update.mismatch_judge import MismatchJudge
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import UpdateResult, UpdateTimes
@@ -140,13 +137,10 @@ class PolicyUpdate:
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)
         group = None if ranks is None else ranks.checkpoint_group
         self._files = TensorFiles(self._model, self._optimizer, group)
-        self._calibration = MismatchCalibration()
-        self._explained_variance = explained_variance(spec.mismatch_limit_nats)
+        self._mismatch = MismatchJudge(spec)
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
-        self._num_fresh_blocks = 0
-        """Since this process started: enough of them check the engines against each other."""
         self._is_stepping = False
         """Stays True if a step fails after it began to change parameters or optimizer, or if the
         model cannot be used after an error."""
@@ -222,7 +216,7 @@ class PolicyUpdate:
         batch = pending.batch
         if isinstance(batch, BatchGradient):
             fresh = batch.fresh.join(fresh)
-        review = self._calibrate(fresh)
+        review = self._mismatch.observe(fresh)
         if isinstance(batch, NonFiniteWeightError):
             result = self._refuse(pending.trajectories, batch)
         else:
@@ -231,17 +225,6 @@ class PolicyUpdate:
             except NonFiniteWeightError as error:
                 result = self._refuse(pending.trajectories, error)
         return replace(result, fresh=fresh.tokens, mismatch=review)
-
-    def _calibrate(self, fresh: FreshBlocks) -> MismatchReview:
-        """Take fresh blocks into the calibration, and leave out the workers that are at fault.
-
-        They are left out here and not when they are set aside, so that a redone step does the same.
-        """
-        observed = self._calibration.observe(fresh.log_weights, fresh.num_tokens, fresh.workers)
-        review = review_mismatch(observed, explained=self._explained_variance)
-        self._calibration = observed.without([fault.worker for fault in review.at_fault])
-        self._num_fresh_blocks += len(fresh.num_tokens)
-        return review
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Compute the gradient of one group, and leave everything unchanged.
@@ -299,7 +282,7 @@ class PolicyUpdate:
         return {
             "random": random_states(self._device),
             **self._rate.state_dict(),
-            "calibration": self._calibration.to_dict(),
+            "mismatch": self._mismatch.state_dict(),
             "warning": self.health.state_dict(),
             "method": self._gradient.state_dict(),
             "replay": None if self._replay is None else self._replay.state_dict(),
@@ -316,7 +299,7 @@ class PolicyUpdate:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_random_states(state["random"], self._device)
         self._rate.load_state_dict(state)
-        self._calibration = self._calibration.restore(state["calibration"])
+        self._mismatch.load_state_dict(state["mismatch"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
         if self._replay is not None and state["replay"] is not None:
@@ -325,8 +308,9 @@ class PolicyUpdate:
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""
         started_s = self._clock()
+        self._mismatch.measure_rounding(self._gradient.runner, groups)
         lengths = [each.num_sampled_tokens for each in chain.from_iterable(groups)]
-        expected_weight = on_policy_weight(lengths, self._algorithm, self._calibration)
+        expected_weight = on_policy_weight(lengths, self._algorithm, self._mismatch.calibration)
         scored = self._gradient.score(groups, policy_version, expected_weight)
         scored_s = self._clock()
         summary, config = scored.summary, self._algorithm.loss_config
@@ -350,35 +334,42 @@ class PolicyUpdate:
             sums=token_sums(log_ratios, config.largest_weight),
             advantages=advantages,
             masked_share=masked_share,
-            fresh=fresh_blocks(list(chain.from_iterable(groups)), log_ratios, policy_version),
+            fresh=fresh_blocks(
+                list(chain.from_iterable(groups)),
+                log_ratios,
+                policy_version,
+                scored.record.rollout_logprobs,
+            ),
         )
 
     def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
         """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
         is_given = self._algorithm.on_policy_ess_ratio is not None
-        if is_given and self._num_fresh_blocks + num_blocks >= MIN_FRESH_BLOCKS:
+        if is_given and self._mismatch.num_blocks + num_blocks >= MIN_FRESH_BLOCKS:
             return 0
-        return wanted_fresh_tokens(self._calibration, batch_tokens, num_blocks=num_blocks)
+        return wanted_fresh_tokens(self._mismatch.calibration, batch_tokens, num_blocks=num_blocks)
 
     def _calibration_age_steps(self) -> int:
         is_given = self._algorithm.on_policy_ess_ratio is not None
-        return 0 if is_given else self._calibration.age_steps
+        return 0 if is_given else self._mismatch.calibration.age_steps
 
     def _fresh_blocks(self, trajectories: Sequence[Trajectory], policy_version: int) -> FreshBlocks:
         """Score trajectories beside the batch, and return their fresh tokens."""
         if not trajectories:
             return FreshBlocks()
         record = self._gradient.score_only(trajectories, policy_version)
-        return fresh_blocks(trajectories, record.log_ratios, policy_version)
+        return fresh_blocks(
+            trajectories, record.log_ratios, policy_version, record.rollout_logprobs
+        )
 
     def _decide(self, batch: BatchGradient) -> StepDecision:
-        unit = batch_ess_unit(batch.summary, self._algorithm, self._calibration)
+        unit = batch_ess_unit(batch.summary, self._algorithm, self._mismatch.calibration)
         cap = self._algorithm.loss_config.largest_weight
         return decide_step(
             unit,
             batch_moments(batch.summary, batch.record.log_ratios, unit, cap),
             self._algorithm,
-            relative_error=self._calibration.relative_error,
+            relative_error=self._mismatch.calibration.relative_error,
             kl_per_token=batch.sums.kl_per_token,
         )
 
@@ -468,7 +459,9 @@ class PolicyUpdate:
             **self.health.window_fields(),
             response_tokens_mean=response_tokens_mean(trajectories),
             surprisal_nats=mean_surprisal(trajectories),
-            on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
+            on_policy_ess_ratio=on_policy_ess_ratio(
+                lengths, self._algorithm, self._mismatch.calibration
+            ),
             calibration_age_steps=self._calibration_age_steps(),
             warning_level=self.health.level,
             warning_score=self.health.score,

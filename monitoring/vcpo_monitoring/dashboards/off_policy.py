@@ -116,6 +116,27 @@ _MAY_WE_STEP: Final = Row(
             unit=AxisUnit.STEPS,
             queries=(Query(value("vcpo_calibration_age_steps"), "age"),),
         ),
+        Panel(
+            id=17,
+            slug="mismatch",
+            title="Mismatch at equal version",
+            question="Do workers and learner compute the same policy?",
+            reading="Of fresh tokens, which hold no staleness; up to the limit it is rounding. The "
+            "worst alone: that worker. Late tokens apart from early ones: positions or cache. One "
+            "engine: its precision.",
+            unit=AxisUnit.NATS,
+            minimum=None,
+            is_logarithmic=True,
+            queries=(
+                Query(value("vcpo_mismatch_nats"), "mean gap"),
+                Query(value("vcpo_mismatch_p99_nats"), "99th percentile"),
+                Query(value("vcpo_mismatch_divergence_nats"), "KL"),
+                Query(value("vcpo_mismatch_worst_worker_nats"), "worst worker", role=Role.FAINT),
+                Query(value("vcpo_mismatch_engine_nats", "engine"), "engine {{engine}}"),
+                Query(value("vcpo_mismatch_position_nats", "position"), "from token {{position}}"),
+                Query(value("vcpo_mismatch_limit_nats"), "limit", role=Role.LIMIT),
+            ),
+        ),
     ),
 )
 

@@ -8,7 +8,7 @@
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
-| Ready | the run trains, or is complete | Training, NoUpdate, WorkersSetAside, Degraded, ... |
+| Ready | the run trains, or is complete | Training, NoUpdate, EnginesDisagree, Degraded, ... |
 | Complete | all steps are taken | Succeeded, Collapsed, WithoutUpdate, NotFinished |
 | Failed | the run failed | LearnerFailed, reasons of `vcpo.control.run_limits`, NotFailed |
 
@@ -40,7 +40,9 @@ _NAMED_PODS: Final = 4
 """Pods that a message names; of more it says how many."""
 _OVERDUE_S: Final = 30.0
 """A pod that still exists this long after its grace period is on a node that does not answer."""
-_REASONS_FROM_LEARNER: Final = frozenset({"GenerationFailing", "NoUpdate", "WorkersSetAside"})
+_REASONS_FROM_LEARNER: Final = frozenset(
+    {"GenerationFailing", "NoUpdate", "EnginesDisagree", "WorkersSetAside"}
+)
 """Reasons of `Ready` that only the learner can report."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed", "Stable")
 """Conditions of the control loop; their reasons may change with every report."""
@@ -321,6 +323,8 @@ def _training(inputs: ConditionInputs) -> ConditionState:
         return _false("Ready", "GenerationFailing", message)
     if report is not None and report.no_update:
         return _true("Ready", "NoUpdate", report.no_update)
+    if report is not None and report.mismatch:
+        return _true("Ready", "EnginesDisagree", report.mismatch)
     if report is not None and report.set_aside:
         return _true("Ready", "WorkersSetAside", report.set_aside)
     return _true("Ready", "Training", "The run trains.")

@@ -48,6 +48,9 @@ class LearnerReport:
     set_aside: str = ""
     """Which workers the learner has just set aside, in a sentence; empty if none, and from
     Prometheus."""
+    mismatch: str = ""
+    """How far workers and learner are from one policy, in sentences; empty while they agree, and
+    from Prometheus."""
     no_update: str = ""
     """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
     has_never_updated: bool = False
@@ -115,6 +118,7 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         has_never_updated=has_never_updated,
         collapse=message.collapse,
         set_aside=set_aside_notice(message),
+        mismatch=message.mismatch,
         lost_changes=message.lost_changes,
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",

@@ -17,10 +17,15 @@ WEIGHED = dataclasses.replace(
     on_policy_ess_ratio=0.8,
     learning_rate_scale=0.5,
     skipped=None,
-    diagnostics={gauge.entry: 0.5 for _, gauge in GAUGES if gauge.entry is not None},
+    diagnostics={gauge.entry: 0.5 for name, gauge in GAUGES if name == "diagnostics"},
+    mismatch={
+        **{gauge.entry: 0.5 for name, gauge in GAUGES if name == "mismatch"},
+        "by_engine": {"hf": 0.02},
+        "by_position": {"64": 0.03},
+    },
     **{field: 0.5 for field, gauge in GAUGES if getattr(STEP, field) is None},
 )
-WORDS = {"ess_kind", "warning_level", "skipped", "time_unix_s", "diagnostics"}
+WORDS = {"ess_kind", "warning_level", "skipped", "time_unix_s", "diagnostics", "mismatch"}
 """Fields that are no number of a step, or whose numbers are gauges."""
 
 
@@ -46,6 +51,12 @@ def test_names_are_those_of_the_metrics_in_groups():
     assert sent - metrics == no_metrics
     groups = {name.partition("/")[0] for name in step_scalars(WEIGHED)}
     assert groups == {"task", "learner", "off_policy", "rollout"}
+
+
+def test_the_mismatch_is_sent_by_engine_and_by_position():
+    sent = step_scalars(WEIGHED)
+    assert sent["off_policy/mismatch_engine_nats/hf"] == 0.02
+    assert sent["off_policy/mismatch_position_nats/64"] == 0.03
 
 
 def test_the_ess_is_sent_also_relative_to_that_of_on_policy_data():

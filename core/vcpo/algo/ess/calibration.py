@@ -44,7 +44,7 @@ whatever they send, cannot raise it above the largest estimate of another. A wor
 fewer than 16 blocks counts as one without mismatch. If the median falls on such a worker, the
 estimate of before stays; without one the ratio is 1. The lower median of N workers with n blocks
 each is as certain as a mean of n (1 + 2 (m - 1) / pi) blocks, m = N or N - 1, the odd one. A single
-worker has no other to be compared with. For it, and for all, s2 is at most `MISMATCH_CEILING`.
+worker has no other to be compared with. For it, and for all, s2 is at most `ceiling`.
 
 Memory. A constant mismatch needs a long memory, a changing one a short memory. The newest 1, 2, 4,
 6, 10, .. portions of every worker are pooled, and the workers' median is taken over the pools of
@@ -106,7 +106,7 @@ class MismatchEstimate:
     """What the workers together say of the mismatch."""
 
     variance_per_token: float
-    """s2, nats^2 per token, at least 0; the median of the workers, before `MISMATCH_CEILING`."""
+    """s2, nats^2 per token, at least 0; the median of the workers, before any ceiling."""
 
     count: int
     """Number of blocks whose mean would be as certain, at least 1."""
@@ -126,6 +126,10 @@ class MismatchCalibration:
     minimum_count: int = 16
     """Number of blocks that a worker has shown before it counts, at least 1; 16 blocks leave a
     standard error of 35 %, which `relative_error` reports."""
+
+    ceiling: float = MISMATCH_CEILING
+    """Largest s2 that counts as mismatch, nats^2 per token, above 0: what rounding explains. More
+    is not calibrated away."""
 
     workers: Mapping[str, WorkerBlocks] = field(default_factory=dict)
     """What each remembered worker has shown, by its name."""
@@ -188,10 +192,10 @@ class MismatchCalibration:
 
     @property
     def variance_per_token(self) -> float | None:
-        """Estimate of s2, nats^2 per token, up to `MISMATCH_CEILING`; None before there is one."""
+        """Estimate of s2, nats^2 per token, up to `ceiling`; None before there is one."""
         if self.estimate is None:
             return None
-        return min(self.estimate.variance_per_token, MISMATCH_CEILING)
+        return min(self.estimate.variance_per_token, self.ceiling)
 
     @property
     def relative_error(self) -> float:

@@ -71,6 +71,8 @@ def _notices(signals: control_pb2.Signals) -> Iterator[str]:
     if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.failures:
         latest = signals.failures[0].message
         yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
+    if signals.mismatch:
+        yield signals.mismatch
     if set_aside := set_aside_notice(signals):
         yield set_aside
     notice = no_update_notice(signals.skipped_steps_in_a_row, signals.skip_reason)

@@ -17,6 +17,7 @@ from vcpo.records.step_record import GAUGES
 from vcpo.records.unit import Unit
 from vcpo.spec.algorithm import Algorithm, Sampling
 from vcpo.spec.tracking import SinkName
+from vcpo.spec.workloads import EngineName
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
@@ -107,6 +108,17 @@ LAG_ESS = gauge(
     "vcpo_lag_ess_ratio",
     "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest lag.",
     Label("lag", at_most=12),
+)
+MISMATCH_BY_ENGINE = gauge(
+    "vcpo_mismatch_engine_nats",
+    "Mean |log pi - log mu| of fresh tokens of the median worker, by engine.",
+    Label("engine", tuple(EngineName)),
+)
+MISMATCH_BY_POSITION = gauge(
+    "vcpo_mismatch_position_nats",
+    "Mean |log pi - log mu| of fresh tokens by position in the answer; the label is the first of a"
+    " bin.",
+    Label("position", at_most=12),
 )
 LOG_IMPORTANCE_WEIGHT = histogram(
     "vcpo_log_importance_weight_nats",
@@ -253,6 +265,8 @@ LEARNER = (
     ESS_MEAN,
     ESS_LOW,
     LAG_ESS,
+    MISMATCH_BY_ENGINE,
+    MISMATCH_BY_POSITION,
     LOG_IMPORTANCE_WEIGHT,
     REWARD,
     RESPONSE_TOKENS,

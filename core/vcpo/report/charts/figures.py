@@ -95,7 +95,7 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
     """Return the smaller charts, which help to find the cause, by topic."""
     steps = recorded.metrics.steps
     more = {
-        ChartTopic.OFF_POLICY: (_queue(steps), _drops(steps)),
+        ChartTopic.OFF_POLICY: (_mismatch(steps), _queue(steps), _drops(steps)),
         ChartTopic.SPEED: (_throughput_per_worker(steps), _seconds(steps)),
     }
     return tuple(
@@ -252,6 +252,27 @@ def _ess_by_lag(steps: Sequence[StepRecord]) -> Chart:
         unit="policy versions",
         caption="A cell is the ESS ratio of the trajectories of one age; old ones lose it first.",
         heatmap=Heatmap(table=STEPS, categories=tuple(map(_bucket_label, lags)), cells=cells),
+    )
+
+
+def _mismatch(steps: Sequence[StepRecord]) -> Chart:
+    def entry(name: str) -> StepValue:
+        return lambda step: step.mismatch.get(name) or None
+
+    dashed = CurveStyle.REFERENCE
+    return Chart(
+        name="mismatch",
+        title="Mismatch at equal version",
+        unit="|log pi - log mu|, nats per token, log",
+        caption="Fresh tokens hold no staleness: up to the limit it is rounding, above it a fault "
+        "of the engines, or of one worker.",
+        curves=(
+            _line("worst worker", steps, entry("worst_gap_nats"), Ink.SECOND, CurveStyle.THIN),
+            _line("99th percentile", steps, entry("gap_p99_nats"), Ink.SOFT, CurveStyle.THIN),
+            _line("mean", steps, entry("gap_nats")),
+            _line("limit", steps, entry("limit_nats"), Ink.LIMIT, dashed),
+        ),
+        is_log=True,
     )
 
 

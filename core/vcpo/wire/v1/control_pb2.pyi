@@ -77,6 +77,7 @@ class Signals(_message.Message):
     SKIP_REASON_FIELD_NUMBER: _builtins.int
     COLLAPSE_FIELD_NUMBER: _builtins.int
     LOST_CHANGES_FIELD_NUMBER: _builtins.int
+    MISMATCH_FIELD_NUMBER: _builtins.int
     run_name: _builtins.str
     """metadata.name of the run."""
     phase: _work_pb2.RunPhase.ValueType
@@ -145,6 +146,10 @@ class Signals(_message.Message):
     """Changes that were committed to the redo log and that this learner did not find there when it
     started; at least so many, if its event LogDamaged says so.
     """
+    mismatch: _builtins.str
+    """How far workers and learner are from computing the same policy, and what to look at, in
+    sentences; empty while they differ by no more than is expected.
+    """
     @_builtins.property
     def trajectories(self) -> Global___TrajectoryCounts: ...
     @_builtins.property
@@ -203,10 +208,11 @@ class Signals(_message.Message):
         skip_reason: _builtins.str = ...,
         collapse: _builtins.str | None = ...,
         lost_changes: _builtins.int = ...,
+        mismatch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "lost_changes", b"lost_changes", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015

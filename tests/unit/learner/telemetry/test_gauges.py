@@ -218,11 +218,12 @@ def test_served_weights_are_counted_once_by_form(gauges):
 
 def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
     numbers = {}
-    diagnostics = {}
     for number, (field, gauge) in enumerate(GAUGES, start=1):
-        holder = numbers if gauge.entry is None else diagnostics
-        holder[gauge.entry or field] = number
-    gauges.record_step(step_record(**numbers, diagnostics=diagnostics), [])
+        if gauge.entry is None:
+            numbers[field] = number
+        else:
+            numbers.setdefault(field, {})[gauge.entry] = number
+    gauges.record_step(step_record(**numbers), [])
     shown = [value(gauges, gauge.name) for _, gauge in GAUGES]
     assert shown == list(range(1, len(GAUGES) + 1))
 
@@ -234,6 +235,19 @@ def test_a_number_that_a_step_lacks_is_not_shown(gauges):
     assert value(gauges, "vcpo_divergence_nats") == 0.5
     assert value(gauges, "vcpo_top_gradient_ratio") is None
     assert value(gauges, "vcpo_token_ess_ratio") is None
+
+
+def test_the_mismatch_is_shown_by_engine_and_position(gauges):
+    first = {"by_engine": {"hf": 0.01, "vllm": 0.2}, "by_position": {"0": 0.01, "64": 0.3}}
+    gauges.record_step(step_record(mismatch=first), [])
+    gauges.record_step(step_record(step=2, mismatch={"by_engine": {"hf": 0.02}}), [])
+    metrics = gauges._metrics
+    shown = {
+        tuple(sample.labels.values()): sample.value
+        for gauge in (metrics.mismatch_by_engine, metrics.mismatch_by_position)
+        for sample in gauge.collect()[0].samples
+    }
+    assert {labels[-1]: found for labels, found in shown.items()} == {"hf": 0.02}
 
 
 def test_a_number_of_an_earlier_step_is_not_shown_as_the_last_ones(gauges):

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import make_trajectory, settle
+from tests.fixtures.fresh_tokens import blocks
+from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_request
 from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
-from vcpo.algo import FreshTokens, MismatchError, MismatchFault, MismatchReview
+from vcpo.algo import MismatchError
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
@@ -62,16 +63,15 @@ async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner
         assert len(update.links) == update.attributes["vcpo.groups"] == 2
 
 
-def fresh_tokens(gap, *, num_blocks=8):
-    one = FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
-    return {"w": one}
+def messages(run_dir, kind):
+    return [event.message for event in read_events(run_dir) if event.kind == kind]
 
 
 async def test_a_run_whose_behavior_policy_is_another_model_ends_before_its_first_version(
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.fresh = fresh_tokens(0.7)
+    learner.update.fresh = {"w": blocks(0.7)}
     with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
         await learner.run()
     assert learner.dispatcher.policy_version == 0
@@ -82,21 +82,109 @@ async def test_behavior_and_target_policy_are_compared_once_there_is_enough_to_c
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.fresh = fresh_tokens(0.0005, num_blocks=7)
+    learner.update.fresh = {"w": blocks(0.0005, 7)}
     finish = learner.update.finish
 
     def finish_step(pending, newest=()):
         result = finish(pending, newest)
-        # The first two steps together have enough to compare; what the third says is training's.
+        # The first two steps together have enough to compare; one block makes no fault.
         gap = 0.0015 if pending.policy_version == 0 else 0.7
-        learner.update.fresh = fresh_tokens(gap, num_blocks=1)
+        learner.update.fresh = {"w": blocks(gap, 1)}
         return result
 
     learner.update.finish = finish_step
     assert await learner.run() is RunPhase.COMPLETE
-    assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
-        "workers and learner differ by 0.001 nats per token"
+    assert messages(tmp_path, "SelfCheck") == [
+        "workers and learner differ by 0.0005 nats per token; at most 0.002 is expected"
     ]
+    assert [step.mismatch.get("gap_nats") for step in read_metrics(tmp_path).steps] == [
+        None,
+        pytest.approx(0.0005),
+        pytest.approx((7 * 0.0005 + 0.0015) / 8),
+    ]
+
+
+async def test_a_run_whose_engines_cease_to_agree_is_told_and_ends_when_that_lasts(
+    make_learner, tmp_path
+):
+    learner = make_learner(steps=6)
+    learner.update.fresh = {"w": blocks(0.001, 64)}
+    finish = learner.update.finish
+
+    def finish_step(pending, newest=()):
+        result = finish(pending, newest)
+        learner.update.fresh = {"w": blocks(0.7, 64)}
+        learner.clock.now_s += 250.0  # failures may last 600 s
+        return result
+
+    learner.update.finish = finish_step
+    with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002.*same at all positions"):
+        await learner.run()
+    # Told at the second step, and 750 s later still so.
+    assert learner.dispatcher.policy_version == 4
+    assert len(messages(tmp_path, "EnginesDisagree")) == 1
+    (failed,) = messages(tmp_path, "SelfCheckFailed")
+    assert "raise `learner.maxMismatchNats`" in failed
+    steps = read_metrics(tmp_path).steps
+    assert [step.mismatch["is_exceeded"] for step in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert [step.mismatch["cause"] for step in steps] == [None, *["constant"] * 3]
+
+
+async def test_engines_that_agree_again_end_no_run(make_learner, tmp_path):
+    learner = make_learner(steps=5)
+    gaps = {0: 0.7, 1: 0.7, 2: 0.001, 3: 0.001}
+    learner.update.fresh = {"w": blocks(0.001, 64)}
+    finish = learner.update.finish
+    told = []
+
+    def finish_step(pending, newest=()):
+        result = finish(pending, newest)
+        told.append(learner.signals.message().mismatch)
+        learner.update.fresh = {"w": blocks(gaps.get(pending.policy_version, 0.001), 64)}
+        learner.clock.now_s += 250.0
+        return result
+
+    learner.update.finish = finish_step
+    assert await learner.run() is RunPhase.COMPLETE
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert [kind for kind in kinds if "gree" in kind] == ["EnginesDisagree", "EnginesAgree"]
+    # What signals say before each step's own review.
+    assert [bool(text) for text in told] == [False, False, True, True, False]
+
+
+async def test_a_gap_that_is_not_sure_to_be_a_fault_is_told_and_ends_no_run(make_learner, tmp_path):
+    learner = make_learner()
+    learner.update.fresh = {"w": blocks(0.003)}
+    assert await learner.run() is RunPhase.COMPLETE
+    (told,) = messages(tmp_path, "EnginesDisagree")
+    assert told.startswith("rollout engine and learner differ by 0.003 nats per token")
+    assert messages(tmp_path, "SelfCheck") == []
+
+
+async def test_a_record_has_the_gaps_by_worker_engine_and_position(make_learner, tmp_path):
+    learner = make_learner(
+        rollouts=[
+            {"name": "main", "maxReplicas": 2},
+            {"name": "fast", "engine": "vllm", "maxReplicas": 2},
+        ]
+    )
+    learner.update.limits = None
+    for worker, group in (("a", "main"), ("b", "main"), ("c", "fast")):
+        request = replace(work_request(worker_id=worker, room=1), rollout_group=group)
+        await learner.dispatcher.lease(request, wait_s=0)
+    learner.update.fresh = {
+        "a": blocks(0.01),
+        "b": blocks(0.02),
+        "c": [*blocks(0.03, 7), *blocks(0.05, 9, position=70)],
+    }
+    await learner.run()
+    found = read_metrics(tmp_path).steps[0].mismatch
+    of_c = (7 * 0.03 + 8 * 0.05) / 15  # the largest is left out
+    assert found["by_worker"] == pytest.approx({"c": of_c, "b": 0.02, "a": 0.01})
+    assert found["by_engine"] == pytest.approx({"hf": 0.01, "vllm": of_c})
+    assert found["by_position"] == pytest.approx({"0": 0.02, "64": 0.05})
+    assert found["gap_nats"] == pytest.approx(0.02)
+    assert found["worst_gap_nats"] == pytest.approx(of_c)
 
 
 async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_together(
@@ -121,9 +209,7 @@ async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside
     make_learner, tmp_path
 ):
     learner = make_learner()
-    (good,) = fresh_tokens(0.001).values()
-    (bad,) = fresh_tokens(0.7).values()
-    learner.update.fresh = {"good": good, "bad": bad}
+    learner.update.fresh = {"good": blocks(0.001), "bad": blocks(0.7)}
     assert await learner.run() is RunPhase.COMPLETE
     assert learner.dispatcher.set_aside_workers.counts == {SetAsideCause.MISMATCH: 1}
     assert "0.7 nats per token" in learner.dispatcher.set_aside_workers.get("bad").message
@@ -134,15 +220,13 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
     make_learner, tmp_path, comes
 ):
     learner = make_learner(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 2}])
-    (good,) = fresh_tokens(0.001).values()
-    (bad,) = fresh_tokens(0.7).values()
-    learner.update.fresh = {"bad": bad}
+    learner.update.fresh = {"bad": blocks(0.7)}
     finish = learner.update.finish
 
     def finish_step(pending, newest=()):
         result = finish(pending, newest)
         if comes:
-            learner.update.fresh = {"good": good}
+            learner.update.fresh = {"good": blocks(0.001)}
         learner.clock.now_s += 400.0  # after the third step, longer than failures may last
         return result
 
@@ -162,44 +246,11 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
     )
 
 
-async def test_a_worker_whose_mismatch_is_a_fault_is_set_aside(make_learner):
-    learner = make_learner()
-    finish = learner.update.finish
-    fault = MismatchFault(worker="bad", variance_per_token=0.15, limit=1.6e-5, count=64)
-
-    def finish_step(pending, newest=()):
-        review = MismatchReview(at_fault=(fault,))
-        return replace(finish(pending, newest), mismatch=review)
-
-    learner.update.finish = finish_step
-    assert await learner.run() is RunPhase.COMPLETE
-    (aside,) = learner.dispatcher.set_aside_workers.latest
-    assert (aside.worker_id, aside.cause) == ("bad", SetAsideCause.MISMATCH)
-    assert aside.message == fault.message
-
-
-async def test_engines_that_all_disagree_are_an_event_and_nobody_is_set_aside(
-    make_learner, tmp_path
-):
-    learner = make_learner()
-    finish = learner.update.finish
-
-    def finish_step(pending, newest=()):
-        review = MismatchReview(engines_disagree=pending.policy_version < 2)
-        return replace(finish(pending, newest), mismatch=review)
-
-    learner.update.finish = finish_step
-    await learner.run()
-    told = [event.message for event in read_events(tmp_path) if event.kind == "EnginesDisagree"]
-    assert [message.split()[:2] for message in told] == [["every", "worker"], ["the", "mismatch"]]
-    assert not learner.dispatcher.set_aside_workers.counts
-
-
 async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):
     for until_step in (1, None):
         learner = make_learner()
         learner.training.resume()
-        learner.update.fresh = fresh_tokens(0.001)
+        learner.update.fresh = {"w": blocks(0.001)}
         await learner.run(until_step=until_step)
     kinds = [event.kind for event in read_events(tmp_path)]
     assert kinds.count("SelfCheck") == 2

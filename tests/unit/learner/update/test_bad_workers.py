@@ -175,7 +175,7 @@ def observed(calibration, rows):
     )
     responses = [replace(one, worker_id=worker) for worker, _ in rows]
     ratios = torch.tensor(np.concatenate([each for _, each in rows]))
-    blocks = fresh_blocks(responses, ratios, 3)
+    blocks = fresh_blocks(responses, ratios, 3, torch.full_like(ratios, LEARNER))
     return calibration.observe(blocks.log_weights, blocks.num_tokens, blocks.workers)
 
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tests.fixtures.learner.dispatcher import make_trajectory
-from vcpo.algo import FreshTokens
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 
@@ -16,18 +15,22 @@ def response_of_versions(*versions):
     )
 
 
+def found_in(trajectories, ratios, policy_version=8):
+    return fresh_blocks(trajectories, ratios, policy_version, -torch.ones_like(ratios))
+
+
 def blocks_of(*versions, policy_version=8):
     trajectory, ratios = response_of_versions(*versions)
-    return fresh_blocks([trajectory], ratios, policy_version)
+    return found_in([trajectory], ratios, policy_version)
 
 
 def test_a_short_response_of_the_learners_version_is_one_block():
     found = blocks_of(8, 8, 8)
-    assert (found.log_weights, found.num_tokens, found.absolute_log_ratios) == (
-        (6.0,),
-        (3,),
-        (6.0,),
-    )
+    (block,) = found.blocks
+    assert (found.log_weights, found.num_tokens, block.position) == ((6.0,), (3,), 0)
+    assert (block.absolute_log_ratio, block.square, block.largest) == (6.0, 14.0, 3.0)
+    # exp(r) - 1 - r at 1, 2 and 3.
+    assert block.divergence == pytest.approx(sum(math.exp(r) - 1 - r for r in (1, 2, 3)))
 
 
 def test_of_a_response_that_saw_a_swap_the_last_tokens_are_fresh():
@@ -55,34 +58,47 @@ def test_a_long_span_is_split_into_blocks_of_about_32_tokens():
 def test_a_stretch_that_is_no_number_is_left_out(ratio):
     good, ratios = response_of_versions(8, 8)
     bad = torch.tensor([ratio, 0.0], dtype=torch.float64)
-    assert fresh_blocks([good, good], torch.cat([bad, ratios]), 8).log_weights == (3.0,)
+    assert found_in([good, good], torch.cat([bad, ratios])).log_weights == (3.0,)
 
 
 def test_a_weight_of_zero_is_handed_on():
     trajectory, _ = response_of_versions(8, 8)
     ratios = torch.tensor([-math.inf, 1.0], dtype=torch.float64)
-    assert fresh_blocks([trajectory], ratios, 8).log_weights == (-math.inf,)
+    assert found_in([trajectory], ratios).log_weights == (-math.inf,)
 
 
 def test_blocks_of_two_sets_are_joined():
     both = blocks_of(8, 8).join(blocks_of(7, 8))
     assert (both.log_weights, both.num_tokens) == ((3.0, 2.0), (2, 1))
-    assert both.tokens == {"": FreshTokens(num_blocks=2, num_tokens=3, absolute_log_ratio=5.0)}
+    (total,) = both.tokens.values()
+    assert (total.num_blocks, total.num_tokens, total.absolute_log_ratio) == (2, 3, 5.0)
 
 
 def test_every_block_is_of_the_worker_that_sampled_it():
     trajectory, ratios = response_of_versions(*[8] * 64)
     a, b = replace(trajectory, worker_id="a"), replace(trajectory, worker_id="b")
-    found = fresh_blocks([a, b], torch.cat([-ratios, ratios]), 8)
+    found = found_in([a, b], torch.cat([-ratios, ratios]))
     assert found.workers == ("a", "a", "b", "b")
     first, rest = 32 * 33 / 2, 32 * (33 + 64) / 2
     assert found.log_weights == (-first, -rest, first, rest)
-    gap = {"num_blocks": 2, "num_tokens": 64, "absolute_log_ratio": first + rest}
-    assert found.tokens == {"a": FreshTokens(**gap), "b": FreshTokens(**gap)}
+    assert {name: each.absolute_log_ratio for name, each in found.tokens.items()} == {
+        "a": first + rest,
+        "b": first + rest,
+    }
+    assert [block.position for block in found.by_worker["b"]] == [0, 32]
+
+
+def test_a_block_holds_the_log_probabilities_of_its_own_tokens():
+    trajectory, ratios = response_of_versions(7, 8, 8)
+    logprobs = torch.tensor([-5.0, -1.0, -3.0])
+    (block,) = fresh_blocks([trajectory], ratios, 8, logprobs).blocks
+    # Tokens 1 and 2 of the answer, with log ratios 2 and 3.
+    assert (block.position, block.logprob, block.logprob_square) == (1, -4.0, 10.0)
+    assert block.logprob_log_ratio == -1.0 * 2 - 3.0 * 3
 
 
 def test_a_response_of_several_workers_says_nothing_about_either():
     trajectory, ratios = response_of_versions(8, 8)
     resumed = replace(trajectory, worker_id=None)
-    found = fresh_blocks([trajectory, resumed, trajectory], torch.cat([ratios] * 3), 8)
+    found = found_in([trajectory, resumed, trajectory], torch.cat([ratios] * 3))
     assert (found.log_weights, found.workers) == ((3.0, 3.0), ("", ""))

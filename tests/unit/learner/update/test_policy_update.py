@@ -350,7 +350,7 @@ def test_a_ratio_that_is_given_does_not_get_old():
 
 def test_what_was_calibrated_is_remembered_in_later_steps():
     model = seeded_model(llama)
-    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    update = PolicyUpdate(model, with_limit(make_spec(onPolicyEssRatio=None), 0.5), PAD)
     groups = sampled_groups(model, num_groups=12)
     fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
     first, later = (update.step(batch, policy_version=8) for batch in (fresh, groups))
@@ -391,7 +391,7 @@ def test_a_state_that_lacks_a_part_is_refused():
     update = PolicyUpdate(seeded_model(llama), make_spec(), PAD)
     with pytest.raises(
         ValueError,
-        match=r"state lacks \['calibration', 'method', 'random', 'replay', 'warning'\]",
+        match=r"state lacks \['method', 'mismatch', 'random', 'replay', 'warning'\]",
     ):
         update.load_state_dict({"updates_taken": 3})
 
@@ -399,6 +399,11 @@ def test_a_state_that_lacks_a_part_is_refused():
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="is empty"):
         PolicyUpdate(seeded_model(llama), make_spec(), PAD).step([], policy_version=0)
+
+
+def with_limit(spec, nats):
+    learner = spec.learner.model_copy(update={"max_mismatch_nats": nats})
+    return spec.model_copy(update={"learner": learner})
 
 
 def of_workers(groups, **offsets):
@@ -453,11 +458,13 @@ def test_one_group_of_impossible_log_probabilities_does_not_calibrate_itself(low
 def test_a_worker_at_fault_is_named_and_has_no_vote_any_more():
     model = seeded_model(llama)
     groups = sampled_groups(model, num_groups=12, staleness=0.02)
-    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    update = PolicyUpdate(model, with_limit(make_spec(onPolicyEssRatio=None), 0.03), PAD)
     fleet = of_workers(groups, a=0.0, b=0.0, bad=1.0)
     beside = [one for group in fleet for one in group] * 4
     result = update.finish(update.begin(groups, policy_version=9), beside)
     (fault,) = result.mismatch.at_fault
-    assert (fault.worker, fault.count) == ("bad", 64)
-    assert set(update.state_dict()["calibration"]["workers"]) == {"a", "b"}
+    assert (fault.worker, fault.gap_nats) == ("bad", pytest.approx(1.0, rel=0.02))
+    state = update.state_dict()["mismatch"]
+    for held in ("calibration", "window"):
+        assert set(state[held]["workers"]) == {"a", "b"}
     assert set(result.fresh) == {"a", "b", "bad"}

@@ -235,6 +235,11 @@ def test_a_worker_that_was_set_aside_is_reported():
     assert learner_report(message()).set_aside == ""
 
 
+def test_engines_that_disagree_are_reported():
+    assert learner_report(message(mismatch="They differ.")).mismatch == "They differ."
+    assert learner_report(message()).mismatch == ""
+
+
 def test_the_newest_evaluation_counts():
     evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
     evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))

@@ -1,0 +1,84 @@
+"""What fresh tokens say: how far the engines are apart on policy, and which workers are at fault.
+
+Every rank holds the same, and a redone step does as it did the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from vcpo.algo import MismatchCalibration, MismatchLimits, MismatchReview, MismatchWindow
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.update.fresh_tokens import FreshBlocks
+from vcpo_learner.update.micro_batches import MicroBatchRunner
+from vcpo_learner.update.rounding import rounding_limits
+
+
+class MismatchJudge:
+    """Calibration, window and limits of a run. Owner: the update."""
+
+    def __init__(self, spec: VCPORunSpec) -> None:
+        self._spec = spec
+        given = spec.learner.max_mismatch_nats
+        self._given = None if given is None else MismatchLimits.given(given)
+        self._limits = self._given
+        self._window = MismatchWindow()
+        self._is_exceeded = False
+        """Whether the last review says so: the limits are then measured again."""
+        self.calibration = MismatchCalibration()
+        """Without the blocks of workers at fault."""
+        self.num_blocks = 0
+        """Fresh blocks since this process started."""
+
+    def measure_rounding(
+        self, runner: MicroBatchRunner, groups: Sequence[Sequence[Trajectory]]
+    ) -> None:
+        """Measure the limits on a batch, if there are none or the last ones were exceeded.
+
+        To be called before the first backward pass of a step.
+        """
+        if self._given is None and (self._limits is None or self._is_exceeded):
+            self._set_limits(rounding_limits(runner, groups, self._spec))
+
+    def observe(self, fresh: FreshBlocks) -> MismatchReview:
+        """Return what the window says with a step's fresh blocks; leave out workers at fault.
+
+        They are left out here and not when they are set aside, so that a redone step does the same.
+        """
+        observed = self.calibration.observe(fresh.log_weights, fresh.num_tokens, fresh.workers)
+        window = self._window.observe(fresh.by_worker)
+        review = window.review(self._limits, observed)
+        names = [fault.worker for fault in review.at_fault]
+        self.calibration, self._window = observed.without(names), window.without(names)
+        self._is_exceeded = review.is_exceeded
+        self.num_blocks += len(fresh.blocks)
+        if self._limits is not None and self._given is None:
+            self._limits = replace(self._limits, is_current=False)
+        return review
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next review depends on, for a checkpoint."""
+        return {
+            "calibration": self.calibration.to_dict(),
+            "window": self._window.to_dict(),
+            "limits": None if self._limits is None else asdict(self._limits),
+            "is_exceeded": self._is_exceeded,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; limits that the run's spec gives replace measured ones.
+
+        Raises: ValueError if the state has another form.
+        """
+        self.calibration = self.calibration.restore(state["calibration"])
+        self._window = MismatchWindow.from_dict(state["window"])
+        self._is_exceeded = bool(state["is_exceeded"])
+        if self._given is None and state["limits"] is not None:
+            self._set_limits(MismatchLimits(**state["limits"]))
+
+    def _set_limits(self, limits: MismatchLimits) -> None:
+        self._limits = limits
+        self.calibration = replace(self.calibration, ceiling=limits.variance)
