@@ -95,16 +95,9 @@ class TensorFiles:
         self._model = model
         self._optimizer = optimizer
         self._group = group
-        has_gpu = torch.cuda.is_available()
-        # The stager keeps its copies for the next save: pinned memory is slow to get.
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=has_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=has_gpu,
-            )
-        )
+        # A stager keeps its copies for the next save. Pinned memory is slow to get: it stays;
+        # without one they would be half of the learner's memory again.
+        self._stager = _new_stager() if torch.cuda.is_available() else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileChecksum]] | None = None
 
@@ -121,7 +114,8 @@ class TensorFiles:
         """
         if self._writing is not None:
             wait([self._writing])
-        staged = cast("_Named", self._stager.stage(self._state()))
+        stager = self._stager or _new_stager()
+        staged = cast("_Named", stager.stage(self._state()))
         self._writing = self._thread.submit(self._write, staged, folder)
         return self._writing
 
@@ -177,6 +171,18 @@ class TensorFiles:
         gathered: list[Any] | None = [None] * self._group.size() if is_first else None
         dist.gather_object(writer.checksums, gathered, dst=0, group=self._group)
         return {name: each for one in gathered or [] for name, each in one.items()}
+
+
+def _new_stager() -> DefaultStager:
+    has_gpu = torch.cuda.is_available()
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=has_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=has_gpu,
+        )
+    )
 
 
 def parameter_shapes(folder: Path) -> dict[str, torch.Size]:

@@ -120,11 +120,7 @@ class _Sums:
         if isinstance(tile.slopes, Tensor):
             odds.mul_(tile.slopes)
         self.rows.mul_(shrink[:, None])
-        factors = logits.factors(odds)
-        if factors.dtype == self.rows.dtype:
-            self.rows.addmm_(factors, tile.weight)
-        else:
-            self.rows.add_(logits.product(factors, tile.weight))
+        logits.add_product(self.rows, logits.factors(odds), tile.weight)
 
 
 def _finished(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDistributions:

@@ -74,10 +74,7 @@ def add_outer_products(
     logits: TiledLogits, total: Tensor, gradient: Tensor, hidden: Tensor
 ) -> None:
     """Add sum_t D_t h_t^T to `total` [rows, hidden]; gradient: [tokens, rows]."""
-    if total.dtype == gradient.dtype and logits.factors(gradient) is gradient:
-        total.addmm_(gradient.mT, logits.factors(hidden))
-    else:
-        total.add_(outer_products(logits, gradient, hidden))
+    logits.add_product(total, logits.factors(gradient).mT, logits.factors(hidden))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

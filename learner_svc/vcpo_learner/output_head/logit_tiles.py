@@ -7,17 +7,19 @@ A tile of logits L [tokens, vocabulary] follows from hidden states h, a head's m
     L = cap tanh(scale u / cap) / temperature
 
 Matrix products take their inputs in the number type that the model computes in, and add up in
-float32 or better. A CPU multiplies in the type that it adds up in; the inputs are rounded all the
-same.
+float32 or better. A CPU holds them in the type that it adds up in, rounded all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from vcpo_learner.output_head import bfloat16_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +136,22 @@ class TiledLogits:
 
         out: written to if it has the type and the place for it.
         """
-        if left.dtype == self.dtype:
+        if left.dtype != self.dtype:
+            return torch.mm(left, right, out_dtype=self.dtype)
+        with self._multiplying(left):
             return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
-        return torch.mm(left, right, out_dtype=self.dtype)
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the product of two matrices of `factors` to `total`."""
+        if left.dtype != total.dtype:
+            total.add_(self.product(left, right))
+            return
+        with self._multiplying(left):
+            total.addmm_(left, right)
+
+    def _multiplying(self, factor: Tensor) -> AbstractContextManager[None]:
+        is_rounded = self.input_dtype is torch.bfloat16 and factor.device.type == "cpu"
+        return bfloat16_products.of_rounded_numbers(allowed=is_rounded)
 
     def tile(self, tokens: Tensor, vocabulary: slice, memory: Tensor | None = None) -> Tile:
         """Return the tile of some tokens, given their hidden states as `factors`.

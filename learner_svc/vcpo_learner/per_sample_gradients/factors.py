@@ -1,7 +1,8 @@
 """Gradients of matrices as sums of outer products, and products of them with float32 accumulation.
 
-Factors of bfloat16 stay in bfloat16 on a GPU, whose matrix units multiply it several times faster
-than float32 and add up in float32. A CPU has no such product; there they are float32.
+Factors of bfloat16 stay in bfloat16: it takes half of the memory, and matrix units form its
+products several times faster than those of float32. A GPU adds up in float32 and returns it. A CPU
+returns bfloat16, which is enough for a gradient's last sum; for all else it multiplies float32.
 """
 
 from dataclasses import dataclass, replace
@@ -55,22 +56,29 @@ class Factors:
         flat.index_add_(0, (self.rows + offsets).flatten(), self.columns.flatten(0, 1))
         return flat.view(count, num_rows, num_columns)
 
-    def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
+    def add_weighted_to(
+        self, total: Tensor, coefficients: Tensor, *, is_complete: bool = False
+    ) -> None:
         """Add sum_i c_i G_i to `total`, as one product over all tokens.
 
         total: of the parameter's shape. coefficients: [batch]
+        is_complete: whether nothing that is added later cancels it, so that it may be rounded as a
+            plain backward pass rounds it.
         """
         total = total if self.matrix is None else total[self.matrix]
         factor = coefficients[:, None, None].to(total.dtype)
         rows, columns = self.rows, self.columns
-        if rows.is_floating_point() and rows.shape[-1] < columns.shape[-1]:
-            rows = (rows * factor).to(rows.dtype)
+        if not rows.is_floating_point():
+            columns = (columns * factor).to(total.dtype)
+            total.index_add_(0, rows.flatten(), columns.flatten(0, 1))
+            return
+        # A sum that is not complete keeps its digits on a CPU.
+        dtype = rows.dtype if rows.is_cuda or is_complete else total.dtype
+        if rows.shape[-1] < columns.shape[-1]:
+            rows = (rows * factor).to(dtype)
         else:
-            columns = (columns * factor).to(columns.dtype)
-        if rows.is_floating_point():
-            _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
-        else:
-            total.index_add_(0, rows.flatten(), columns.flatten(0, 1).to(total.dtype))
+            columns = (columns * factor).to(dtype)
+        _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -90,29 +98,50 @@ class TokenProducts:
         return found
 
 
+@dataclass(slots=True, eq=False)
+class RoundedFactors:
+    """Values as factors; keeps the last, as neighboring layers share inputs, and their memory."""
+
+    _last: tuple[Tensor, Tensor] | None = None
+
+    def of(self, values: Tensor, dtype: torch.dtype, precise: torch.dtype) -> Tensor:
+        """Return values [batch, tokens, features] as `as_factor` does."""
+        last = self._last
+        if last is not None and is_same(values, last[0]) and last[1].dtype is dtype:
+            return last[1]
+        found = as_factor(values, dtype, precise)
+        self._last = (values, found)
+        return found
+
+
 def as_factor(values: Tensor, dtype: torch.dtype, precise: torch.dtype) -> Tensor:
     """Return one factor of a product, rounded to what the forward pass multiplied.
 
     dtype: of the module's output. precise: of sums of products, float32 or better.
     """
     values = values.to(dtype)
-    return values if values.is_cuda and _is_short(values) else values.to(precise)
+    return values if _is_short(values) else values.to(precise)
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
     """Return the matrix product of [batch, n, k] and [batch, k, m] in float32 or better."""
-    if not (_is_short(first) and _is_short(second)):
-        dtype = torch.promote_types(first.dtype, second.dtype)
-        return first.to(dtype) @ second.to(dtype)
-    return torch.bmm(first, second, out_dtype=torch.float32)
+    if first.is_cuda and _is_short(first) and _is_short(second):
+        return torch.bmm(first, second, out_dtype=torch.float32)
+    dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
+    return first.to(dtype) @ second.to(dtype)
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add the matrix product of [n, k] and [k, m] to `total`, which is float32 or better."""
+    """Add the matrix product of [n, k] and [k, m] to `total`, which is float32 or better.
+
+    A CPU has no product of bfloat16 that returns float32: it rounds the product's sums.
+    """
     if not (_is_short(first) and _is_short(second)):
         total.addmm_(first.to(total.dtype), second.to(total.dtype))
-    else:
+    elif first.is_cuda:
         torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(first @ second)
 
 
 def _is_short(values: Tensor) -> bool:
@@ -156,9 +185,9 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
     A CPU multiplies the kernel with b, into memory that stays in its caches: the whole batch at
     once where it is small, else one trajectory at a time. Products of a with b would need a
-    transposition first. A GPU computes the whole batch at once.
+    transposition first. A GPU, and a CPU with factors of bfloat16, compute the whole batch at once.
     """
-    if kernel.device.type != "cpu":
+    if kernel.device.type != "cpu" or _is_short(first):
         return _sums_of_products(kernel, product(first, second.mT))
     if first.numel() <= _CACHED_ELEMENTS:
         together: Tensor = torch.linalg.vecdot((kernel @ second).flatten(1), first.flatten(1))

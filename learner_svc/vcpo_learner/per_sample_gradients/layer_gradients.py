@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo_learner.per_sample_gradients.factors import Factors, as_factor
+from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, as_factor
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 from vcpo_learner.per_sample_gradients.normalization import scaled_features
 
@@ -67,15 +67,19 @@ class LayerGradients:
         return self.call.is_linear or is_plain(self.call.module, nn.LayerNorm)
 
 
-def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> LayerGradients:
+def layer_gradients(
+    call: ModuleCall, name: str, output_gradient: Tensor, rounded: RoundedFactors | None = None
+) -> LayerGradients:
     """Return the gradients that `call` contributes to its module's parameter `name`.
+
+    rounded: keeps the inputs of linear layers that share them; None keeps nothing.
 
     Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
     parameter = call.module.get_parameter(name)
     factors = None
     if name == "weight":
-        factors = _factors(call, parameter, output_gradient)
+        factors = _factors(call, parameter, output_gradient, rounded or RoundedFactors())
     return LayerGradients(
         call=call,
         parameter_name=name,
@@ -85,7 +89,9 @@ def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> Lay
     )
 
 
-def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
+def _factors(
+    call: ModuleCall, parameter: Tensor, gradient: Tensor, rounded: RoundedFactors
+) -> Factors | None:
     is_linear = call.is_linear
     if not (is_linear or isinstance(call.module, nn.Embedding)):
         return None
@@ -95,7 +101,7 @@ def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors |
     precise = torch.promote_types(parameter.dtype, torch.float32)
     if is_linear:
         gradients = as_factor(_per_token(gradient), gradient.dtype, precise)
-        inputs = as_factor(_per_token(call.arguments[0]), gradient.dtype, precise)
+        inputs = rounded.of(_per_token(call.arguments[0]), gradient.dtype, precise)
         first = _first_busy_token(gradients)
         return Factors(rows=gradients[:, first:], columns=inputs[:, first:])
     token_ids = call.arguments[0].reshape(batch_size, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
+from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, layer_gradients
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
@@ -59,6 +59,7 @@ class Measurement:
         self._recording = recording
         self._packed = packed
         self._products = TokenProducts()
+        self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
         self._num_missing: Counter[Slot] = recording.num_uses.copy()
         self._measured: set[Slot] = set()
@@ -83,7 +84,7 @@ class Measurement:
             call, output_gradient = packed.unpack(call, output_gradient)
         for name, slot in self._recording.slots.of(call.module).items():
             uses = self._arrived.setdefault(slot, _Uses())
-            uses.layers.append(layer_gradients(call, name, output_gradient))
+            uses.layers.append(layer_gradients(call, name, output_gradient, self._rounded))
             self._count(slot)
 
     def _receive_experts(self, call: ExpertCall, output_gradient: Tensor) -> None:

@@ -37,13 +37,32 @@ def test_under_autocast_norm_and_sum_are_of_what_the_forward_pass_multiplied(mon
     torch.testing.assert_close(measured.squared_norms, expected, rtol=1e-6, atol=0.0)
     total = ((offsets + 0.25)[:, None, None] * each).sum(dim=0)
     assert layer.weight.grad.dtype is F32
-    torch.testing.assert_close(layer.weight.grad.double(), total, rtol=1e-5, atol=1e-6)
+    # A kept factor's sum is rounded once, like that of a plain backward pass.
+    tolerance = 0.05 if kept else 1e-5
+    torch.testing.assert_close(layer.weight.grad.double(), total, rtol=tolerance, atol=tolerance)
 
 
-def test_a_cpu_multiplies_factors_of_bfloat16_in_float32():
+def test_factors_of_bfloat16_stay_in_it_and_their_products_have_the_digits_of_float32():
     found = as_factor(torch.tensor([1.0 + 2.0**-9]), BF16, F32)
-    assert found.dtype is F32
+    assert found.dtype is BF16
     assert found.tolist() == [1.0]  # bfloat16 has 8 digits of 2
+    torch.manual_seed(0)
+    first, second = torch.randn(2, 64, 96).to(BF16), torch.randn(2, 96, 80).to(BF16)
+    expected = first.double() @ second.double()
+    torch.testing.assert_close(product(first, second).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_sum_of_factors_of_bfloat16_keeps_its_digits_until_it_is_complete():
+    torch.manual_seed(0)
+    rows, columns = torch.randn(3, 40, 64).to(BF16), torch.randn(3, 40, 48).to(BF16)
+    coefficients = torch.tensor([1 / 3, -0.7, 1e-3], dtype=F64)
+    each = rows.double().mT @ columns.double()
+    expected = (coefficients[:, None, None] * each).sum(dim=0)
+    total, factors = torch.zeros(64, 48), Factors(rows=rows, columns=columns)
+    factors.add_weighted_to(total, coefficients)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+    factors.add_weighted_to(total, -coefficients, is_complete=True)
+    assert 0.0 < float(total.abs().max()) < 2.0**-7 * float(expected.abs().max())
 
 
 def test_a_product_of_two_types_has_the_better_one():
