@@ -28,6 +28,8 @@ from vcpo_rollout.sandbox.runner import Isolation
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
 """The classes behind `verifiers:PACKAGE`; the installed library's interface decides which."""
+_REASONING_GYM: Final = "vcpo_rollout.environments.reasoning_gym.environment:ReasoningGym"
+"""The class behind `reasoning_gym:DATASET`."""
 _ROLES: Final = ("system", "user", "assistant")
 
 
@@ -132,7 +134,8 @@ class SandboxedEnvironment(Environment, Protocol):
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 
-    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:PACKAGE`.
+    name: a key of `BUILT_IN`, `package.module:Class`, `verifiers:PACKAGE` or
+        `reasoning_gym:DATASET`.
     parameters: the task's settings, as read from the run's YAML.
 
     Raises: ValueError, naming the field, when the name leads to no environment, and when a
@@ -162,6 +165,8 @@ def find_environment(
     library, _, package = name.partition(":")
     if library == "verifiers" and package:
         name, parameters = _verifiers_class(), {**parameters, "package": package}
+    elif library == "reasoning_gym" and package:
+        name, parameters = _REASONING_GYM, {**parameters, "dataset": package}
     environment_class = _environment_class(name)
     signature = inspect.signature(environment_class)
     if "seed" in parameters:
@@ -195,11 +200,19 @@ def _verifiers_class() -> str:
     try:
         return _VERIFIERS_V1 if find_spec("verifiers.v1") else _VERIFIERS
     except ImportError as error:
-        raise ValueError(
-            f"environment.name: 'verifiers:...' needs the package verifiers ({error}); install it "
-            "in the rollout image: pip install 'vcpo[verifiers]' for packages with "
-            "load_environment, 'vcpo[verifiers-v1]' for task sets"
-        ) from error
+        cure = "'vcpo[verifiers]' for packages with load_environment, 'vcpo[verifiers-v1]' for"
+        raise missing_library("verifiers", f"{cure} task sets", error) from error
+
+
+def missing_library(name: str, extras: str, error: ImportError) -> ValueError:
+    """Return the error that a library of environments is not installed.
+
+    extras: what to give to pip.
+    """
+    return ValueError(
+        f"environment.name: '{name}:...' needs the package {name} ({error}); install it in the "
+        f"rollout image: pip install {extras}"
+    )
 
 
 def _environment_class(name: str) -> type:

@@ -29,7 +29,7 @@ from vcpo_rollout.sandbox.bubblewrap import bubblewrap_command, find_bubblewrap
 
 _LOGGER = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).parent / "child.py"
-_NOBODY: Final = 65_534
+NOBODY: Final = 65_534
 """User and group id without rights, which the child of a root process takes."""
 _CHECK_S: Final = 0.1
 """How often the parent checks a folder's size, where the system cannot limit it."""
@@ -37,7 +37,7 @@ _MAX_FILES: Final = 4096
 _MAX_PATH: Final = 256
 """Longest path within the folder, in characters, where the parent checks its size."""
 
-_READABLE: Final = (
+READABLE: Final = (
     sys.base_prefix,
     sys.base_exec_prefix,
     "/lib",
@@ -224,7 +224,7 @@ def _run(
     folder = tempfile.mkdtemp(prefix="vcpo-sandbox-")
     try:
         if os.geteuid() == 0:
-            os.chown(folder, _NOBODY, _NOBODY)
+            os.chown(folder, NOBODY, NOBODY)
         child = _Child(
             source=source,
             folder=folder,
@@ -292,8 +292,8 @@ class _Child:
         settings = {
             **asdict(self.limits),
             "folder": self.folder,
-            "nobody": _NOBODY,
-            "readable": _READABLE,
+            "nobody": NOBODY,
+            "readable": READABLE,
             "own_root": self.bubblewrap is not None,
             "worker_socket": worker_socket,
             "reports": self.reports,
@@ -307,7 +307,7 @@ class _Child:
             self.bubblewrap,
             folder=self.folder,
             disk_bytes=self.limits.disk_bytes,
-            readable=(*_READABLE, str(_CHILD)),
+            readable=(*READABLE, str(_CHILD)),
         )
         return [*wrapper, *command]
 
