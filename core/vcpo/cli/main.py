@@ -30,6 +30,7 @@ from vcpo.local.preflight import (
 )
 from vcpo.local.processes.gpu_check import gpu_problems
 from vcpo.local.run_dir import RunDir, new_run_dir
+from vcpo.local.terminal.answers import answer_lines
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.interruption import interruption_notice
 from vcpo.local.terminal.summary import run_summary
@@ -130,6 +131,8 @@ def run(
     report_path = _report(directory)
     summary = run_summary(directory.path, outcome.ending)
     OUT.print(_summary_table(summary, outcome.ending))
+    for line in answer_lines(read_metrics(directory.path)):
+        OUT.print(line, soft_wrap=True, markup=False, highlight=False)
     if report_path is not None:
         OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if outcome.ending is Ending.INTERRUPTED:

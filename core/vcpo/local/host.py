@@ -35,6 +35,7 @@ from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.learner_connection import LearnerConnection
 from vcpo.local.processes.liveness import Liveness, answers_health_check
+from vcpo.local.processes.ranks import free_port
 from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
@@ -107,6 +108,8 @@ class Host:
             limits=RunLimits.of(run.spec),
             clock=clock,
         )
+        self._port = free_port()
+        """Of the learner; workers know it before it serves."""
         self._connection = LearnerConnection(
             key=self._fleet.steering_key, answer_timeout_s=options.answer_timeout_s, clock=clock
         )
@@ -171,8 +174,9 @@ class Host:
 
     async def _turn(self) -> bool:
         """Do one turn of the control loop; return True if the run is complete."""
-        for lost in self._fleet.reap():
-            await self._report_loss(lost)
+        if self._connection.port:  # what a learner that cannot start says comes first
+            for lost in self._fleet.reap():
+                await self._report_loss(lost)
         if self._supervise_learner():
             return True
         await self._poll_processes()
@@ -210,7 +214,7 @@ class Host:
             self._count_failure(RunRole.LEARNER, ended.child)
             self._learner_restarts += 1
             self._event("LearnerRestarted", ended.message)
-        self._learner.start_when_due(self._connection.port)
+        self._learner.start_when_due(self._port)
         if (ready := self._learner.take_ready()) is not None:
             self._connection.open(ready.grpc_port)
             num_ranks = len(self._learner.ranks)
@@ -281,6 +285,10 @@ class Host:
     async def _apply(self, decision: ControlDecision) -> None:
         latest, control = self._connection.latest, self._connection.control
         if latest is None or control is None:
+            # Workers load while the learner does, and call it until it serves. An engine that
+            # measures free memory must not do so while a neighbor on its GPU takes some.
+            if not self._fleet.gpu_plan.is_shared:
+                self._fleet.scale(decision.replicas, self._port, {})
             return
         if (
             self._connection.is_answering

@@ -43,6 +43,8 @@ class ExportedModel:
     """Optimizer steps taken."""
     base_model: str
     """Name or directory of the run's initial model."""
+    parameters: int
+    """Parameters of the run's model, its adapters included."""
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of the weights."""
@@ -59,6 +61,7 @@ class ExportedModel:
                 run=str(document["run"]),
                 step=int(document["step"]),
                 base_model=str(document["base_model"]),
+                parameters=int(document["parameters"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -387,6 +387,30 @@ class StepRecord(UpdateRecord):
     `by_worker` (the largest), `by_engine` and `by_position` (by the first position of a bin), and
     the `cause` of what exceeds a limit; `is_exceeded` is 1 if the median worker does.
     Empty before there are enough."""
+    learner_peak_gibibytes: Annotated[
+        float,
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="Memory of the learner",
+            unit="GiB resident at most, rank 0",
+            label="GiB",
+            caption="It grows where a step or a checkpoint needs more than all before it.",
+            is_noisy=False,
+        ),
+    ] = 0.0
+    """Most memory that the process of rank 0 has had resident since its start."""
+    worker_peak_gibibytes: Annotated[
+        float,
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="Memory of a worker",
+            unit="GiB resident at most, the largest worker",
+            label="GiB",
+            caption="Of the worker's process; the processes of engine vllm are not in it.",
+            is_noisy=False,
+        ),
+    ] = 0.0
+    """As above, of the worker with the most."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

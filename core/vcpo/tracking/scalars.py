@@ -33,6 +33,8 @@ _FIELDS: Final = {
     "idle_s": "learner/learner_idle_seconds",
     "tokens_per_s": "rollout/accepted_tokens_per_second",
     "ranks": "learner/learner_ranks",
+    "learner_peak_gibibytes": "learner/learner_peak_gibibytes",
+    "worker_peak_gibibytes": "rollout/worker_peak_gibibytes",
     "workers": "rollout/workers",
     "weight_updates_in_flight": "rollout/rollout_weight_updates_in_flight_total",
     "adapter_swaps": "rollout/adapter_swaps_total",

@@ -29,6 +29,8 @@ class WorkRequest:
     max_trajectories: int
     weight_updates: WeightUpdates = NO_UPDATES
     """Counted by the worker since its start."""
+    peak_memory_bytes: int = 0
+    """Most memory of the worker's process since its start."""
     held_lease_ids: frozenset[str] | None = None
     """All leases that the worker holds; None if it does not say."""
 

@@ -171,7 +171,10 @@ class Dispatcher:
         if worker_id in self.set_aside_workers:
             return []
         number = self._registry.record_request(
-            worker_id, request.rollout_group, request.held_policy_version
+            worker_id,
+            request.rollout_group,
+            request.held_policy_version,
+            peak_memory_bytes=request.peak_memory_bytes,
         )
         self._weight_updates.set(worker_id, request.weight_updates)
         self._release_lost(request)

@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Final
 
 from vcpo.algo import near_rewards
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
+
+_PROMPTS_SHOWN: Final = 3
+"""Prompts with a response in the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class EvaluationResult:
     num_trajectories: int
     policy_version_min: int
     policy_version_max: int
+    first_responses: tuple[Trajectory, ...] = ()
+    """One to each of the first prompts that has any, in order of the prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,8 @@ class EvaluationRound:
             for index in range(num_prompts)
         )
         self._responses: list[Trajectory] = []
+        self._first_responses: dict[int, Trajectory] = {}
+        """By prompt, of those that are shown."""
 
     @property
     def done(self) -> bool:
@@ -135,7 +143,10 @@ class EvaluationRound:
         """
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
-            self._responses.extend(fulfilled.arrived.values())
+            arrived = list(fulfilled.arrived.values())
+            self._responses.extend(arrived)
+            if fulfilled.prompt_index < _PROMPTS_SHOWN:
+                self._first_responses.setdefault(fulfilled.prompt_index, arrived[0])
         return outcomes
 
     def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
@@ -161,6 +172,7 @@ class EvaluationRound:
         """Return the result; None if no response arrived."""
         if not self._responses:
             return None
+        sorted_by_prompt = sorted(self._first_responses.items(), key=lambda item: item[0])
         versions = [span.policy_version for one in self._responses for span in one.version_spans]
         return EvaluationResult(
             step=self._step,
@@ -169,6 +181,7 @@ class EvaluationRound:
             num_trajectories=len(self._responses),
             policy_version_min=min(versions),
             policy_version_max=max(versions),
+            first_responses=tuple(response for _, response in sorted_by_prompt),
         )
 
     def _release(self, leases: Sequence[OpenLease]) -> int:

@@ -27,6 +27,8 @@ class RegisteredWorker:
     """Empty until the worker asks for work."""
     policy_version: int = 0
     """Version that the worker held when it last asked for work."""
+    peak_memory_bytes: int = 0
+    """Most memory of its process until then."""
     address: str = ""
     """host:port where the worker serves weights to its peers; empty if it does not."""
     accepted_trajectories: int = 0
@@ -80,7 +82,9 @@ class WorkerRegistry:
         """Return where a worker serves weights; empty if it does not, or if it is lost."""
         return self._workers[worker_id].address if self.is_alive(worker_id) else ""
 
-    def record_request(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
+    def record_request(
+        self, worker_id: str, rollout_group: str, policy_version: int, *, peak_memory_bytes: int = 0
+    ) -> int:
         """Record that a worker asks for work; return the number of its request."""
         self._remove_lost()
         known = self._worker_or_new(worker_id)
@@ -88,6 +92,7 @@ class WorkerRegistry:
             known,
             rollout_group=rollout_group,
             policy_version=policy_version,
+            peak_memory_bytes=peak_memory_bytes,
             request_number=known.request_number + 1,
         )
         self._put(worker)

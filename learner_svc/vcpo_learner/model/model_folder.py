@@ -124,6 +124,7 @@ class ModelExport:
             run=self._run,
             step=step,
             base_model=self._settings.name,
+            parameters=self._model.num_parameters(),
         )
 
 

@@ -82,6 +82,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
                 adapter_swaps=request.adapter_swaps,
                 merged=request.merged_versions,
             ),
+            peak_memory_bytes=request.peak_memory_bytes,
             held_lease_ids=(
                 frozenset(request.held_leases.lease_ids)
                 if request.HasField("held_leases")

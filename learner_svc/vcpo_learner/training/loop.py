@@ -22,6 +22,7 @@ from vcpo.metrics.label_values import Stage
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
+from vcpo.service.memory import peak_memory_bytes
 from vcpo.spec import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
@@ -38,6 +39,7 @@ from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
+from vcpo_learner.training.shown_answers import shown_answers
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread, TensorWork
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
@@ -349,6 +351,7 @@ class TrainingLoop:
             num_trajectories=result.num_trajectories,
             policy_version_min=result.policy_version_min,
             policy_version_max=result.policy_version_max,
+            answers=shown_answers(result.first_responses, self._parts.tokenizer),
         )
         self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
         self._parts.journal.evaluation(record)
@@ -376,7 +379,8 @@ class TrainingLoop:
         dispatcher, health = self._dispatcher, self._parts.update.health
         counts = dispatcher.ledger.counts()
         counts.check()
-        weight_updates = dispatcher.weight_updates()
+        weight_updates, workers = dispatcher.weight_updates(), dispatcher.workers()
+        worker_peak_bytes = max((one.peak_memory_bytes for one in workers), default=0)
         return StepRecord(
             step=dispatcher.policy_version,
             time_unix_s=time.time(),
@@ -387,7 +391,9 @@ class TrainingLoop:
             idle_s=idle_s,
             tokens_per_s=self._parts.signals.tokens_per_s(),
             admission_lag_steps=lag_limit_steps,
-            workers=len(dispatcher.workers()),
+            workers=len(workers),
+            learner_peak_gibibytes=peak_memory_bytes() / 2**30,
+            worker_peak_gibibytes=worker_peak_bytes / 2**30,
             ranks=self._spec.learner.ranks,
             weight_updates_in_flight=weight_updates.in_flight,
             adapter_swaps=weight_updates.adapter_swaps,

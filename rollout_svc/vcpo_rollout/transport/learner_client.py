@@ -12,6 +12,7 @@ import grpc
 
 from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.service.memory import peak_memory_bytes
 from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
@@ -121,6 +122,7 @@ class LearnerClient:
             weight_updates_in_flight=weight_updates.in_flight,
             adapter_swaps=weight_updates.adapter_swaps,
             merged_versions=weight_updates.merged,
+            peak_memory_bytes=peak_memory_bytes(),
             held_leases=work_pb2.HeldLeases(lease_ids=held_lease_ids),
         )
         response = await self._retries.run(

@@ -215,7 +215,9 @@ def complete_run(run_file, path, *, step):
     directory.create(with_local_paths(load_run(run_file), run_file))
     Journal(path).step(STEP)
     directory.model.mkdir()
-    exported = ExportedModel(kind=ExportKind.MODEL, run="countdown", step=step, base_model="m")
+    exported = ExportedModel(
+        kind=ExportKind.MODEL, run="countdown", step=step, base_model="m", parameters=9
+    )
     exported.write(directory.model)
     return directory
 

@@ -86,7 +86,7 @@ def test_the_model_of_the_newest_checkpoint_loads_anywhere(run_dir):
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(trained))
     assert AutoTokenizer.from_pretrained(folder).eos_token_id is not None
     assert ExportedModel.read(folder) == ExportedModel(
-        kind=ExportKind.MODEL, run="run", step=2, base_model=TINY
+        kind=ExportKind.MODEL, run="run", step=2, base_model=TINY, parameters=209_984
     )
 
 

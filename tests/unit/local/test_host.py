@@ -67,6 +67,28 @@ async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
     assert (await fixture.outcome()).ending is Ending.COMPLETE
 
 
+async def test_workers_start_beside_a_learner_that_does_not_serve_yet(fixture):
+    fixture.tell("stall")
+    fixture.start()
+    await fixture.until(fixture.switch.with_suffix(".stalls").exists)
+    await fixture.until(lambda: fixture.host._fleet.workers["main"])
+    assert fixture.events("LearnerStarted") == []
+
+
+@pytest.mark.usefixtures("one_gpu")
+async def test_a_worker_on_the_learners_gpu_starts_after_it(fixture):
+    fixture.tell("stall")
+    fixture.start()
+    await fixture.until(fixture.switch.with_suffix(".stalls").exists)
+    for _ in range(2):
+        views = len(fixture.view.views)
+        await fixture.until(lambda seen=views: len(fixture.view.views) > seen + 1)
+    assert not fixture.host._fleet.workers["main"]
+    fixture.unsay("stall")
+    os.kill(fixture.host._fleet.learner_ranks[0].process.pid, signal.SIGKILL)
+    await fixture.until(lambda: fixture.host._fleet.workers["main"])
+
+
 async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(fixture):
     fixture.tell("stall")
     fixture.start()

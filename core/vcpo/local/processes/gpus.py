@@ -86,6 +86,11 @@ class GpuPlan:
         return min(self.workers, key=lambda each: num_workers.get(each.gpu, 0), default=None)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether learner and workers share a GPU's memory."""
+        return self.learner is not None and self.learner.memory_ratio is not None
+
+    @property
     def description(self) -> str:
         """The assignment in one sentence; empty without GPUs."""
         if self.learner is None:

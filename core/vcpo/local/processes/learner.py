@@ -60,7 +60,7 @@ class LearnerProcess:
         return () if self._start_at_s is not None else self._fleet.learner_ranks
 
     def start_when_due(self, port: int) -> None:
-        """Start if nothing of the last start runs and the pause is over; port 0: a free port."""
+        """Start, to serve on a port, if nothing of the last start runs and the pause is over."""
         if self._start_at_s is None or self._clock() < self._start_at_s:
             return
         if any(child.exit_code is None for child in self._fleet.learner_ranks):

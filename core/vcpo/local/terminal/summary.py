@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending
 from vcpo.records.collapse import run_collapse
+from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Metrics, read_metrics
 from vcpo.report.numbers import mean
 
@@ -16,9 +18,12 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
 
     `state` is the name of the ending in lower case. Accuracies are those of the first and the last
     evaluation. `collapse` is also told of a run that recovered. `trajectories` has the counts at
-    the last step: leased = consumed + sum(dropped) + in_flight + buffered.
+    the last step: leased = consumed + sum(dropped) + in_flight + buffered. The model's parameters
+    are those of the model that the run left, and a step's seconds are all from the end of the one
+    before it.
     """
     metrics = read_metrics(run_dir)
+    model = ExportedModel.read(RunDir(run_dir).model)
     steps = metrics.steps
     taken = [step for step in steps if step.skipped is None]
     # A step with weights that are not finite reports an ESS ratio of 0, which no batch can have.
@@ -30,6 +35,10 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "accuracy_after": _accuracy(metrics, -1),
         "steps": last.step if last else 0,
         "skipped_steps": len(steps) - len(taken),
+        "seconds_per_step": mean(step.idle_s + step.step_s for step in steps),
+        "learner_peak_gibibytes": last.learner_peak_gibibytes if last else None,
+        "worker_peak_gibibytes": last.worker_peak_gibibytes if last else None,
+        "model_parameters": model.parameters if model else None,
         "ranks": last.ranks if last else 0,
         "workers": max((step.workers for step in steps), default=0),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),

@@ -138,7 +138,7 @@ async def test_a_checkpoint_that_is_due_is_tried_again_after_the_retry_period(
 
 
 def test_what_a_model_folder_is_of_can_be_read_and_a_strange_file_is_nothing(tmp_path):
-    exported = ExportedModel(kind=ExportKind.MODEL, run="r", step=7, base_model="m")
+    exported = ExportedModel(kind=ExportKind.MODEL, run="r", step=7, base_model="m", parameters=9)
     exported.write(tmp_path)
     assert ExportedModel.read(tmp_path) == exported
     (tmp_path / "vcpo.json").write_text('{"step": "many"}')

@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures.records import EVALUATION, STEP
 from vcpo.local.terminal.ending import Ending
 from vcpo.local.terminal.summary import run_summary
+from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 
 
@@ -42,6 +43,19 @@ def test_a_skipped_step_without_weights_says_nothing_of_ess_and_scale(summary):
 def test_lag_is_the_worst_and_the_mean_of_the_steps(summary):
     assert summary["policy_lag_max"] == 4
     assert summary["policy_lag_mean"] == pytest.approx((0.0 + 1.25 + 0.5) / 3)
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before_it(summary):
+    assert summary["seconds_per_step"] == 0.75 + 0.125
+
+
+def test_the_number_of_parameters_is_that_of_the_model_that_the_run_left(summary, tmp_path):
+    assert summary["model_parameters"] is None
+    folder = tmp_path / "model"
+    folder.mkdir()
+    kind = ExportKind.MODEL
+    ExportedModel(kind=kind, run="r", step=3, base_model="m", parameters=12).write(folder)
+    assert run_summary(tmp_path, Ending.COMPLETE)["model_parameters"] == 12
 
 
 def test_workers_are_the_most_there_were(summary):
