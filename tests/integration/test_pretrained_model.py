@@ -1,0 +1,93 @@
+"""A pretrained model, with its own tokenizer and weights: trained, exported, loaded elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.fixtures.pretrained import smollm2
+from tests.integration.local_run import ROOT
+from vcpo.records.journal import Metrics, read_metrics
+
+__all__ = ["smollm2"]
+
+# At this temperature an answer is the likeliest text, but for tokens that are about as likely.
+RUN = """
+apiVersion: vcpo.dev/v1alpha1
+kind: VCPORun
+metadata: {{name: pretrained}}
+spec:
+  model: {{name: {model}}}
+  environment: {{name: "sums:Sums", systemPrompt: You answer with a number.}}
+  steps: 4
+  sampling: {{maxNewTokens: 16}}
+  batch: {{promptsPerStep: 2, trajectoriesPerPrompt: 2}}
+  evaluation: {{prompts: 3, temperature: 0.05}}
+  checkpoint: {{everySteps: 100}}
+  optimizer: {{learningRate: 1e-5}}
+  control: {{pollSeconds: 0.2}}
+  rollouts: [{{name: main, maxConcurrentSequences: 4}}]
+"""
+NEAR_NATS = 0.5
+"""Gap to the likeliest token that a draw at this temperature takes once in e^10."""
+
+
+@pytest.fixture(scope="module")
+def run_dir(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    shutil.copy(ROOT / "examples/sums.py", folder)
+    (folder / "run.yaml").write_text(RUN.format(model=smollm2))
+    command = [sys.executable, "-m", "vcpo.cli.main", "run", str(folder / "run.yaml")]
+    subprocess.run(
+        [*command, f"--run-dir={folder / 'run'}", "--json"],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def metrics(run_dir: Path) -> Metrics:
+    return read_metrics(run_dir)
+
+
+def test_it_takes_its_steps_and_says_what_memory_they_took(metrics: Metrics, run_dir: Path):
+    assert [step.step for step in metrics.steps] == [1, 2, 3, 4]
+    last = metrics.steps[-1]
+    # float32 parameters alone are 0.5 GiB, with their gradient and two moments 2.0.
+    assert 2.0 < last.learner_peak_gibibytes < 8.0
+    assert 0.5 < last.worker_peak_gibibytes < 6.0
+    assert json.loads((run_dir / "model/vcpo.json").read_text())["parameters"] == 134_515_008
+
+
+def test_prompts_have_the_models_own_template_and_answers_end_as_it_ends_them(metrics: Metrics):
+    before, after = (evaluation.answers for evaluation in metrics.evaluations)
+    assert [answer.prompt for answer in before] == [answer.prompt for answer in after]
+    for answer in after:
+        assert answer.prompt.startswith("<|im_start|>system\nYou answer with a number.<|im_end|>\n")
+        assert answer.prompt.endswith(" alone.<|im_end|>\n<|im_start|>assistant\n")
+    assert any(answer.response.endswith("<|im_end|>") for answer in (*before, *after))
+
+
+def test_the_exported_model_says_elsewhere_what_it_said_in_the_run(metrics: Metrics, run_dir: Path):
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "model")
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "model")
+    for answer in metrics.evaluations[-1].answers:
+        prompt = tokenizer(answer.prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        said = tokenizer(answer.response, add_special_tokens=False).input_ids
+        with torch.no_grad():
+            written = model.generate(prompt, do_sample=False, max_new_tokens=len(said))[0]
+            logits = model(torch.tensor([[*prompt[0].tolist(), *said]])).logits[0]
+        likeliest = logits[prompt.shape[1] - 1 : -1]
+        gaps = likeliest.max(-1).values - likeliest.gather(-1, torch.tensor(said)[:, None])[:, 0]
+        assert gaps.max() < NEAR_NATS
+        if gaps.max() == 0.0:
+            assert tokenizer.decode(written[prompt.shape[1] :]) == answer.response
