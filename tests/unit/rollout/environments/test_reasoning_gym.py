@@ -116,9 +116,9 @@ def test_a_wrong_setting_is_refused_by_name(config, message):
         make("chain_sum", config=config)
 
 
-def test_the_judge_has_no_key_and_ends_with_its_input(sums):
+def test_the_judge_has_none_of_the_workers_keys(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret")
+    sums = make("chain_sum", config=SMALL)
     sums.reward(sums.prompt(Split.TRAIN, 0), "<answer>1</answer>")
     environment = Path(f"/proc/{sums._judge.process.pid}/environ").read_bytes()
     assert b"VCPO_" not in environment
-    sums._judge.process.stdin.close()
-    assert sums._judge.process.wait(60) == 0
