@@ -42,7 +42,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """Freeze a model's parameters and add adapters to its linear layers, in place.
 
     Raises:
-        StartError: naming the field, if no layer has one of the given names.
+        StartError: naming the field, if no layer has one of the given names, or peft refuses one.
     """
     wanted = frozenset(lora.target_modules)
     refused = sorted(wanted & _TAKEN_FOR_EXPERTS) if is_mixture(model) else []
@@ -68,7 +68,13 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    get_peft_model(model, config)
+    try:
+        get_peft_model(model, config)
+    except ValueError as error:  # of layers that a model uses without calling them, as Mamba's
+        raise StartError(
+            f"spec.model.lora.targetModules: {list(lora.target_modules)}: {error}"
+            " Name the layers that get an adapter, such as 'q_proj'"
+        ) from error
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
