@@ -98,8 +98,9 @@ async def test_a_sequence_in_progress_continues_with_new_weights(
     start, make_model, make_request, publish
 ):
     model = make_model()
-    engine, under_way = start(model, end_token_ids=frozenset({END})), on_forward(model, number=3)
+    engine = start(model, end_token_ids=frozenset({END}))
     await engine.swap_weights(publish(certain(make_model(), token=8), 1))
+    under_way = on_forward(model, number=3)
     request = make_request(PROMPT, max_new_tokens=ENDLESS)
     generating = asyncio.create_task(engine.generate(request))
     await under_way.wait()
@@ -125,11 +126,11 @@ async def test_requests_beyond_the_places_are_served_in_turn(
 
 async def test_a_batch_never_holds_more_than_its_places(start, make_model, make_request, publish):
     model, sizes = make_model(), []
+    engine = start(model, num_slots=2)
+    await engine.swap_weights(publish(make_model(), 1))
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(kwargs["attention_mask"])), with_kwargs=True
     )
-    engine = start(model, num_slots=2)
-    await engine.swap_weights(publish(make_model(), 1))
     await asyncio.gather(*(engine.generate(make_request(PROMPT)) for _ in range(5)))
     assert max(sizes) == 2
 
@@ -151,8 +152,9 @@ async def test_closing_fails_what_is_under_way_what_waits_and_what_comes(
     start, make_model, make_request, publish
 ):
     model = make_model()
-    engine, under_way = start(model, num_slots=1), on_forward(model, number=2)
+    engine = start(model, num_slots=1)
     await engine.swap_weights(publish(make_model(), 1))
+    under_way = on_forward(model, number=2)
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     generating = [asyncio.create_task(engine.generate(endless)) for _ in range(3)]
     await under_way.wait()
@@ -200,8 +202,9 @@ async def test_a_failure_in_the_thread_reaches_every_caller_and_ends_the_engine(
 
 async def test_a_cancelled_generation_frees_its_place(start, make_model, make_request, publish):
     model = make_model()
-    engine, under_way = start(model, num_slots=1), on_forward(model, number=2)
+    engine = start(model, num_slots=1)
     await engine.swap_weights(publish(make_model(), 1))
+    under_way = on_forward(model, number=2)
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     unwanted = asyncio.create_task(engine.generate(endless))
     await under_way.wait()
