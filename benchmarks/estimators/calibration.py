@@ -93,7 +93,7 @@ def run(
     turns = cycle(f"worker-{number}" for number in range(num_workers))
     for step in range(steps):
         mismatch = LAST_MISMATCH * step / (steps - 1)
-        wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
+        wanted = wanted_fresh_tokens(calibration.wanted_count, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
         responses = [response(num_tokens, worker) for worker in islice(turns, len(fresh))]
         ratios = torch.cat(list(fresh))

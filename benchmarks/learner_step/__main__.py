@@ -28,9 +28,10 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.learner_step.batch import QUICK_SIZES, SIZES, Size
+from benchmarks.learner_step.batch import FOLDER, PRETRAINED, QUICK_SIZES, SIZES, Size
 from benchmarks.learner_step.processes import SideProcess, groups_made_elsewhere
 from benchmarks.learner_step.sides import Side
+from examples.models import smollm2
 
 LARGE_VOCABULARY = 128_000
 """From here on the memory aim holds."""
@@ -100,9 +101,15 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--sides", nargs="+", type=Side, choices=list(Side), default=list(Side))
     parser.add_argument("--repeats", type=int, default=3, help="steps of each side")
+    parser.add_argument(
+        "--pretrained", action="store_true", help="only the batch of make demo-real, in bfloat16"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     arguments = parser.parse_args()
     sizes = QUICK_SIZES if arguments.quick else {name: SIZES[name] for name in arguments.sizes}
+    if arguments.pretrained:
+        smollm2.make(FOLDER)
+        sizes = {"smollm2": PRETRAINED}
     sides = [side for side in arguments.sides if side.is_installed]
     for side in set(arguments.sides) - set(sides):
         print(f"{side} is not installed: its figures are null", flush=True)

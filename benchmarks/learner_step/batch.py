@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.group_tokens import Groups
 from benchmarks.harness.random_llama import random_groups, random_llama
+from examples.models import smollm2
 
 PAD_TOKEN_ID: Final = 0
+PRETRAINED_RESPONSE: Final = 12
+"""Tokens of its responses."""
+FOLDER: Final = Path(smollm2.__file__).parent / smollm2.NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Of the model and of its batch, which is one group."""
+    """Of the model and of its batch, which is one group but for a pretrained model."""
 
     vocabulary: int
     tokens: int
@@ -25,16 +31,19 @@ class Size:
     """Trajectories in one forward pass, on every side."""
     hidden: int = 256
     layers: int = 4
+    num_groups: int = 1
+    folder: Path | None = None
+    """Of a pretrained model, which computes in bfloat16; None: random parameters, float32."""
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of each prompt."""
-        return self.tokens // 4
+        return self.tokens // 4 if self.folder is None else self.tokens - PRETRAINED_RESPONSE
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the batch, prompts included."""
-        return self.tokens * self.trajectories
+        return self.tokens * self.trajectories * self.num_groups
 
 
 def _sizes_of(name: str, vocabulary: int) -> dict[str, Size]:
@@ -51,6 +60,11 @@ def _sizes_of(name: str, vocabulary: int) -> dict[str, Size]:
 SIZES: Final = {**_sizes_of("32k", 32_768), **_sizes_of("128k", 131_072)}
 """By name, VOCABULARYxTOKENS."""
 
+PRETRAINED: Final = Size(
+    vocabulary=49_152, tokens=58, trajectories=6, micro_batch=36, num_groups=6, folder=FOLDER
+)
+"""The batch of `make demo-real`."""
+
 QUICK_SIZES: Final = {
     "64x16": Size(vocabulary=64, tokens=16, trajectories=4, micro_batch=4, hidden=32, layers=1),
     "128x32": Size(vocabulary=128, tokens=32, trajectories=2, micro_batch=1, hidden=32, layers=1),
@@ -59,7 +73,9 @@ QUICK_SIZES: Final = {
 
 
 def make_model(size: Size) -> LlamaForCausalLM:
-    """A Llama with random parameters, in evaluation mode; the same at every call."""
+    """A Llama with random parameters, or pretrained, in evaluation mode; the same at every call."""
+    if size.folder is not None:
+        return LlamaForCausalLM.from_pretrained(size.folder, dtype=torch.float32)
     return random_llama(
         size.hidden,
         max_tokens=size.tokens,
@@ -72,7 +88,7 @@ def make_groups(size: Size) -> Groups:
     """Random trajectories of the model of this size; their weights are 1 before the first step."""
     return random_groups(
         make_model(size),
-        num_groups=1,
+        num_groups=size.num_groups,
         group_size=size.trajectories,
         prompt_tokens=size.prompt_tokens,
         response_tokens=size.tokens - size.prompt_tokens,

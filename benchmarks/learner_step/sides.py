@@ -93,11 +93,13 @@ class PlainStep:
             self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0
         )
         self._micro_batch = size.micro_batch
+        self._is_bfloat16 = size.folder is not None
 
     def take(self, groups: Groups) -> None:
         """Forward, loss and backward for each micro-batch; then clipping and AdamW."""
         batch = tokens_of(groups)
-        advantages = batch.rewards - batch.rewards.mean()
+        rewards = batch.rewards.view(len(groups), -1)
+        advantages = (rewards - rewards.mean(dim=1, keepdim=True)).flatten()
         for start in range(0, len(advantages), self._micro_batch):
             part = slice(start, start + self._micro_batch)
             self._loss(batch, part, advantages[part]).backward()  # type: ignore[no-untyped-call]
@@ -107,7 +109,8 @@ class PlainStep:
 
     def _loss(self, batch: Tokens, part: slice, advantages: Tensor) -> Tensor:
         ids, first = batch.input_ids[part], batch.num_prompt_tokens
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, first - 1 : -1]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bfloat16):
+            logits = self.model(input_ids=ids, use_cache=False).logits[:, first - 1 : -1].float()
         logprobs = logits.log_softmax(dim=-1).gather(2, ids[:, first:, None])[..., 0]
         ratios = (logprobs.detach() - batch.rollout_logprobs[part]).sum(dim=1).exp()
         means = logprobs.mean(dim=1)
@@ -136,11 +139,12 @@ def _spec(size: Size, method: str) -> VCPORunSpec:
         "steps": 1,
         "algorithm": {"method": method},
         "batch": {
-            "promptsPerStep": 1,
+            "promptsPerStep": size.num_groups,
             "trajectoriesPerPrompt": size.trajectories,
             "microBatchTrajectories": size.micro_batch,
         },
         "sampling": {"maxNewTokens": size.tokens - size.prompt_tokens},
+        "learner": {"precision": "float32" if size.folder is None else "bfloat16"},
         "optimizer": {"learningRate": LEARNING_RATE, "maxGradientNorm": LARGEST_GRADIENT_NORM},
     }
     return VCPORunSpec.model_validate(fields)

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 import torch
-from vcpo_learner.model.published_parameters import PublishedParameters
+from vcpo_learner.model.published_state import PublishedState
 
 from benchmarks.model_families.learner_side import (
     MAX_NEW_TOKENS,
@@ -67,7 +67,7 @@ async def _worse_version(spec: VCPORunSpec) -> float:
             change_state(network.model, 1.0)  # half of an adapter is 0 at first
         elif version > 1:
             change_state(network.model, 0.1)
-        payload = PublishedParameters(network.model).whole(group.precision).content
+        payload = PublishedState(network.model).whole(group.precision).content
         weights = PolicyWeights.whole(version, bytes(payload))
         await engine.swap_weights(weights if postprocess is None else postprocess(weights))
         sampled = await _sample(engine, version)

@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, MismatchCalibration, near_equal_blocks
+from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, near_equal_blocks
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import segment_sums
 
@@ -158,11 +158,9 @@ def token_blocks(
         )
 
 
-def wanted_fresh_tokens(
-    calibration: MismatchCalibration, batch_tokens: int, *, num_blocks: int = 0
-) -> int:
-    """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
-    missing = max(0, calibration.wanted_count - num_blocks)
+def wanted_fresh_tokens(num_missing: int, batch_tokens: int) -> int:
+    """Return the number of fresh tokens to score beside a batch that lacks so many fresh blocks."""
+    missing = max(0, num_missing)
     return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
 
 

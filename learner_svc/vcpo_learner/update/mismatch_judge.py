@@ -30,8 +30,6 @@ class MismatchJudge:
         """Whether the last review says so: the limits are then measured again."""
         self.calibration = MismatchCalibration()
         """Without the blocks of workers at fault."""
-        self.num_blocks = 0
-        """Fresh blocks since this process started."""
 
     def measure_rounding(
         self, runner: MicroBatchRunner, groups: Sequence[Sequence[Trajectory]]
@@ -54,7 +52,6 @@ class MismatchJudge:
         names = [fault.worker for fault in review.at_fault]
         self.calibration, self._window = observed.without(names), window.without(names)
         self._is_exceeded = review.is_exceeded
-        self.num_blocks += len(fresh.blocks)
         if self._limits is not None and self._given is None:
             self._limits = replace(self._limits, is_current=False)
         return review

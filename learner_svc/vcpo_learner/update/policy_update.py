@@ -345,9 +345,10 @@ class PolicyUpdate:
     def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
         """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
         is_given = self._algorithm.on_policy_ess_ratio is not None
-        if is_given and self._mismatch.num_blocks + num_blocks >= MIN_FRESH_BLOCKS:
-            return 0
-        return wanted_fresh_tokens(self._mismatch.calibration, batch_tokens, num_blocks=num_blocks)
+        # A ratio that is given needs no calibration; workers are compared at every step all the
+        # same.
+        wanted = MIN_FRESH_BLOCKS if is_given else self._mismatch.calibration.wanted_count
+        return wanted_fresh_tokens(wanted - num_blocks, batch_tokens)
 
     def _calibration_age_steps(self) -> int:
         is_given = self._algorithm.on_policy_ess_ratio is not None

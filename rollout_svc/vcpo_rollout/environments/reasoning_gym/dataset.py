@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from vcpo_rollout.environments.environment import missing_library
 
-DEFAULT_SIZE: Final = 16_384
-"""Items of a data set; the library takes no more for each of them."""
+DEFAULT_SIZE: Final = 4096
+"""Items of a data set; some make all of theirs at once."""
 
 _OWN_FIELDS: Final = ("seed",)
 _NEAREST: Final = 5

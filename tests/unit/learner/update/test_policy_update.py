@@ -328,16 +328,17 @@ def test_a_batch_of_stale_responses_asks_for_fresh_tokens_and_a_fresh_batch_for_
     assert given.begin(fresh, policy_version=8).wanted_fresh_tokens == 0
 
 
-def test_after_a_resume_fresh_tokens_are_wanted_though_the_ratio_is_given():
-    # The start-up check of behavior policy against target policy wants them.
+def test_fresh_tokens_are_wanted_at_every_step_though_the_ratio_is_given():
+    # Workers are compared with the learner by them: 8 blocks of 32, and a quarter of the batch.
     model = seeded_model(llama)
-    fresh = [[of_versions(one, 8, 8) for one in group] for group in sampled_groups(model)]
+    groups = sampled_groups(model, num_groups=12)
+    num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
-    update.step(fresh, policy_version=8)
-    assert update.begin(fresh, policy_version=20).wanted_fresh_tokens == 0
-    resumed = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
-    resumed.load_state_dict(update.state_dict())
-    assert resumed.begin(fresh, policy_version=20).wanted_fresh_tokens > 0
+    for version in (8, 9):
+        fresh = [[of_versions(one, version, version) for one in group] for group in groups]
+        update.step(fresh, policy_version=version)
+        wanted = update.begin(groups, policy_version=20).wanted_fresh_tokens
+        assert wanted == min(256, math.ceil(num_tokens / 4))
 
 
 def test_a_ratio_that_is_given_does_not_get_old():
