@@ -352,12 +352,12 @@ class StepRecord(UpdateRecord):
         StepGauge(
             entry="gap_nats",
             name="vcpo_mismatch_nats",
-            help="Mean |log pi - log mu| of fresh tokens at equal version, of the median worker.",
+            help="Mean absolute log pi - log mu of fresh tokens, of the median worker.",
         ),
         StepGauge(
             entry="gap_p99_nats",
             name="vcpo_mismatch_p99_nats",
-            help="99th percentile of |log pi - log mu| of fresh tokens, of the median worker.",
+            help="99th percentile of absolute log pi - log mu of fresh tokens, median worker.",
         ),
         StepGauge(
             entry="divergence_nats",
@@ -368,12 +368,12 @@ class StepRecord(UpdateRecord):
         StepGauge(
             entry="limit_nats",
             name="vcpo_mismatch_limit_nats",
-            help="Largest mean |log pi - log mu| that rounding explains, or that the spec allows.",
+            help="Largest mean absolute log pi - log mu that is expected or that the spec allows.",
         ),
         StepGauge(
             entry="worst_gap_nats",
             name="vcpo_mismatch_worst_worker_nats",
-            help="Mean |log pi - log mu| of fresh tokens of the worker that has most of it.",
+            help="Mean absolute log pi - log mu of fresh tokens of the worker that has most of it.",
         ),
         StepGauge(
             entry="is_exceeded",

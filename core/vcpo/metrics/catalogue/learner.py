@@ -111,13 +111,12 @@ LAG_ESS = gauge(
 )
 MISMATCH_BY_ENGINE = gauge(
     "vcpo_mismatch_engine_nats",
-    "Mean |log pi - log mu| of fresh tokens of the median worker, by engine.",
+    "Mean absolute log pi - log mu of fresh tokens of the median worker, by engine.",
     Label("engine", tuple(EngineName)),
 )
 MISMATCH_BY_POSITION = gauge(
     "vcpo_mismatch_position_nats",
-    "Mean |log pi - log mu| of fresh tokens by position in the answer; the label is the first of a"
-    " bin.",
+    "Mean absolute log pi - log mu of fresh tokens, by position in the answer: the first of a bin.",
     Label("position", at_most=12),
 )
 LOG_IMPORTANCE_WEIGHT = histogram(

@@ -60,8 +60,8 @@ async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
 ):
     old, new = (make_model(seed=seed, sliding_window=sliding_window) for seed in (1, 2))
     model = make_model(sliding_window=sliding_window)
-    started = under_way(model, passes=6)
     first = await start(model, policy=old, version=3)
+    started = under_way(model, passes=6)
     partial = await interrupt_generation(
         first, make_request(PROMPT, max_new_tokens=ENDLESS), started
     )
@@ -103,8 +103,8 @@ async def test_tokens_resumed_under_the_same_version_are_one_span(start, make_mo
 
 async def test_one_event_interrupts_many_and_frees_their_slots(start, make_model, make_request):
     model = make_model()
-    started = under_way(model, passes=3)
     engine = await start(model, policy=make_model(), max_concurrent_sequences=2)
+    started = under_way(model, passes=3)
     interrupt, endless = asyncio.Event(), make_request(PROMPT, max_new_tokens=ENDLESS)
     generating = [
         asyncio.create_task(engine.generate(endless, interrupt=interrupt)) for _ in range(3)
@@ -121,8 +121,8 @@ async def test_one_event_interrupts_many_and_frees_their_slots(start, make_model
 
 async def test_a_resumed_response_can_be_interrupted_again(start, make_model, make_request):
     model = make_model()
-    started = under_way(model, passes=4)
     engine = await start(model, policy=make_model())
+    started = under_way(model, passes=4)
     partial = PartialResponse(
         token_ids=(8,),
         logprobs=(-0.5,),

@@ -282,13 +282,6 @@ async def test_an_engine_needs_a_place(start, make_model):
         start(make_model(), num_slots=0)
 
 
-async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(start, make_model):
-    model = make_model()
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=r"spec\.model\.name.*linear_attention"):
-        start(model)
-
-
 @pytest.mark.parametrize(
     ("num_free", "num_slots", "steps_since_join", "worth"),
     [
