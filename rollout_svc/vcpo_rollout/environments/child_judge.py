@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
-_START_S: Final = 60.0
+_START_S: Final = 180.0
 """Time for a new process to import its modules, on a busy machine."""
 
 
@@ -24,7 +24,7 @@ class ChildJudge:
 
     module: that the process runs, with `arguments`.
     limit_s: Time for one question.
-    first: A question that every process of this kind answers; a new one must within a minute.
+    first: A question that every process of this kind answers; a new one must within three minutes.
     cure: What to install where it does not.
     """
 
