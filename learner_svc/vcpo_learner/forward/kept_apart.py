@@ -82,7 +82,9 @@ def _require_same_in_company(
         gap, size = (_root_mean_square(each[-_COMPARED:]) for each in (found - alone, alone))
         if is_rounding(gap, size, is_half=layout.is_half):
             continue
-        field, cure = ("batch.rowLayout", "padded") if layout.packs else ("model.name", "another")
+        field, cure = (
+            ("batch.rowLayout", "padded") if layout.packs else ("model.name", "another model")
+        )
         company = ", ".join(map(str, lengths))
         raise StartError(
             f"spec.{field}: {type(network.model).__name__} gives a trajectory of {len(row)} tokens"

@@ -155,7 +155,7 @@ class Leaking(nn.Module):
 
     def forward(self, input_ids, position_ids, **_):
         if self.forgets_positions:
-            position_ids = torch.arange(input_ids.shape[1])[None]
+            position_ids = torch.arange(input_ids.shape[1]).expand_as(input_ids)
             return SimpleNamespace(logits=self.logits(position_ids))
         weighed = input_ids * torch.arange(1, input_ids.shape[1] + 1)
         return SimpleNamespace(logits=self.logits(weighed.cumsum(1)))
