@@ -239,6 +239,7 @@ FAMILIES: Final = (
     _family("qwen2"),
     _family("qwen2", "sliding window", use_sliding_window=True),
     _family("qwen2_moe"),
+    _family("qwen2_moe", "sliding window", use_sliding_window=True, max_window_layers=0),
     _family(
         "qwen4_exp_text",
         layer_types=_FULL_AND_LINEAR,

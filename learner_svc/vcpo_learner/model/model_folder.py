@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -45,13 +45,14 @@ class ModelExport:
 
         run: name of the run.
         model: of the run's family and size, with its adapters; its parameters are not read.
-        dtype: number format of an exported model; None is that of the initial model's files.
+        dtype: number format of an exported model; None is that of the initial model's files, and
+            float32 for a model without files.
         """
         self._run = run
         self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
-        self._dtype = dtype or cast("torch.dtype", model.config.dtype)
+        self._dtype: torch.dtype = dtype or model.config.dtype or torch.float32
 
     @property
     def model_bytes(self) -> int:
