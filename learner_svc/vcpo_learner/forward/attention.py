@@ -11,6 +11,7 @@ is registered gets no mask (`transformers.masking_utils`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,23 @@ def _refusal(model: PreTrainedModel) -> str | None:
         return f"{name} gives its attention a mask of its own"
     if any(key.endswith("sinks") for key, _ in model.named_parameters()):
         return f"{name} has attention sinks"
+    if not _tells_window(model):
+        return f"{name} puts its sliding window into a mask only"
     return None
+
+
+def _tells_window(model: PreTrainedModel) -> bool:
+    """Return whether a model's attention is told its sliding window, if it has one.
+
+    In a few families of transformers only the mask has it, and without a mask it is left out.
+    """
+    config = model.config.get_text_config()
+    kinds_of_layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    window = getattr(config, "sliding_window", None)
+    if window is None or "sliding_attention" not in kinds_of_layers:
+        return True
+    kinds = {type(module) for module in model.modules() if hasattr(module, "is_causal")}
+    return any("sliding_window" in inspect.getsource(kind.forward) for kind in kinds)
 
 
 def varlen_attention(

@@ -81,7 +81,7 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     """Return the names of the layers that may get an adapter.
 
     They are all that multiply by a matrix and do nothing else, but for the output head and, in a
-    mixture of experts, the layers of its MLPs.
+    mixture of experts, the layers of its MLPs and of its routers, which use weights uncalled.
     """
     head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     left_out = _TAKEN_FOR_EXPERTS if is_mixture(model) else frozenset()
@@ -90,6 +90,7 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
         for name, module in model.named_modules()
         if is_plain(module, Linear) and module is not head
         if name.rpartition(".")[2] not in left_out
+        and not hasattr(model.get_submodule(name.rpartition(".")[0]), "top_k")
     ]
 
 

@@ -19,6 +19,8 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
 )
 
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
@@ -255,6 +257,17 @@ def test_auto_takes_it_where_it_saves_a_mask_or_a_mistake(family, wanted, packs,
 def sinks():
     fields = {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
     return GptOssForCausalLM(GptOssConfig(**SMALL, **fields))
+
+
+def window_in_its_mask(**options):
+    fields = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, **WINDOW}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SMALL, **fields, **options))
+
+
+def test_a_window_that_only_the_mask_has_keeps_its_mask():
+    sliding = window_in_its_mask(use_sliding_window=True, max_window_layers=0)
+    assert select_attention(sliding, Attention.AUTO, packs=True) is False
+    assert select_attention(window_in_its_mask(), Attention.AUTO, packs=True) is True
 
 
 @pytest.mark.parametrize(
