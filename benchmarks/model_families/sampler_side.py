@@ -9,7 +9,6 @@ from random import Random
 from typing import Any, Final
 
 import torch
-from vcpo_learner.model.published_state import PublishedState
 
 from benchmarks.model_families.learner_side import (
     MAX_NEW_TOKENS,
@@ -22,6 +21,7 @@ from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_rollout.engines.engine import Engine, Generation, GenerationRequest, PolicyWeights
 from vcpo_rollout.engines.factory import load_engine, plan_weights

@@ -15,7 +15,7 @@ Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from copy import copy
 from pathlib import Path
 from typing import cast
@@ -52,9 +52,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
             " experts, which get no adapters; name layers of its attention, such as 'q_proj', or"
             " give none to adapt all that can be"
         )
-    layers = [
-        name for name in linear_layers(model) if not wanted or name.rpartition(".")[2] in wanted
-    ]
+    layers = linear_layers(model, wanted)
     if not layers:
         raise StartError(
             f"spec.model.lora.targetModules: {list(lora.target_modules)} fits no layer of the"
@@ -77,19 +75,22 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         ) from error
 
 
-def linear_layers(model: PreTrainedModel) -> list[str]:
-    """Return the names of the layers that may get an adapter.
+def linear_layers(model: PreTrainedModel, wanted: Set[str]) -> list[str]:
+    """Return the names of the layers that get an adapter.
 
-    They are all that multiply by a matrix and do nothing else, but for the output head and, in a
-    mixture of experts, the layers of its MLPs and of its routers, which use weights uncalled.
+    They are all that multiply by a matrix and do nothing else, but in a mixture of experts the
+    layers of its MLPs and of its routers, which use weights uncalled.
+
+    wanted: last parts of the names; if empty, all layers but the output head.
     """
     head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     left_out = _TAKEN_FOR_EXPERTS if is_mixture(model) else frozenset()
     return [
         name
         for name, module in model.named_modules()
-        if is_plain(module, Linear) and module is not head
-        if name.rpartition(".")[2] not in left_out
+        if is_plain(module, Linear)
+        and (name.rpartition(".")[2] in wanted if wanted else module is not head)
+        and name.rpartition(".")[2] not in left_out
         and not hasattr(model.get_submodule(name.rpartition(".")[0]), "top_k")
     ]
 

@@ -275,7 +275,7 @@ def pickled_entry_of_bytes(checkpoint):
 @pytest.mark.parametrize(
     ("make_index", "told", "options"),
     [
-        (entry_of_bytes, r"\.metadata: tensors\.parameters\..*\.size: Field required", []),
+        (entry_of_bytes, r"\.metadata: tensors\.parameters\..*\.dtype: Field required", []),
         (pickled_entry_of_bytes, r"\.metadata: the index: Invalid JSON", ["--adapters"]),
     ],
     ids=["entry", "pickle"],

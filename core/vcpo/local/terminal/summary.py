@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from vcpo.local.terminal.ending import Ending
 from vcpo.records.collapse import run_collapse
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Metrics, read_metrics
+from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import mean
 
 
@@ -41,6 +43,7 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "model_parameters": model.parameters if model else None,
         "ranks": last.ranks if last else 0,
         "workers": max((step.workers for step in steps), default=0),
+        "mismatch_nats_mean": mean(_mismatches(steps)),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),
         "policy_lag_mean": mean(step.lag_mean for step in steps),
         "ess_ratio_min": min(ess_ratios, default=None),
@@ -59,6 +62,11 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         },
         "report": str(run_dir / "report.html"),
     }
+
+
+def _mismatches(steps: Iterable[StepRecord]) -> Iterator[float]:
+    """Yield the gaps of sampler and learner at equal version, nats per token, where measured."""
+    return (step.mismatch["gap_nats"] for step in steps if "gap_nats" in step.mismatch)
 
 
 def _collapse(metrics: Metrics) -> dict[str, Any] | None:

@@ -49,6 +49,13 @@ def test_a_step_lasts_from_the_end_of_the_one_before_it(summary):
     assert summary["seconds_per_step"] == 0.75 + 0.125
 
 
+def test_the_mismatch_is_the_mean_of_the_steps_that_measured_it(tmp_path):
+    journal = Journal(tmp_path)
+    for number, mismatch in enumerate([{}, {"gap_nats": 0.25}, {"gap_nats": 0.5}], start=1):
+        journal.step(replace(STEP, step=number, mismatch=mismatch))
+    assert run_summary(tmp_path, Ending.COMPLETE)["mismatch_nats_mean"] == 0.375
+
+
 def test_the_number_of_parameters_is_that_of_the_model_that_the_run_left(summary, tmp_path):
     assert summary["model_parameters"] is None
     folder = tmp_path / "model"

@@ -46,7 +46,9 @@ BOOLEANS = {
     "spec.suspend",
     "spec.algorithm.routerReplay",
     "spec.checkpoint.keepBest",
+    "spec.environment.plainControlTokens",
     "spec.health.enabled",
+    "spec.model.trustRemoteCode",
     "spec.pods.disruptionBudgets",
     "spec.pods.podMonitor",
 }

@@ -205,11 +205,11 @@ def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
 
 def test_a_run_whose_learner_set_workers_aside_names_the_last_one_and_stays_ready():
     differs = report(mismatch="They differ.", set_aside="A worker was set aside, w (mismatch).")
-    apart = conditions_for(LEARNER, WORKER, report=differs)["Ready"]
+    limits = ControlLimits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), differs.signals, 1.0)
+    apart = conditions_for(LEARNER, WORKER, report=differs, decision=decision)["Ready"]
     assert (brief(apart), apart.message) == (("True", "EnginesDisagree"), "They differ.")
     says = report(set_aside="A worker was set aside, w (failing): it fails.")
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
     ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
     assert (brief(ready), ready.message) == (("True", "WorkersSetAside"), says.set_aside)
 
