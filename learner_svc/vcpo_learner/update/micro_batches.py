@@ -105,8 +105,10 @@ class MicroBatchRunner:
             counts_padding=not self.one_row,
         )
         # A sharded model gathers its parameters in the number type of the run.
-        is_own = not is_sharded(parameter)
-        self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16 and is_own
+        self.is_sharded = is_sharded(parameter)
+        """Whether ranks hold a part of each parameter, also while some are gathered."""
+        is_half = spec.learner.precision is Precision.BFLOAT16
+        self._use_bfloat16 = is_half and not self.is_sharded
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
         """Return whether one micro-batch of one rank holds the trajectories at these positions."""

@@ -30,7 +30,6 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.policy_network import NetworkOutput, PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch, batch_tokens
-from vcpo_learner.ranks.sharding import is_sharded
 from vcpo_learner.update.fresh_tokens import token_blocks
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 
@@ -50,8 +49,7 @@ def rounding_limits(
     """
     formats = spec.mismatch_class
     assumed = MismatchLimits.given(MISMATCH_LIMITS_NATS[formats])
-    parameter = next(runner.network.parameters())
-    if formats is MismatchClass.QUANTIZED_OR_NOISY or is_sharded(parameter):
+    if formats is MismatchClass.QUANTIZED_OR_NOISY or runner.is_sharded:
         return assumed
     precisions = {group.precision for group in spec.rollouts}
     is_half = Precision.BFLOAT16 in precisions or formats is MismatchClass.EXACT
