@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vcpo.service.persistent_buffers import own_buffers
+
 
 def policy_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state by name, as the model holds it; a shared tensor under its first name."""
@@ -37,6 +39,5 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{path}.{name}".removeprefix("."): buffer
         for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
+        for name, buffer in own_buffers(module).items()
     }

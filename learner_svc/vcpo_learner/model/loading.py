@@ -1,4 +1,4 @@
-"""The policy that is trained: loading it, copying its parameters, restoring them."""
+"""The policy that is trained: loading it, and copying its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vcpo.service.vocabulary import keep_vocabulary
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
 from vcpo_learner.model.file_tensors import account_for
-from vcpo_learner.policy_state import persistent_buffers, trainable_parameters, trained_buffers
+from vcpo_learner.policy_state import trainable_parameters, trained_buffers
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -197,17 +197,3 @@ def rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a parameter; if it is cut over ranks, rounded and then gathered from all of them."""
     own = parameter.detach()
     return cast("DTensor", own.to(dtype)).full_tensor() if isinstance(own, DTensor) else own
-
-
-def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy saved tensors into the model, in place.
-
-    Raises:
-        ValueError: if a name or shape does not fit the model.
-    """
-    with torch.no_grad():
-        own = dict(model.named_parameters()) | persistent_buffers(model)
-        for name, tensor in tensors.items():
-            if name not in own or own[name].shape != tensor.shape:
-                raise ValueError(f"tensor {name}: does not fit the model of the run")
-            own[name].copy_(tensor)

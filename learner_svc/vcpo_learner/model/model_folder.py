@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ class ModelExport:
         self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
-        self._dtype: torch.dtype = dtype or model.config.dtype or torch.float32
+        initial = cast("torch.dtype | None", model.config.dtype)
+        self._dtype = dtype or initial or torch.float32
 
     @property
     def model_bytes(self) -> int:

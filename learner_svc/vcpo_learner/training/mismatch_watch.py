@@ -91,11 +91,11 @@ class MismatchWatch:
 
     def _agree(self, review: MismatchReview) -> None:
         if not self._has_agreed:
-            limit = "" if review.limits is None else f"; at most {review.limits.gap_nats:.2g} is"
+            assert review.limits is not None
             self._parts.event(
                 "SelfCheck",
-                f"workers and learner differ by {review.gap_nats:.2g} nats per token{limit}"
-                " expected",
+                f"workers and learner differ by {review.gap_nats:.2g} nats per token; at most"
+                f" {review.limits.gap_nats:.2g} is expected",
             )
         elif self._disagree_since_s is not None:
             gap = f"{review.gap_nats:.2g}"

@@ -345,8 +345,7 @@ class PolicyUpdate:
     def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
         """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
         is_given = self._algorithm.on_policy_ess_ratio is not None
-        # A ratio that is given needs no calibration; workers are compared at every step all the
-        # same.
+        # A ratio that is given needs no calibration, but workers are compared at every step.
         wanted = MIN_FRESH_BLOCKS if is_given else self._mismatch.calibration.wanted_count
         return wanted_fresh_tokens(wanted - num_blocks, batch_tokens)
 

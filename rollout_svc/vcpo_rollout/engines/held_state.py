@@ -14,6 +14,7 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from vcpo.service.persistent_buffers import own_buffers
 from vcpo_rollout.engines.payload_tensors import WholeTensor
 
 
@@ -21,11 +22,7 @@ def held_names(model: Module) -> list[list[str]]:
     """Return all names of each tensor of the state, in the order of the model's modules."""
     names: defaultdict[Tensor, list[str]] = defaultdict(list)
     for path, module in model.named_modules(remove_duplicate=False):
-        own = dict(module.named_parameters(recurse=False)) | {
-            name: buffer
-            for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set
-        }
+        own = dict(module.named_parameters(recurse=False)) | own_buffers(module)
         for name, tensor in own.items():
             names[tensor].append(f"{path}.{name}".removeprefix("."))
     return list(names.values())

@@ -42,6 +42,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from vcpo.service.lifecycle import wake_at_parent_exit
+from vcpo.service.persistent_buffers import own_buffers
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 from vcpo_rollout.engines.vllm.last_error import record_errors
 
@@ -180,12 +181,7 @@ def unsupplied(model: Module, loaded: Set[str]) -> list[str]:
 
 def own_state(layer: Module) -> dict[str, Tensor]:
     """Return a layer's own parameters and persistent buffers, by name."""
-    buffers = {
-        name: each
-        for name, each in layer.named_buffers(recurse=False)
-        if name not in layer._non_persistent_buffers_set
-    }
-    return dict(layer.named_parameters(recurse=False)) | buffers
+    return dict(layer.named_parameters(recurse=False)) | own_buffers(layer)
 
 
 def is_converted(layer: Module) -> bool:

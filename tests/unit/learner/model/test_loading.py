@@ -13,7 +13,6 @@ from vcpo_learner.model.loading import (
     pad_token_id,
     policy_tensors,
     published_precision,
-    restore_policy,
 )
 from vcpo_learner.model.model_folder import ModelExport
 
@@ -53,24 +52,6 @@ def test_published_tensors_do_not_change_with_the_model():
     with torch.no_grad():
         model.lm_head.weight.add_(1.0)
     assert torch.equal(tensors[HEAD], before)
-
-
-def test_restoring_keeps_shared_tensors_shared():
-    model = llama(tied=True)
-    restore_policy(model, {EMBEDDING: torch.full_like(model.lm_head.weight, 0.5)})
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert bool((model.lm_head.weight == 0.5).all())
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [{"other": torch.zeros(1)}, {HEAD: torch.zeros(1)}],
-    ids=["name", "shape"],
-)
-def test_a_tensor_that_does_not_fit_is_named(tensors):
-    (name,) = tensors
-    with pytest.raises(ValueError, match=f"tensor {name}: does not fit"):
-        restore_policy(llama(), tensors)
 
 
 def test_a_model_that_is_nowhere_is_an_error_with_field_value_and_cure(tmp_path):
