@@ -265,7 +265,8 @@ def window_in_its_mask(**options):
 
 
 def test_a_window_that_only_the_mask_has_keeps_its_mask():
-    sliding = window_in_its_mask(use_sliding_window=True, max_window_layers=0)
+    layers = ["sliding_attention", "full_attention"]
+    sliding = window_in_its_mask(use_sliding_window=True, layer_types=layers)
     assert select_attention(sliding, Attention.AUTO, packs=True) is False
     assert select_attention(window_in_its_mask(), Attention.AUTO, packs=True) is True
 
