@@ -97,6 +97,8 @@ class Family:
     model_type: str
     sizes: Mapping[str, Any] = field(default_factory=dict)
     """What differs from `SIZES`, by field."""
+    reference: str = "eager"
+    """Attention of transformers that is right."""
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration."""
@@ -106,9 +108,11 @@ class Family:
         return config
 
 
-def _family(model_type: str, variant: str = "", /, **sizes: Any) -> Family:
+def _family(
+    model_type: str, variant: str = "", /, *, reference: str = "eager", **sizes: Any
+) -> Family:
     name = f"{model_type} ({variant})" if variant else model_type
-    return Family(name=name, model_type=model_type, sizes=sizes)
+    return Family(name=name, model_type=model_type, sizes=sizes, reference=reference)
 
 
 _ROPE: Final = {"rope_theta": 10_000.0, "original_max_position_embeddings": ORIGINAL_CONTEXT}
@@ -297,7 +301,8 @@ FAMILIES: Final = (
     _family("doge"),
     _family("falcon"),
     _family("falcon", "new decoder", new_decoder_architecture=True),
-    _family("falcon", "ALiBi", alibi=True, multi_query=False, num_kv_heads=4),
+    # Transformers 5.19's eager attention adds its biases twice, in the mask and to the scores.
+    _family("falcon", "ALiBi", reference="sdpa", alibi=True, multi_query=False, num_kv_heads=4),
     _family("falcon_h1", **_MAMBA, mamba_d_ssm=256),
     _family("falcon_mamba"),
     _family("gpt2"),

@@ -75,16 +75,18 @@ def _cells(
     torch.set_num_threads(1)
     if not (folder / "config.json").exists():
         save_model(family, folder)
-    for name, ask in _questions(folder, columns, row).items():
+    for name, ask in _questions(family, folder, columns, row).items():
         yield {name: _cell(_BY_NAME[name], folder, ask)}
 
 
-def _questions(folder: Path, columns: list[str], row: Row) -> dict[str, Callable[[], float]]:
+def _questions(
+    family: Family, folder: Path, columns: list[str], row: Row
+) -> dict[str, Callable[[], float]]:
     """What to ask, by column."""
     questions: dict[str, Callable[[], float]] = {}
     reference: Reference | None = None
     if {"padded", "packed", "norms"}.intersection(columns):
-        reference = Reference(folder, random_trajectories())
+        reference = Reference(folder, family.reference, random_trajectories())
         questions = {
             "padded": partial(rows_difference, folder, "padded", reference),
             "packed": partial(rows_difference, folder, "packed", reference),

@@ -98,7 +98,7 @@ def learner_logprobs(runner: MicroBatchRunner, trajectories: Sequence[Trajectory
     return [found[position] for position in range(len(trajectories))]
 
 
-def eager_logprobs(model: PreTrainedModel, trajectory: Trajectory) -> Tensor:
+def plain_logprobs(model: PreTrainedModel, trajectory: Trajectory) -> Tensor:
     """Return the log-probabilities [tokens] of a response by transformers alone, with a graph."""
     prompt, response = trajectory.prompt_token_ids, trajectory.response_token_ids
     logits = model(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits
@@ -113,22 +113,22 @@ def mean_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 
 
 class Reference:
-    """Transformers' own numbers of the same trajectories: eager attention, each alone."""
+    """Transformers' own numbers of the same trajectories, each alone."""
 
-    def __init__(self, folder: Path, trajectories: Sequence[Trajectory]) -> None:
+    def __init__(self, folder: Path, attention: str, trajectories: Sequence[Trajectory]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            folder, dtype=torch.float32, attn_implementation=attention
         )
         self.trajectories = trajectories
         with torch.no_grad():
-            self.logprobs = [eager_logprobs(self.model, each) for each in trajectories]
+            self.logprobs = [plain_logprobs(self.model, each) for each in trajectories]
 
     def squared_norms(self) -> Tensor:
         """Return ||grad sum_t log pi(y_t)||^2 of each trajectory, by autograd."""
         norms = []
         for trajectory in self.trajectories:
             self.model.zero_grad()
-            torch.autograd.backward(eager_logprobs(self.model, trajectory).sum())
+            torch.autograd.backward(plain_logprobs(self.model, trajectory).sum())
             gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
             norms.append(sum(float(each.double().square().sum()) for each in gradients))
         return torch.tensor(norms, dtype=torch.float64)

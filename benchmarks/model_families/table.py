@@ -34,8 +34,8 @@ COLUMNS: Final = (
     Column(
         name="padded",
         limit=NATS,
-        meaning="the learner's log-probabilities of padded rows, against transformers' eager"
-        " attention and one trajectory at a time: nats a token",
+        meaning="the learner's log-probabilities of padded rows, against transformers'"
+        " own of one trajectory at a time: nats a token",
     ),
     Column(name="packed", limit=NATS, meaning="the same of packed rows"),
     Column(

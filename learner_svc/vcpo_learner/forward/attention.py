@@ -110,7 +110,7 @@ def varlen_attention(
     max_length_q: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return causal attention within each trajectory, [rows, tokens, heads, size].
+    """Return causal attention within each trajectory, [rows, tokens, heads, size], contiguous.
 
     query: [rows, heads, tokens, size]. key, value: the same with as many heads, or a divisor.
     sliding_window: most tokens that a token sees, itself included.
@@ -132,14 +132,14 @@ def varlen_attention(
         softcap=softcap,
     )
     if cu_seq_lens_q is None or max_length_q is None:
-        return _causal(query, key, value, scoring).transpose(1, 2), None
+        return _causal(query, key, value, scoring).transpose(1, 2).contiguous(), None
     if scoring.softcap is None and _fits_kernel(query, value):
         flat = [each[0].transpose(0, 1) for each in (query, key, value)]
         return _by_kernel(flat, cu_seq_lens_q, max_length_q, scoring)[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     queries, keys, values = (torch.split(each, lengths, dim=2) for each in (query, key, value))
     parts = [_causal(*each, scoring) for each in zip(queries, keys, values, strict=True)]
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,8 +68,8 @@ def load_policy(
 
     Raises:
         ModelLoadError: if weights or tokenizer cannot be loaded.
-        StartError: if the model cannot be trained, its files lack parameters, or the adapters fit
-            no layer.
+        StartError: if the model cannot be trained, or not all of it without adapters, its files
+            lack parameters, or the adapters fit no layer.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -85,6 +85,8 @@ def load_policy(
         raise ModelLoadError(name, error) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
+    if lora is None:
+        require_all_trained(model)
     model.config.dtype = dtype
     fix_rotary_table(model, context_tokens)
     tokenizer = load_vocabulary(model, name, revision, trust_remote_code=trust_remote_code)
@@ -94,6 +96,21 @@ def load_policy(
 
         add_adapters(model, lora)
     return model, tokenizer
+
+
+def require_all_trained(model: PreTrainedModel) -> None:
+    """Check that a run without adapters may train every parameter: versions hold no other.
+
+    Raises:
+        StartError: naming a parameter that the architecture keeps as it is.
+    """
+    frozen = next((name for name, each in model.named_parameters() if not each.requires_grad), None)
+    if frozen is not None:
+        raise StartError(
+            f"spec.model.name: {type(model).__name__} never trains its parameter {frozen}, and a"
+            " run without adapters trains and publishes them all; set `spec.model.lora`, or use"
+            " another model"
+        )
 
 
 def check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> torch.dtype:

@@ -40,6 +40,7 @@ from vcpo_learner.model.loading import (
     check_config,
     load_policy,
     load_vocabulary,
+    require_all_trained,
 )
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
@@ -66,6 +67,7 @@ def load_on_ranks(
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
             account_for(name, skeleton, missing=(), unused=unused_tensors(folder, skeleton))
+            require_all_trained(skeleton)
             tokenizer = load_vocabulary(skeleton, name, revision, trust_remote_code=trust)
             network = PolicyNetwork(skeleton)
             place_model(network, ranks, precision)

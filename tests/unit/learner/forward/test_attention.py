@@ -231,6 +231,18 @@ def test_a_soft_cap_counts():
     assert found.flatten().tolist() == pytest.approx([0.0, weight])
 
 
+@pytest.mark.parametrize(
+    "ends", [{}, {"cu_seq_lens_q": torch.tensor([0, 2, 5]), "max_length_q": 3}]
+)
+def test_what_it_returns_can_be_viewed_as_one_vector_a_token(ends):
+    """Some families join the heads by a view, as they may after transformers' own attention."""
+    numbers = torch.randn(1, 2, 5, 4)
+    found, _ = attention.varlen_attention(
+        torch.nn.Module(), numbers, numbers, numbers, None, **ends
+    )
+    assert found.view(1, 5, 8).shape == (1, 5, 8)
+
+
 def test_what_it_does_not_compute_is_refused():
     numbers = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="Linear wants a mask, sinks, dropout"):

@@ -2,10 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama, qwen2
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.model.loading import (
     ModelLoadError,
@@ -13,6 +15,7 @@ from vcpo_learner.model.loading import (
     pad_token_id,
     policy_tensors,
     published_precision,
+    require_all_trained,
 )
 from vcpo_learner.model.model_folder import ModelExport
 
@@ -73,6 +76,21 @@ def test_a_model_whose_tokenizer_has_no_files_is_refused(tmp_path):
     qwen2().save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="no token for text; its files are missing"):
         load_policy(str(tmp_path), None)
+
+
+def test_a_parameter_that_an_architecture_never_trains_is_named_with_the_cure():
+    config = CONFIG_MAPPING["hrm_text"](
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    with pytest.raises(
+        StartError, match=r"spec\.model\.name: .* never trains its .*z_L_init.*lora"
+    ):
+        require_all_trained(AutoModelForCausalLM.from_config(config))
+    require_all_trained(llama())
 
 
 def test_the_saved_policy_can_be_loaded_again(tmp_path):
