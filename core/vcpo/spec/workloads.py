@@ -315,8 +315,8 @@ class Checkpoint(Section):
     from its redo log, and those that were taken while the last checkpoint was written. One more is
     always written at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    """Number of newest checkpoints that stay on disk. Where they are all too young or too bad for a
-    rollback (`health.rollBackOn`), older ones take the places of all but the last of them."""
+    """How many checkpoints stay on disk. The newest always stays. If no other of the newest can
+    serve a rollback (`health.rollBackOn`), the other places go to older ones that can."""
     keep_best: bool = True
     """Whether the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
     export --best` reads it. A checkpoint is evaluated if its step is also a multiple of

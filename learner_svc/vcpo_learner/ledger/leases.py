@@ -77,7 +77,7 @@ class OpenLease:
 
     @property
     def draw(self) -> int:
-        """Which of its samples the group draws, from 1; leases of one draw sample the same."""
+        """Number of the group's draw, from 1. Two leases of one draw sample the same responses."""
         return 1 + self.lost_leases // _LOST_LEASES_PER_DRAW
 
     def lost_leases_after(self, *, failed: bool) -> int:

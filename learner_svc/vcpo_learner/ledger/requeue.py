@@ -25,7 +25,7 @@ from vcpo.wire.v1 import ledger_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeuedPrompt:
-    """A prompt that is granted again, before new prompts."""
+    """A prompt whose lease ended early. It is granted again before any new prompt."""
 
     prompt_index: int
     attempts: int = 0
@@ -35,14 +35,14 @@ class RequeuedPrompt:
     kept: tuple[Trajectory, ...] = ()
     """Members of its group that were accepted before a restart of the learner."""
     grant_number: int | None = None
-    """Of the lease that a restart of the learner ended: the next one takes its place in the order.
-    None for any other lease, whose successor goes to the end."""
+    """Its place in the order, which it keeps over a restart of the learner. None after any other
+    end of a lease: the prompt goes to the end."""
     group_number: int | None = None
-    """Of the lease that ended: the next one samples the same responses again, or the rest of them.
-    None if it samples others, because the group was dropped."""
+    """Seeds the responses. It is kept if the next lease is to sample the same ones, or the rest of
+    them. None if the group was dropped: the next lease samples others."""
     lost_leases: int = 0
-    """Leases of the group that brought nothing, for a reason that may be its responses; not those
-    that ended with the learner. A failed generation counts as many as change the draw."""
+    """Leases that ended without a result, perhaps because of the responses themselves. Every second
+    one changes the draw. A failed generation counts 2, a restart of the learner 0."""
 
     @property
     def num_partial_tokens(self) -> int:

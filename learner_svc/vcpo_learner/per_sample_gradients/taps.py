@@ -1,4 +1,4 @@
-"""Taps: what a backward pass passes by at each module's output.
+"""Taps: places at the outputs of modules where a backward pass hands over what it knows.
 
 A tap is the identity on a module's output. In the forward pass autograd saves the module's inputs
 for it; in the backward pass it hands them on with the gradient at the output. So the inputs live as

@@ -74,10 +74,10 @@ _FROM_GRADIENTS = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
-    """A forward pass that a backward pass can still go through, once."""
+    """A forward pass whose graph is kept: one backward pass may use it."""
 
     positions: Sequence[int]
-    """Of its trajectories in the batch."""
+    """Positions in the batch of the trajectories that it scored."""
     logprobs: Tensor
     """[positions, width] nats."""
     batch: TokenBatch

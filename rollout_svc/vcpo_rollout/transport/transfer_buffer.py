@@ -9,8 +9,9 @@ arriving ---> complete ---> patched in place      by the deltas to later version
     +-------------+-------------+---> discarded   broken off or corrupt; readers get an error
 ```
 
-Who reads a full set while it is patched gets bytes of both versions, and is told the later one. The
-deltas between them turn these bytes into the later version (`vcpo_learner.weights.published_set`).
+A reader of a full set that is being patched gets bytes of two versions, and the number of the later
+one. It applies the deltas between them, and then holds the later version
+(`vcpo_learner.weights.published_set`).
 
 A version in one piece is its shard 0. Shards know nothing of each other here.
 """

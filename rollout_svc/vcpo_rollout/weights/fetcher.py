@@ -77,9 +77,9 @@ class WeightFetcher:
         return len({shard.base for shard in self._shards}) == 1
 
     def lacks(self, manifest: policy_pb2.PolicyManifest) -> bool:
-        """Whether a shard of a version is not here.
+        """Whether a shard of a version is missing.
 
-        A version that waits for later deltas is here, and not of use.
+        A version that cannot be used before later deltas arrive is not missing.
         """
         policy = HeldPolicy.from_manifest(manifest)
         is_here = len(self._shards) == 1 + len(manifest.other_shards)

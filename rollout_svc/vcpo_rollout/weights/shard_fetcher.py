@@ -88,9 +88,9 @@ class ShardFetcher:
     async def fetch(
         self, manifest: policy_pb2.PolicyManifest, plan: FetchPlan
     ) -> ShardVersion | None:
-        """Bring the shard to a version; None if it has to be asked for again, or a newer one.
+        """Bring the shard to a version; None if the caller must ask for a manifest again.
 
-        That is so if the learner retired it in the meantime, if its server cannot be reached, or if
+        It must if the learner retired it in the meantime, if its server cannot be reached, or if
         a sender patched it.
 
         manifest: of this shard.

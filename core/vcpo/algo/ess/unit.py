@@ -18,8 +18,7 @@ log w ~ N(-s2 n / 2, s2 n) the ESS ratio of blocks of n_1..n_N tokens is
     rho_on = N / sum_j exp(s2 n_j),        exp(-s2) for tokens, whatever the length.
 
 An exponent e converts block ratios to trajectory ratios: rho^e is the ratio that whole trajectories
-would show, and rho_on^e is their rho_on, bounded below by exp(-2), which batches of common size can
-can show:
+would show. rho_on^e is their rho_on, and at least exp(-2): a batch of common size shows no less:
 
     e = min(-log rho_on(trajectories), 2) / -log rho_on(blocks)  ->  L / n  as s2 -> 0.
 
