@@ -31,10 +31,11 @@ class PacedTask:
 
     The worker generates the responses at once and holds their places until they are judged. Every
     lease draws new lengths, also of the same prompt. Held-out prompts take no time, but the first
-    of them wait for all workers: a run evaluates before its first step, so no step is taken before.
+    of them wait until every worker has one: a run evaluates before its first step, so no step is
+    taken before. There must be more of them than all workers but one can hold.
 
     lengths: the fields of `Lengths`; decoding_step_s: seconds per token.
-    workers_folder: folder in which each worker that has started leaves a file; workers: how many.
+    workers_folder: folder in which each worker with a prompt leaves a file; workers: how many.
     """
 
     def __init__(
@@ -82,8 +83,11 @@ class PacedTask:
     def _wait_for_all_workers(self) -> None:
         # One thread looks into the folder; the others wait for it.
         with self._starting:
+            if not self._all_started:
+                self._workers_folder.mkdir(exist_ok=True)
+                (self._workers_folder / str(os.getpid())).touch()
             while not self._all_started:
-                started = sum(1 for _ in self._workers_folder.glob("main-*.json"))
+                started = sum(1 for _ in self._workers_folder.iterdir())
                 self._all_started = started >= self._num_workers
                 if not self._all_started:
                     self._sleep(_POLL_S)

@@ -85,7 +85,7 @@ def train(setting: Setting, hardware: Hardware, folder: Path) -> tuple[VCPORun, 
     run_dir = RunDir(folder)
     if run_dir.is_used:
         raise TrialFailedError(f"{folder} holds a run: remove it, or name another --folder")
-    run = make_run(setting, hardware, workers_folder=run_dir.processes)
+    run = make_run(setting, hardware, workers_folder=run_dir.path / "workers")
     run_dir.create(run)
     os.environ |= {
         "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),  # for this package
@@ -116,11 +116,12 @@ def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> V
         "workers_folder": str(workers_folder),
         "workers": setting.workers,
     }
+    places = hardware.worker_groups * GROUP_SIZE
     group: dict[str, Any] = {
         "name": "main",
         "minReplicas": setting.workers,
         "maxReplicas": setting.workers,
-        "maxConcurrentSequences": hardware.worker_groups * GROUP_SIZE,
+        "maxConcurrentSequences": places,
         "threads": 1,
     }
     spec = {
@@ -139,8 +140,9 @@ def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> V
         "sampling": {"maxNewTokens": 6},
         "algorithm": {"maxPolicyLagSteps": setting.lag},
         "optimizer": {"learningRate": 1e-4, "schedule": "linear"},
-        # Evaluations before the first step and after the last; checkpoints are judged later.
-        "evaluation": {"everySteps": setting.steps, "prompts": 32},
+        # Evaluations before the first step, which occupies every worker, and after the last;
+        # checkpoints are judged later.
+        "evaluation": {"everySteps": setting.steps, "prompts": setting.workers * places},
         "checkpoint": {"everySteps": _CHECKPOINT_STEPS, "keep": 1000},
         "learner": {"threads": 1},
         "control": {"pollSeconds": 1},

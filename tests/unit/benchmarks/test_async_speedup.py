@@ -96,9 +96,7 @@ def test_a_group_is_judged_when_its_longest_response_would_end_and_not_before(tm
 
 
 def test_the_first_held_out_prompts_wait_for_all_workers_and_none_takes_time(tmp_path):
-    (tmp_path / "learner.json").touch()
-    (tmp_path / "main-0.json").touch()
-    clock = Clock(then=(105.0, (tmp_path / "main-1.json").touch))
+    clock = Clock(then=(105.0, (tmp_path / "another-process").touch))
     task = make_task(tmp_path, clock, workers=2)
     prompt = task.prompt(Split.EVALUATION, 0)
     started_s = clock.now_s
@@ -131,6 +129,7 @@ def test_the_runs_differ_in_lag_and_workers_only():
     assert (group.min_replicas, group.max_replicas) == (6, 6)
     assert group.max_concurrent_sequences == 16
     assert run.spec.environment.parameters["workers"] == 6
+    assert run.spec.evaluation.prompts == 6 * 16  # the last worker gets some too
 
 
 def trial(lag: int, accuracies: Mapping[int, float], *, step_s: float = 2.0) -> Trial:
