@@ -108,8 +108,8 @@ def _read_trajectory(message: work_pb2.Trajectory) -> None:
 
 
 def _read_partial(message: work_pb2.PartialResponse) -> None:
-    read = partial_from_message(message, path="p", place=0)
-    assert partial_from_message(partial_to_message(read), path="p", place=0) == read
+    read = partial_from_message(message, path="p")
+    assert partial_from_message(partial_to_message(read), path="p") == read
     assert sum(read.sampled_mask) == read.num_sampled_tokens >= 1
 
 

@@ -340,20 +340,6 @@ class Batch(Section):
     (`posterior`) or by a learned network (`teacher`). The last two need `promptPool` and rewards
     between 0 and 1."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_retired_field(cls, fields: object) -> object:
-        """Read an older version's `spec.yaml`, which names every field with its default."""
-        if not isinstance(fields, dict) or "redundantTrajectories" not in fields:
-            return fields
-        if value := fields["redundantTrajectories"]:
-            message = (
-                "no longer exists, because it trained on too many short responses; remove it and"
-                " use `overProvisionRatio`"
-            )
-            refuse([conflict("redundantTrajectories", value=value, message=message)])
-        return {name: value for name, value in fields.items() if name != "redundantTrajectories"}
-
     @model_validator(mode="after")
     def _selection_has_a_pool(self) -> Self:
         if self.prompt_selection is not PromptSelection.SEQUENTIAL and self.prompt_pool is None:

@@ -10,7 +10,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
@@ -45,32 +45,6 @@ _OPENING = (
 )
 _CLOSING = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 _Document = TypeVar("_Document", bound=BaseModel)
-
-
-class _RetiredField(NamedTuple):
-    section: str
-    name: str
-    default: object
-    """Its value when nobody chose one."""
-    message: str
-
-
-_RETIRED_FIELDS = (
-    _RetiredField(
-        "pods",
-        "tokenSecretName",
-        None,
-        "no longer exists, because each role has a key of its own; remove it and name a Secret with"
-        " the keys `worker`, `steering` and `peer` in `keysSecretName`",
-    ),
-    _RetiredField(
-        "control",
-        "onCritical",
-        "ThrottleAndSlow",
-        "no longer exists; remove it and set `throttleFrom` and `slowFrom` of `health`",
-    ),
-)
-"""Fields of older versions. A run directory's file has every field, so an older one has these."""
 
 
 def load_run(path: Path) -> VCPORun:
@@ -117,10 +91,7 @@ def parse_document(text: str, model: type[_Document], *, source: str) -> _Docume
     Raises:
         SpecError: with all problems, each with its field path and value.
     """
-    document = _mapping(text, source)
-    text = _as_json(document, source)
-    if model is VCPORun:
-        text = _as_json(_without_retired_fields(document, source), source)
+    text = _as_json(_mapping(text, source), source)
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -208,29 +179,6 @@ def _mapping(text: str, source: str) -> dict[Any, Any]:
         kind = type(document).__name__
         raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
     return document
-
-
-def _without_retired_fields(document: dict[Any, Any], source: str) -> dict[Any, Any]:
-    """Return a run without the fields of older versions.
-
-    Raises:
-        SpecError: with their successors, if somebody chose the value of such a field.
-    """
-    spec, chosen = document.get("spec"), []
-    if not isinstance(spec, dict):
-        return document
-    for section, name, default, message in _RETIRED_FIELDS:
-        fields = spec.get(section)
-        if not isinstance(fields, dict) or name not in fields:
-            continue
-        if fields[name] != default:
-            path = f"spec.{section}.{name}"
-            chosen.append(FieldProblem(path=path, value=repr(fields[name]), message=message))
-        kept = {each: value for each, value in fields.items() if each != name}
-        spec = {**spec, section: kept}
-    if chosen:
-        raise SpecError(source, chosen)
-    return {**document, "spec": spec}
 
 
 def _as_json(document: dict[Any, Any], source: str) -> str:

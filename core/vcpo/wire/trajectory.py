@@ -252,12 +252,8 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
     )
 
 
-def partial_from_message(
-    message: work_pb2.PartialResponse, *, path: str, place: int
-) -> PartialResponse:
+def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> PartialResponse:
     """Read and check a message; `path` is its field, for the error.
-
-    place: of the message in its list, which is its number if it has none.
 
     Raises:
         InvalidMessageError: naming the first invalid field.
@@ -279,7 +275,7 @@ def partial_from_message(
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
         inserted_spans=inserted,
         prompt_xxh3=message.prompt_xxh3,
-        number=message.number if message.HasField("number") else place,
+        number=message.number,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST_FILE = "meta.json"
 _CHECKSUM = "xxh3"
 _BLOCK_BYTES = 1 << 22
@@ -64,7 +64,7 @@ class CheckpointManifest:
     """By path in the checkpoint's folder."""
     healthy: bool = True
     """Whether the run was well, by its early warning and its rewards; a rollback goes back to such
-    a checkpoint only. Older checkpoints do not say."""
+    a checkpoint only."""
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder."""
@@ -121,16 +121,13 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     path = folder / MANIFEST_FILE
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found_checksum, written_checksum = _checksum_of(document), document.get(_CHECKSUM)
+        is_intact = document[_CHECKSUM] == _checksum_of(document)
         file_format = document["format"]
         manifest = _manifest(document) if file_format == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
-    # Older formats have no checksum of the manifest.
-    if written_checksum != found_checksum and (
-        written_checksum is not None or manifest is not None
-    ):
+    if not is_intact:
         raise DamageError(f"{path}: its checksum differs from its content")
     if manifest is None:
         raise FormatError(f"{path}: has format {file_format}, this version reads {FORMAT}")
@@ -144,7 +141,7 @@ def _manifest(document: Mapping[str, Any]) -> CheckpointManifest:
         step=document["step"],
         spec=dict(document["spec"]),
         files={name: FileChecksum(**entry) for name, entry in document["files"].items()},
-        healthy=bool(document.get("healthy", True)),
+        healthy=document["healthy"],
     )
 
 

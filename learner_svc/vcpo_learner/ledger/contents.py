@@ -327,13 +327,10 @@ class LedgerContents:
         self.source.restore(head)
         self.requeued = deque(requeued_from_message(message) for message in head.requeued)
         self.buffer.add(group_from_message(group) for part in parts for group in part.buffered)
-        has_group_number = head.HasField("next_group_number")
         self.book.restore(
             head.open_leases,
             next_grant_number=head.next_grant_number,
-            next_group_number=(
-                head.next_group_number if has_group_number else head.next_grant_number
-            ),
+            next_group_number=head.next_group_number,
         )
         self._leased = head.leased
         self.consumed = head.consumed

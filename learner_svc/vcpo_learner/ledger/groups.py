@@ -184,10 +184,9 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
     Raises:
         InvalidMessageError: naming the first invalid field.
     """
-    has_group_number = message.HasField("group_number")
     return Group(
         grant_number=message.grant_number,
-        group_number=message.group_number if has_group_number else message.grant_number,
+        group_number=message.group_number,
         lease_id=message.lease_id,
         worker_id=message.worker_id,
         prompt_index=message.prompt_index,

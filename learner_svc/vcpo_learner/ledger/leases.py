@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import count, islice, takewhile
+from itertools import count, takewhile
 from math import inf
 
 from vcpo.wire.errors import InvalidMessageError
@@ -370,19 +370,13 @@ class LeaseBook:
                 lease_id=message.lease_id,
                 worker_id=message.worker_id,
                 grant_number=message.grant_number,
-                group_number=(
-                    message.group_number
-                    if message.HasField("group_number")
-                    else message.grant_number
-                ),
+                group_number=message.group_number,
                 prompt_index=message.prompt_index,
                 response_numbers=missing_numbers(kept, message.num_trajectories + len(kept)),
                 attempt=message.attempt,
                 policy_version=message.granted_policy_version,
                 partial_responses=tuple(
-                    partial_from_message(
-                        each, path=f"open_leases[].partial_responses[{index}]", place=index
-                    )
+                    partial_from_message(each, path=f"open_leases[].partial_responses[{index}]")
                     for index, each in enumerate(message.partial_responses)
                 ),
                 kept=kept,
@@ -402,13 +396,9 @@ class LeaseBook:
 
 
 def missing_numbers(accepted: Collection[Trajectory], group_size: int) -> tuple[int, ...]:
-    """Return numbers in a group for the responses that it misses, none of an accepted member.
-
-    Two members may have one number: an older vcpo numbered the responses of every lease from 0.
-    """
+    """Return numbers in a group for the responses that it misses, none of an accepted member."""
     found = {trajectory.number for trajectory in accepted}
-    free = (number for number in range(group_size) if number not in found)
-    return tuple(islice(free, max(0, group_size - len(accepted))))
+    return tuple(number for number in range(group_size) if number not in found)
 
 
 def _lease_to_message(lease: OpenLease) -> ledger_pb2.OpenLease:

@@ -103,7 +103,7 @@ def requeued_from_message(message: ledger_pb2.RequeuedPrompt) -> RequeuedPrompt:
         prompt_index=message.prompt_index,
         attempts=message.attempts,
         partial_responses=tuple(
-            partial_from_message(each, path=f"requeued[].partial_responses[{index}]", place=index)
+            partial_from_message(each, path=f"requeued[].partial_responses[{index}]")
             for index, each in enumerate(message.partial_responses)
         ),
         kept=tuple(

@@ -74,6 +74,6 @@ class StepRate:
         Raises: ValueError if the state has another form.
         """
         self._updates_taken = int(state["updates_taken"])
-        region = state.get("trust_region")
+        region = state["trust_region"]
         if self._region is not None and region is not None:
             self._region = self._region.restore(region)

@@ -122,10 +122,9 @@ def _to_message(change: Change) -> ledger_pb2.LedgerChange:
 
 def _accepted_to_message(change: TrajectoriesAccepted) -> ledger_pb2.LedgerChange:
     message = ledger_pb2.LedgerChange()
-    accepted = message.trajectories_accepted
-    accepted.lease_id = change.lease_id
+    message.submission.lease_id = change.lease_id
     for each in change.trajectories:
-        write_trajectory(accepted.trajectories.add(), each)
+        write_trajectory(message.submission.trajectories.add(), each)
     return message
 
 
@@ -140,8 +139,8 @@ def _from_message(message: ledger_pb2.LedgerChange) -> Change:
     match message.WhichOneof("change"):
         case "lease_granted":
             return _lease_granted(message.lease_granted)
-        case "trajectories_accepted" | "submission" as name:
-            return _trajectories_accepted(getattr(message, name))
+        case "submission":
+            return _trajectories_accepted(message.submission)
         case "lease_ended":
             return _lease_ended(message.lease_ended)
         case "groups_dropped":
@@ -195,9 +194,7 @@ def _lease_granted(message: ledger_pb2.LeaseGranted) -> LeaseGranted:
     )
 
 
-def _trajectories_accepted(
-    message: ledger_pb2.TrajectoriesAccepted | work_pb2.SubmitRequest,
-) -> TrajectoriesAccepted:
+def _trajectories_accepted(message: work_pb2.SubmitRequest) -> TrajectoriesAccepted:
     return TrajectoriesAccepted(
         lease_id=message.lease_id,
         trajectories=tuple(
@@ -212,7 +209,7 @@ def _lease_ended(message: ledger_pb2.LeaseEnded) -> LeaseEnded:
         lease_id=message.lease_id,
         reason=DropReason(message.reason),
         partial_responses=tuple(
-            partial_from_message(each, path=f"partial_responses[{index}]", place=index)
+            partial_from_message(each, path=f"partial_responses[{index}]")
             for index, each in enumerate(message.partial_responses)
         ),
     )

@@ -35,7 +35,7 @@ from vcpo_learner.redo_log.segments import Place, Segments
 
 _NAME: Final = "redo-log.sqlite"
 _SEGMENTS_NAME: Final = "redo-log"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _LARGE_BYTES: Final = 1024
 """A change from this size on lies in a segment; a smaller one shares a page with others."""
 _WAL_COMMITS: Final = 300

@@ -159,7 +159,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             requirement = "the one lease that `begun` was sampled for"
             raise InvalidMessageError("lease_ids", f"{len(request.lease_ids)} leases", requirement)
         partials = [
-            partial_from_message(message, path=f"begun[{index}]", place=index)
+            partial_from_message(message, path=f"begun[{index}]")
             for index, message in enumerate(request.begun)
         ]
         num_tokens = sum(len(partial.token_ids) for partial in partials)

@@ -293,8 +293,7 @@ class PolicyUpdate:
 
         Raises: ValueError if the state has another form.
         """
-        # Older checkpoints have no trust region.
-        missing = set(self.state_dict()) - set(state) - {"trust_region"}
+        missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_random_states(state["random"], self._device)

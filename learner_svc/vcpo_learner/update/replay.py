@@ -176,8 +176,7 @@ def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
         version_spans=tuple(VersionSpan(**span) for span in fields["version_spans"]),
         reward=fields["reward"],
         finish_reason=FinishReason(fields["finish_reason"]),
-        # Older checkpoints have no inserted spans.
-        inserted_spans=tuple(TokenSpan(**span) for span in fields.get("inserted_spans", ())),
+        inserted_spans=tuple(TokenSpan(**span) for span in fields["inserted_spans"]),
         worker_id=fields["worker_id"],
     )
 

@@ -112,17 +112,15 @@ class RunHealth:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; older ones have no rewards, backoff or rollbacks.
+        """Continue from a `state_dict`.
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
         self._warning = self._warning.restore(state)
-        if "rewards" in state:
-            self._rewards = self._rewards.restore(state["rewards"])
-        if "rollbacks" in state:
-            self.rollbacks = Rollbacks.from_dict(state["rollbacks"])
+        self._rewards = self._rewards.restore(state["rewards"])
+        self.rollbacks = Rollbacks.from_dict(state["rollbacks"])
         # A spec that was changed to keep the rate resets it.
-        if self.guards.lowers_rate and "rate_backoff" in state:
+        if self.guards.lowers_rate:
             self.backoff = RateBackoff.from_dict(state["rate_backoff"])
 
     def rolled_back_state(self, saved: Mapping[str, Any], *, version: int) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class TokenInputs:
         return {} if self._critic is None else {"critic": self._critic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; a critic that the state lacks starts new."""
+        """Continue from a `state_dict`; a critic starts new if the method before had none."""
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
 

@@ -103,7 +103,7 @@ class ResponseGenerator:
         """
         prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
         begun = [
-            partial_from_message(message, path=f"begun[{index}]", place=index)
+            partial_from_message(message, path=f"begun[{index}]")
             for index, message in enumerate(lease.begun)
         ]
         starts = {each.number: each for each in begun}

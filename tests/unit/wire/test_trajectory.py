@@ -345,18 +345,7 @@ def test_a_response_under_way_survives_the_wire(trajectory, finish_reason):
     )
     sent = partial_to_message(partial).SerializeToString()
     received = work_pb2.PartialResponse.FromString(sent)
-    assert partial_from_message(received, path="begun[0]", place=3) == partial
-
-
-@pytest.mark.parametrize(("number", "read"), [(None, 3), (0, 0), (2, 2)])
-def test_a_response_under_way_without_a_number_has_that_of_its_place(number, read):
-    message = work_pb2.PartialResponse(
-        token_ids=struct.pack("<I", 1),
-        logprobs=float32s(-0.5),
-        version_spans=[work_pb2.VersionSpan(policy_version=4, num_tokens=1)],
-        number=number,
-    )
-    assert partial_from_message(message, path="begun[3]", place=3).number == read
+    assert partial_from_message(received, path="begun[0]") == partial
 
 
 @pytest.mark.parametrize(
@@ -387,5 +376,5 @@ def test_a_malformed_response_under_way_names_the_field(change, problem):
     }
     malformed = work_pb2.PartialResponse(**{**fields, **change})
     with pytest.raises(InvalidMessageError) as error:
-        partial_from_message(malformed, path="begun[2]", place=2)
+        partial_from_message(malformed, path="begun[2]")
     assert str(error.value).startswith(problem)

@@ -97,7 +97,7 @@ class LedgerSnapshot(_message.Message):
     log_position: _builtins.int
     """Position of the newest change in the redo log that the snapshot contains."""
     next_group_number: _builtins.int
-    """Number of the next group that is new; absent: next_grant_number."""
+    """Number of the next group that is new."""
     @_builtins.property
     def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]:
         """Groups that wait for training."""
@@ -132,21 +132,16 @@ class LedgerSnapshot(_message.Message):
         requeued: _abc.Iterable[Global___RequeuedPrompt] | None = ...,
         open_leases: _abc.Iterable[Global___OpenLease] | None = ...,
         log_position: _builtins.int = ...,
-        next_group_number: _builtins.int | None = ...,
+        next_group_number: _builtins.int = ...,
         accuracies: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         lag_limit: Global___LagLimitLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "lag_limit", b"lag_limit", "next_group_number", b"next_group_number", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lag_limit", b"lag_limit", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number", "accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__next_group_number: _TypeAlias = _typing.Literal["next_group_number"]  # noqa: Y015
-    _WhichOneofArgType__next_group_number: _TypeAlias = _typing.Literal["_next_group_number", b"_next_group_number"]  # noqa: Y015
     _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
     _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_group_number) -> _WhichOneofReturnType__next_group_number | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_selection) -> _WhichOneofReturnType_prompt_selection | None: ...
 
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
@@ -235,7 +230,7 @@ class OpenLease(_message.Message):
     attempt: _builtins.int
     granted_policy_version: _builtins.int
     group_number: _builtins.int
-    """As in RequeuedPrompt; absent: grant_number."""
+    """As in RequeuedPrompt."""
     lost_leases: _builtins.int
     """As in RequeuedPrompt."""
     @_builtins.property
@@ -257,16 +252,14 @@ class OpenLease(_message.Message):
         partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
         kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         arrived: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-        group_number: _builtins.int | None = ...,
+        group_number: _builtins.int = ...,
         lost_leases: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "lost_leases", b"lost_leases", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "lost_leases", b"lost_leases", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
-    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenLease: _TypeAlias = OpenLease  # noqa: Y015
 
@@ -302,16 +295,14 @@ class BufferedGroup(_message.Message):
         prompt_index: _builtins.int = ...,
         trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         attempt: _builtins.int = ...,
-        group_number: _builtins.int | None = ...,
+        group_number: _builtins.int = ...,
         worker_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "group_number", b"group_number"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_number", b"_group_number", "attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
-    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BufferedGroup: _TypeAlias = BufferedGroup  # noqa: Y015
 
@@ -322,7 +313,6 @@ class LedgerChange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_GRANTED_FIELD_NUMBER: _builtins.int
-    TRAJECTORIES_ACCEPTED_FIELD_NUMBER: _builtins.int
     LEASE_ENDED_FIELD_NUMBER: _builtins.int
     GROUPS_DROPPED_FIELD_NUMBER: _builtins.int
     BATCH_CONSUMED_FIELD_NUMBER: _builtins.int
@@ -334,8 +324,6 @@ class LedgerChange(_message.Message):
     LAG_LIMIT_LEFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_granted(self) -> Global___LeaseGranted: ...
-    @_builtins.property
-    def trajectories_accepted(self) -> Global___TrajectoriesAccepted: ...
     @_builtins.property
     def lease_ended(self) -> Global___LeaseEnded: ...
     @_builtins.property
@@ -360,7 +348,6 @@ class LedgerChange(_message.Message):
         self,
         *,
         lease_granted: Global___LeaseGranted | None = ...,
-        trajectories_accepted: Global___TrajectoriesAccepted | None = ...,
         lease_ended: Global___LeaseEnded | None = ...,
         groups_dropped: Global___GroupsDropped | None = ...,
         batch_consumed: Global___BatchConsumed | None = ...,
@@ -371,11 +358,11 @@ class LedgerChange(_message.Message):
         evaluated: Global___Evaluated | None = ...,
         lag_limit_left: Global___LagLimitLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "trajectories_accepted", b"trajectories_accepted", "version_published", b"version_published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "trajectories_accepted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit_left"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit_left"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -421,31 +408,6 @@ class LeaseGranted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseGranted: _TypeAlias = LeaseGranted  # noqa: Y015
-
-@_typing.final
-class TrajectoriesAccepted(_message.Message):
-    """Trajectories of an open lease arrived."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
-    @_builtins.property
-    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
-    def __init__(
-        self,
-        *,
-        lease_id: _builtins.str = ...,
-        trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "trajectories", b"trajectories"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TrajectoriesAccepted: _TypeAlias = TrajectoriesAccepted  # noqa: Y015
 
 @_typing.final
 class LeaseEnded(_message.Message):

@@ -283,7 +283,6 @@ class Lease(_message.Message):
     GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
-    NUM_REDUNDANT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESPONSE_NUMBERS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
@@ -295,10 +294,6 @@ class Lease(_message.Message):
     """The learner's version at the time of the lease."""
     timeout_seconds: _builtins.float
     """Seconds from the grant until the lease expires."""
-    num_redundant: _builtins.int
-    """Number of responses to sample beyond num_trajectories. The first num_trajectories to finish are
-    submitted, the others are discarded.
-    """
     traceparent: _builtins.str
     """W3C traceparent of the grant; set if the lease is traced. The worker sends that of its own span
     in the metadata of Submit.
@@ -328,13 +323,12 @@ class Lease(_message.Message):
         granted_policy_version: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
         begun: _abc.Iterable[Global___PartialResponse] | None = ...,
-        num_redundant: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         response_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,7 +358,7 @@ class PartialResponse(_message.Message):
     response with another prompt is refused.
     """
     number: _builtins.int
-    """Number of the response in its group. Absent: its place in the list."""
+    """Number of the response in its group."""
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions of the sampled tokens, as in Trajectory."""
@@ -384,15 +378,13 @@ class PartialResponse(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         prompt_xxh3: _builtins.int = ...,
-        number: _builtins.int | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "number", b"number"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "number", b"number", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "number", b"number", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__number: _TypeAlias = _typing.Literal["number"]  # noqa: Y015
-    _WhichOneofArgType__number: _TypeAlias = _typing.Literal["_number", b"_number"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__number) -> _WhichOneofReturnType__number | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartialResponse: _TypeAlias = PartialResponse  # noqa: Y015
 

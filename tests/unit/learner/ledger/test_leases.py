@@ -14,7 +14,7 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import prompt_checksum
 from vcpo_learner.ledger import leases
-from vcpo_learner.ledger.leases import LeaseBook, missing_numbers
+from vcpo_learner.ledger.leases import LeaseBook
 
 
 @pytest.fixture
@@ -129,8 +129,3 @@ def test_leases_expire_in_the_order_of_their_grants():
     assert book.expired_leases() == [first]
     clock.advance(1)
     assert book.expired_leases() == [first, second]
-
-
-def test_a_group_whose_members_share_a_number_never_gets_more_members_than_it_has_places():
-    accepted = [make_trajectory("a", 0), make_trajectory("b", 0)]
-    assert missing_numbers(accepted, 4) == (1, 2)

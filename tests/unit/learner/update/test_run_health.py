@@ -9,7 +9,6 @@ import torch
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import (
-    EarlyWarning,
     RateBackoff,
     RollbackNeed,
     Rollbacks,
@@ -79,13 +78,6 @@ def test_a_restored_run_is_as_critical_and_as_slow_as_before():
     restored.load_state_dict(json.loads(json.dumps(health.state_dict())))
     assert (restored.level, restored.score) == (health.level, health.score)
     assert restored.backoff == health.backoff == RateBackoff(factor=0.5, age_steps=0)
-
-
-def test_a_checkpoint_from_before_there_was_a_backoff_is_read():
-    warning = EarlyWarning().observe(StepHealth(relative_ess=0.5))
-    health = RunHealth(spec())
-    health.load_state_dict(warning.to_dict())
-    assert health.backoff == RateBackoff()
 
 
 @pytest.mark.parametrize("settings", KEEPS_RATE)

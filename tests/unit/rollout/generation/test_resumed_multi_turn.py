@@ -152,7 +152,7 @@ async def interrupt_after(num_tokens, turns, conversation, history):
     if partial is None:
         return None
     sent = partial_to_message(partial).SerializeToString()
-    return partial_from_message(work_pb2.PartialResponse.FromString(sent), path="begun[0]", place=0)
+    return partial_from_message(work_pb2.PartialResponse.FromString(sent), path="begun[0]")
 
 
 async def resume_from(partial, turns, room=1000):
