@@ -67,7 +67,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
-* **vcpo top** shows the runs below runs/ or another folder, `vcpo top -A` those of a cluster
+* **vcpo top** shows the runs below runs/ or another folder, one row each
 * **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
 * **vcpo report DIR** writes DIR/report.html; of several directories, their comparison
 * **vcpo report DIR --follow** serves the report while the run goes on

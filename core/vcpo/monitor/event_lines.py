@@ -7,11 +7,11 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Protocol
 
 from rich.text import Text
 
 from vcpo.local.terminal.run_view import printable
+from vcpo.monitor.local_run import LocalEvents
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord
 
@@ -19,18 +19,8 @@ _STYLES = {logging.ERROR: "bold red", logging.WARNING: "yellow"}
 _POLL_S = 0.5
 
 
-class EventSource(Protocol):
-    """Where the events of one run come from."""
-
-    def read(self) -> list[EventRecord]:
-        """Return the events since the last call; at the first call all events."""
-
-    def has_ended(self) -> bool:
-        """Return whether no more events can come."""
-
-
 def follow_events(
-    source: EventSource, *, follow: bool, sleep: Callable[[float], None]
+    source: LocalEvents, *, follow: bool, sleep: Callable[[float], None]
 ) -> Iterator[EventRecord]:
     """Yield the events of a run by time; then, if wanted, those that come until its end."""
     while True:

@@ -1,11 +1,13 @@
-"""A local run as it is seen from outside: its records, and its learner while it answers."""
+"""Local runs as they are seen from outside: their records, and a learner while it answers."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import grpc
 
@@ -13,17 +15,20 @@ from vcpo.learner_control import LearnerControl
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import RunView
 from vcpo.local.terminal.watch import run_view
+from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
 from vcpo.report.summary import State, state_of
 from vcpo.service.lifecycle import Ready, read_ready
 from vcpo.service.run_lock import LockHolder, is_held
-from vcpo.spec import VCPORun, load_run
+from vcpo.spec import SpecError, VCPORun, load_run
 from vcpo.wire.client import open_channel
 from vcpo.wire.v1 import control_pb2
 
 _ANSWER_TIMEOUT_S = 2.0
 _LEARNER = "learner"
 _HOST = "host"
+_ENDED = {"complete", "collapsed", "no update", "failed", "stopped"}
+_EVENTS_SHOWN = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,6 +174,55 @@ def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -
     )
 
 
+class LocalRuns:
+    """The runs in some places; one that appears later is found. Owner: one event loop.
+
+    places: run directories, or folders of run directories.
+    """
+
+    def __init__(self, places: Sequence[Path], *, clock: Callable[[], float] = time.time) -> None:
+        self._places = list(places)
+        self._clock = clock
+        self._runs: dict[Path, LocalRun] = {}
+        self._unreadable: dict[Path, str] = {}
+        self._shown: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
+
+    async def rows(self) -> list[RunRow]:
+        """Return the runs as they are now; those that go on come first."""
+        for path in run_directories(self._places):
+            if path not in self._runs and path not in self._unreadable:
+                try:
+                    self._runs[path] = LocalRun(path, clock=self._clock)
+                except SpecError as error:
+                    self._unreadable[path] = str(error)
+        views = await asyncio.gather(*(run.view() for run in self._runs.values()))
+        rows = (
+            RunRow(place=str(path), view=view, age_s=view.step_age_s)
+            for path, view in zip(self._runs, views, strict=True)
+        )
+        return sorted(rows, key=lambda row: (row.view.phase in _ENDED, row.place))
+
+    def new_events(self, place: str) -> Sequence[str]:
+        """Return the lines of a run's events since the last call; at the first the last few."""
+        path = Path(place)
+        events: Sequence[EventRecord] = self._runs[path].new_events()
+        if place not in self._shown:
+            self._shown.add(place)
+            events = read_events(path)[-_EVENTS_SHOWN:]
+        return [f"{event.kind}: {event.message}" for event in events]
+
+    def notice(self) -> str:
+        """Return which directories cannot be read; empty if all can."""
+        return " ".join(f"{path}: {why}" for path, why in self._unreadable.items())
+
+
 def run_directories(places: Iterator[Path] | list[Path]) -> list[Path]:
     """Return the run directories among these places, and among the folders in them, by name."""
     found = []
@@ -181,7 +235,7 @@ def run_directories(places: Iterator[Path] | list[Path]) -> list[Path]:
 
 
 class LocalEvents:
-    """The events of a run directory, the host's and the learner's; see `EventSource`."""
+    """The events of a run directory, the host's and the learner's."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -44,10 +44,10 @@ _COLUMNS: Final = (
 _GAP = 2
 _DAY_S = 86_400
 _STATUS_STYLES: Final = {
-    **dict.fromkeys(("running", "training", "complete"), "green"),
-    **dict.fromkeys(("failed", "collapsed", "silent", "degraded", "generationfailing"), "bold red"),
+    **dict.fromkeys(("running", "complete"), "green"),
+    **dict.fromkeys(("failed", "collapsed", "silent"), "bold red"),
 }
-"""Style of a status by its name in lower case; yellow for every other one."""
+"""Style of a status; yellow for every other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class RunRow:
     """One run, where it is, and its state."""
 
     place: str
-    """Directory of a local run, or `namespace/name`."""
+    """Its directory."""
     view: RunView
     age_s: float | None
-    """Age of the numbers, in seconds: since the last step, or since the status was written."""
+    """Age of the numbers, in seconds since the last step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON values; a number that is not known is None."""
@@ -102,7 +102,7 @@ def runs_table(rows: Sequence[RunRow], *, width: int, chosen: int | None = None)
             max_width=None if is_run else max(column.width, len(column.name)),
         )
     parents = {row.place.rpartition("/")[0] for row in rows}
-    # What all have in common, a folder or a namespace, is not repeated in every row.
+    # The folder that all have in common is not repeated in every row.
     parent = f"{parents.pop()}/" if len(parents) == 1 and "" not in parents else ""
     for index, row in enumerate(rows):
         cells = _cells(row, row.place.removeprefix(parent))
@@ -132,7 +132,7 @@ def _cells(row: RunRow, label: str) -> dict[str, Text]:
     age = f"{(row.age_s or 0.0) / _DAY_S:.0f}d" if is_old else duration(row.age_s)
     return {
         "run": Text(printable(label), "bold"),
-        "status": Text(printable(view.phase), _STATUS_STYLES.get(view.phase.lower(), "yellow")),
+        "status": Text(printable(view.phase), _STATUS_STYLES.get(view.phase, "yellow")),
         "step": Text(f"{view.step}/{view.total_steps}"),
         "reward": Text(decimal(view.reward_mean, ".3f")),
         "acc": Text(decimal(view.accuracy, ".3f")),

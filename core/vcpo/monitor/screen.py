@@ -9,13 +9,13 @@ import sys
 import termios
 import tty
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from vcpo.local.terminal.panel import RunPanel
+from vcpo.monitor.local_run import LocalRuns
 from vcpo.monitor.run_row import RunRow, runs_table
 
 _POLL_S = 2.0
@@ -38,19 +38,6 @@ _KEYS = {
 """What each key means, by the bytes that a terminal sends."""
 _TABLE_HELP = "up/down choose · enter opens · q ends"
 _PANEL_HELP = "esc goes back · q ends"
-
-
-class RunSource(Protocol):
-    """Where runs come from."""
-
-    async def rows(self) -> list[RunRow]:
-        """Return the runs as they are now."""
-
-    async def new_events(self, place: str) -> Sequence[str]:
-        """Return the lines of a run's events since the last call for it."""
-
-    def notice(self) -> str:
-        """Return what is wrong with the source, in a sentence; empty if nothing is."""
 
 
 class TopScreen:
@@ -100,7 +87,7 @@ class TopScreen:
         """Return the screen.
 
         width: characters of a line.
-        notice: what is wrong with the source; empty if nothing is.
+        notice: which directories cannot be read; empty if all can.
         """
         warning = [Text(notice, "bold red")] if notice else []
         if self.opened is not None:
@@ -121,8 +108,8 @@ class TopScreen:
         return next(i for i, row in enumerate(self._rows) if row.place == self._chosen)
 
 
-async def show_top(source: RunSource, console: Console) -> None:
-    """Show the runs of a source, and react to keys, until the user ends it."""
+async def show_top(runs: LocalRuns, console: Console) -> None:
+    """Show runs, and react to keys, until the user ends it."""
     screen, keys = TopScreen(), asyncio.Queue[bytes]()
     with (
         Live(console=console, screen=True, auto_refresh=False) as live,
@@ -130,10 +117,10 @@ async def show_top(source: RunSource, console: Console) -> None:
     ):
         async for _ in _turns(keys, screen):
             if not _:
-                screen.update(await source.rows())
+                screen.update(await runs.rows())
             if screen.opened is not None:
-                screen.show_events(await source.new_events(screen.opened))
-            live.update(screen.drawn(width=console.width, notice=source.notice()), refresh=True)
+                screen.show_events(runs.new_events(screen.opened))
+            live.update(screen.drawn(width=console.width, notice=runs.notice()), refresh=True)
 
 
 async def _turns(keys: asyncio.Queue[bytes], screen: TopScreen) -> AsyncIterator[bool]:

@@ -39,6 +39,14 @@ def run_crd() -> dict[str, Any]:
             column("Lag", "integer", ".status.lag.p50", "Median token lag, in policy versions."),
             column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+            column("Reward", "number", ".status.rewardMean", "Mean recent reward.", wide=True),
+            column(
+                "Tokens/s",
+                "number",
+                ".status.tokensPerSecond",
+                "Response tokens that the learner accepts per second.",
+                wide=True,
+            ),
             column("Max lag", "integer", ".status.lag.max", "Largest token lag.", wide=True),
             column(
                 "Learner",

@@ -1,5 +1,7 @@
 """What `kubectl get vcporuns` shows."""
 
+from dataclasses import replace
+
 import aiohttp
 import pytest
 
@@ -15,7 +17,7 @@ async def operator(endpoint):
     async with operator_fixture(endpoint) as started:
         await started.create()
         await started.settle()
-        started.connections.report = report()
+        started.connections.report = replace(report(), reward_mean=0.25, tokens_per_s=512.0)
         await started.settle_with_progress()
         yield started
 
@@ -51,7 +53,7 @@ async def test_the_columns_say_how_a_run_is(operator):
 async def test_wide_columns_say_why(operator):
     shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"] if column["priority"]]
-    assert names == ["Max lag", "Learner", "Restarts", "Message"]
+    assert names == ["Reward", "Tokens/s", "Max lag", "Learner", "Restarts", "Message"]
 
 
 async def test_cells_are_the_runs_numbers(operator):
@@ -59,6 +61,7 @@ async def test_cells_are_the_runs_numbers(operator):
     names = [column["name"] for column in shown["columnDefinitions"]]
     cells = dict(zip(names, shown["rows"][0]["cells"], strict=True))
     wanted = {"Name": "demo", "Step": 5, "Lag": 1, "Max lag": 2, "Restarts": 0, "Rollouts": "0/1"}
+    wanted |= {"Reward": 0.25, "Tokens/s": 512.0}
     assert {name: cells[name] for name in wanted} == wanted
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,6 @@ from vcpo.records.journal import (
 )
 from vcpo.spec import parse_run
 
-ROOT = Path(__file__).resolve().parents[3]
 USER_ERROR = 2
 PATIENCE_S = 60.0
 RUN = parse_run("""
@@ -104,9 +102,8 @@ def test_logs_are_printed_after_the_name_of_their_process(run_dir):
     ("arguments", "words"),
     [
         (["top", "nowhere"], "DIR: no run in nowhere; give the directory that `vcpo run` printed"),
-        (["top", "nowhere", "-A"], "DIR: cannot be combined with --namespace or --all-namespaces"),
         (["events", "nowhere"], "RUN: nowhere has no run; give the directory"),
-        (["logs", "nowhere"], "or --namespace for a run of a cluster"),
+        (["logs", "nowhere"], "RUN: nowhere has no run; give the directory"),
     ],
 )
 def test_an_error_names_the_argument_and_the_cure(arguments, words, tmp_path, monkeypatch):
@@ -120,19 +117,6 @@ def test_a_part_without_a_log_is_an_error_that_names_those_with_one(run_dir):
     ended = vcpo("logs", run_dir, "--part", "lerner")
     assert ended.exit_code == USER_ERROR
     assert "no process 'lerner' has a log; those that have: learner" in ended.stderr
-
-
-def test_kubectl_finds_the_command_as_its_plugin():
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["kubectl-vcpo"] == scripts["vcpo"]
-
-
-def test_as_a_plugin_of_kubectl_runs_are_those_of_the_cluster(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-vcpo"])
-    monkeypatch.setenv("KUBECONFIG", "/dev/null")
-    ended = vcpo("events", "demo")
-    assert ended.exit_code == USER_ERROR
-    assert "kubectl" in ended.stderr
 
 
 def test_in_a_terminal_enter_opens_a_run_and_q_ends(run_dir):

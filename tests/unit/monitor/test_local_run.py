@@ -11,8 +11,7 @@ import pytest
 
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.local.run_dir import RunDir
-from vcpo.monitor.local_run import LocalEvents, LocalRun, run_directories
-from vcpo.monitor.sources import LocalSource
+from vcpo.monitor.local_run import LocalEvents, LocalRun, LocalRuns, run_directories
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.service.lifecycle import Ready, write_ready
 from vcpo.service.run_lock import LockHolder, is_held, run_lock
@@ -133,7 +132,7 @@ async def test_a_run_that_is_over_says_how_it_ended(directory, rewards, kind, ph
 async def test_rows_that_go_on_come_first(directory, served, tmp_path):
     other = RunDir(tmp_path / "a-000")
     other.create(RUN)
-    async with LocalSource([tmp_path], clock=lambda: 1000.0) as source:
+    async with LocalRuns([tmp_path], clock=lambda: 1000.0) as source:
         rows = await source.rows()
     assert [(Path(row.place).name, row.view.phase) for row in rows] == [
         ("r-001", "running"),
@@ -150,13 +149,13 @@ async def test_events_of_an_opened_run_are_the_last_few_and_then_the_new_ones(di
 
     for number in range(9):
         write(number)
-    source = LocalSource([directory.path])
+    source = LocalRuns([directory.path])
     await source.rows()
     place = str(directory.path)
-    assert await source.new_events(place) == ["K: 5", "K: 6", "K: 7", "K: 8"]
+    assert source.new_events(place) == ["K: 5", "K: 6", "K: 7", "K: 8"]
     write(9)
-    assert await source.new_events(place) == ["K: 9"]
-    assert await source.new_events(place) == []
+    assert source.new_events(place) == ["K: 9"]
+    assert source.new_events(place) == []
 
 
 def test_a_folder_is_searched_for_runs_and_a_run_is_taken_as_it_is(directory, tmp_path):
@@ -168,7 +167,7 @@ def test_a_folder_is_searched_for_runs_and_a_run_is_taken_as_it_is(directory, tm
 async def test_a_directory_whose_spec_is_no_run_is_told_of_and_hides_no_other(directory, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "spec.yaml").write_text("spec: 3")
-    source = LocalSource([tmp_path])
+    source = LocalRuns([tmp_path])
     assert [row.view.run_name for row in await source.rows()] == ["r"]
     assert "bad" in source.notice()
 

@@ -54,8 +54,8 @@ def test_a_narrow_terminal_loses_what_matters_least_first():
 def test_runs_of_one_folder_are_named_without_it():
     lines = drawn(row("runs/a-001"), row("runs/b-001"))
     assert [line.split()[0] for line in lines[1:]] == ["a-001", "b-001"]
-    lines = drawn(row("ml/a"), row("web/a"))
-    assert [line.split()[0] for line in lines[1:]] == ["ml/a", "web/a"]
+    lines = drawn(row("one/a"), row("two/a"))
+    assert [line.split()[0] for line in lines[1:]] == ["one/a", "two/a"]
 
 
 def test_what_is_not_known_is_a_dash():

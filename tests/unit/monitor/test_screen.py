@@ -90,5 +90,5 @@ def test_the_opened_run_shows_its_events_and_its_trend(screen):
     assert "▁█" in shown
 
 
-def test_what_is_wrong_with_the_source_is_shown(screen):
-    assert "connection refused" in text_of(screen, notice="connection refused")
+def test_which_directories_cannot_be_read_is_shown(screen):
+    assert "runs/d: no run" in text_of(screen, notice="runs/d: no run")

@@ -164,7 +164,8 @@ def test_every_event_that_a_command_looks_for_is_one_that_is_written():
         path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")
     )
     lines = [line for page in PAGES.values() for line in commands(page)]
-    looked_for = [re.search(r"vcpo events .* grep (?:-E )?'?([\w|]+)", line) for line in lines]
+    search = r"(?:vcpo events|learner-0 \|) .*grep (?:-E )?'?([\w|]+)"
+    looked_for = [re.search(search, line) for line in lines]
     kinds = {kind for match in looked_for if match for kind in match[1].split("|")}
     kinds |= {kind for line in lines for kind in re.findall(r"reason=(\w+)", line)}
     assert len(kinds) > 5
