@@ -8,7 +8,7 @@ FAULTS ?= 300
 SEED ?= 1
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench board-picture clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -92,8 +92,5 @@ sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (Cy
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
 	@for name in estimators.reference_parity rollout.generation learner.opob_overhead learner_step learner.packing learner.schedule estimators.norm_proxies estimators.gradient_variance estimators.ess_rules estimators.calibration operator_scale learner.ingest learner.record_step rollout.over_provision rollout.weight_sync rollout.vllm_pause rollout.fp8_product rollout.late_join learner.learner_host learner.checkpoint publish learner.waiting_workers estimators.critical_policy "study_cell examples/studies/countdown.yaml" async_speedup simulate model_families "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-board-picture: .venv/installed ## draw the off-policy dashboard of a run that a Prometheus scraped (PROMETHEUS=, RUN=; takes Node.js and Chromium)
-	@$(BIN)/python scripts/draw_board.py --prometheus $(PROMETHEUS) --run $(RUN)
-
 clean: ## remove everything that was generated or installed
-	rm -rf .venv runs .perses .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

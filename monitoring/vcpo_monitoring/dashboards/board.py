@@ -1,7 +1,7 @@
 """What a dashboard is, apart from the program that draws it: rows of panels, each with a question.
 
 A board is written once, in `off_policy`, `run`, `rollout` and `operator`, and translated by
-`grafana` and `perses`. An id is written by hand and never reused, because alerts, runbooks and
+`grafana`. An id is written by hand and never reused, because alerts, runbooks and
 bookmarks link to panels by it (`panel_path`).
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 COLUMNS: Final = 24
-"""Width of a board, in units of the grid of both programs."""
+"""Width of a board, in units of the grid."""
 PANEL_HEIGHT: Final = 8
 """Height of every panel, in units of the grid."""
 
