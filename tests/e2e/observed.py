@@ -9,11 +9,11 @@ from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE
 from tests.fakes.kubelet.client import KubeClient
 from tests.fixtures.observation.exposure import compare, exposed_names, most_series
+from tests.fixtures.observation.panel_queries import OPERATOR_HOST
 from tests.fixtures.observation.panels import answer_panels
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from vcpo.metrics import catalogue
 from vcpo.metrics.metric import Feature, Metric
-from vcpo_monitoring.dashboards import OPERATOR_HOST
 
 PARTS: dict[str, tuple[Metric, ...]] = {
     "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),

@@ -7,15 +7,9 @@ from typing import Final
 from vcpo_monitoring.dashboards.board import Board
 from vcpo_monitoring.dashboards.off_policy import OFF_POLICY
 from vcpo_monitoring.dashboards.operator import OPERATOR_BOARD
-from vcpo_monitoring.dashboards.panel_queries import (
-    OPERATOR_HOST,
-    PanelQuery,
-    panel_path,
-    panel_queries,
-)
 from vcpo_monitoring.dashboards.rollout import ROLLOUT_FLEET
 from vcpo_monitoring.dashboards.run import RUN_OVERVIEW
 
 BOARDS: Final[tuple[Board, ...]] = (OFF_POLICY, RUN_OVERVIEW, ROLLOUT_FLEET, OPERATOR_BOARD)
 
-__all__ = ["BOARDS", "OPERATOR_HOST", "PanelQuery", "panel_path", "panel_queries"]
+__all__ = ["BOARDS"]

@@ -2,7 +2,7 @@
 
 A board is written once, in `off_policy`, `run`, `rollout` and `operator`, and translated by
 `grafana`. An id is written by hand and never reused, because alerts, runbooks and
-bookmarks link to panels by it (`panel_path`).
+bookmarks link to panels by it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tests.fixtures.rules.promtool import needs_promtool, promtool
-from vcpo_monitoring.rules import RULES_FILE, rules, scaled_rules
+from tests.fixtures.rules.variants import scaled_rules
+from vcpo_monitoring.rules import RULES_FILE, rules
 
 
 def scaled_by_name(factor: float):
