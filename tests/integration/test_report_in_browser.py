@@ -163,7 +163,7 @@ def test_what_is_shown_can_be_saved_as_csv(page):
     page.click("#chart-lag .entry[data-key='lag/max']")
     rows = list(csv.DictReader(io.StringIO(page.download("#download-csv"))))
     first = rows[0]
-    assert (first["run"], first["step"], first["time_s"]) == ("countdown", "200", "400")
+    assert (first["step"], first["time_s"]) == ("200", "400")
     assert first["Policy lag: p50"] == "2"
     assert "Policy lag: max" not in first
     assert first["ESS ratio by lag: 2-3"] == "0.4"

@@ -69,7 +69,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
 * **vcpo top** shows the runs below runs/ or another folder, one row each
 * **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
-* **vcpo report DIR** writes DIR/report.html; of several directories, their comparison
+* **vcpo report DIR** writes DIR/report.html
 * **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service

@@ -1,4 +1,4 @@
-"""`vcpo report`: the report of a run, the comparison of several, in a file or served."""
+"""`vcpo report`: the report of a run, in a file or served."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ import typer
 
 from vcpo.cli.console import ERR, OUT, fail, require_run, writing
 from vcpo.report import REPORT_FILE, render_report
-from vcpo.report.comparison import read_runs
 from vcpo.report.following import FollowedPage, PageServer
-from vcpo.report.page import COMPARISON_FILE, render_comparison, write_page
-from vcpo.report.recorded_run import UNREADABLE, read_run
+from vcpo.report.page import write_page
+from vcpo.report.recorded_run import read_run
 from vcpo.spec import SpecError
 
 
 def report(
-    run_dirs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN_DIR", help="Directories of runs; several are compared."),
-    ],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write. [default: RUN_DIR/report.html; of several runs comparison.html]"
-        ),
+        Path | None, typer.Option(help="File to write. [default: RUN_DIR/report.html]")
     ] = None,
     follow: Annotated[
         bool,
@@ -40,13 +33,10 @@ def report(
 ) -> None:
     """Write a page with rewards, ESS, early warning, effective learning rate, lag and events.
 
-    Of several runs the page is a comparison: curves over each other by step or by time, a table of
-    results with the best marked, and the fields in which the specs differ. The runs may have
-    different lengths and may still be running.
-
     The page is one file that works without network. Drag on a chart to zoom, double-click to show
     all; CSV and JSON save what is shown. With --follow it is served on 127.0.0.1 and updates every
-    two seconds until Ctrl-C.
+    two seconds until Ctrl-C. To compare runs, send their records to a tracker: `spec.tracking`, or
+    `vcpo export --to`.
 
     Exit status: 0; 2 if a directory, its records or an option must be fixed first.
     """
@@ -54,37 +44,24 @@ def report(
         fail("--output: not with --follow, which writes no file; leave one of them out")
     if port and not follow:
         fail("--port: only with --follow; add it, or leave the port out")
-    for run_dir in run_dirs:
-        require_run(run_dir)
+    require_run(run_dir)
     try:
         with ERR.status("reading the records"):
-            page = _render(run_dirs, follows=follow)
-    except UNREADABLE as error:
-        fail(str(error) if isinstance(error, SpecError) else f"RUN_DIR: {error}")
+            page = render_report(read_run(run_dir))
+    except SpecError as error:
+        fail(str(error))
     if follow:
-        _serve(run_dirs, port)
+        _serve(run_dir, port)
         return
-    default = run_dirs[0] / REPORT_FILE if len(run_dirs) == 1 else Path(COMPARISON_FILE)
-    path = output or default
+    path = output or run_dir / REPORT_FILE
     with writing("--output" if output else "RUN_DIR", path if output else path.parent):
         write_page(path, page)
     OUT.print(str(path), soft_wrap=True, markup=False)
 
 
-def _render(run_dirs: list[Path], *, follows: bool) -> str:
-    """Return the page.
-
-    Raises:
-        MissingRecordsError, SpecError: when a run cannot be read.
-    """
-    if len(run_dirs) == 1:
-        return render_report(read_run(run_dirs[0]), follows=follows)
-    return render_comparison(read_runs(run_dirs), follows=follows)
-
-
-def _serve(run_dirs: list[Path], port: int) -> None:
+def _serve(run_dir: Path, port: int) -> None:
     """Serve the page until Ctrl-C."""
-    page = FollowedPage(run_dirs, lambda: _render(run_dirs, follows=True))
+    page = FollowedPage(run_dir, lambda: render_report(read_run(run_dir), follows=True))
     try:
         server = PageServer(page, port)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The HTML report of a run: how it went, on one page; and the comparison of several."""
+"""The HTML report of a run: how it went, on one page."""
 
 from vcpo.report.page import REPORT_FILE, render_report, write_report
 from vcpo.report.recorded_run import SPEC_FILE, RecordedRun

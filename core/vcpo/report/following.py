@@ -1,4 +1,4 @@
-"""A report that is served on this machine's loopback address and follows its runs.
+"""A report that is served on this machine's loopback address and follows its run.
 
 The page asks for itself every two seconds. It is rendered again only when a record was written, and
 so seldom that it takes a twentieth of one core at most, because the run needs the cores. All other
@@ -12,13 +12,14 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
-from vcpo.report.recorded_run import SPEC_FILE, UNREADABLE
+from vcpo.report.recorded_run import SPEC_FILE
+from vcpo.spec import SpecError
 
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost")
@@ -27,23 +28,19 @@ _PAUSE_SHARE = 19.0
 
 
 class FollowedPage:
-    """A page that is rendered again when a file of its runs has changed.
+    """A page that is rendered again when a file of its run has changed.
 
     Owner: any thread; one renders at a time.
     """
 
     def __init__(
         self,
-        run_dirs: Sequence[Path],
+        run_dir: Path,
         render: Callable[[], str],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._paths = [
-            run_dir / name
-            for run_dir in run_dirs
-            for name in (SPEC_FILE, METRICS_FILE, EVENTS_FILE)
-        ]
+        self._paths = [run_dir / name for name in (SPEC_FILE, METRICS_FILE, EVENTS_FILE)]
         self._render = render
         self._clock = clock
         self._lock = threading.Lock()
@@ -104,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 body = self.server.page.body(tag)
-            except (*UNREADABLE, OSError) as error:  # records can be read again later
+            except (SpecError, OSError) as error:  # records can be read again later
                 self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
             else:
                 self._send(HTTPStatus.OK, tag, body)

@@ -1,4 +1,4 @@
-"""The pages of a report: HTML files that need nothing from outside and send nothing out.
+"""The page of a report: an HTML file that needs nothing from outside and sends nothing out.
 
 Names, messages and reasons come from users and workers. The templates escape them. Should one slip
 through, the page's content policy still allows only the script whose digest it names.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from vcpo.records.failure import failure_of
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
-from vcpo.report.charts.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
 from vcpo.report.charts.payload import payload_of
-from vcpo.report.comparison import cautions, results, spec_changes
 from vcpo.report.event_table import MAX_EVENTS, event_rows
 from vcpo.report.findings import findings
 from vcpo.report.recipe import recipe
@@ -30,7 +26,6 @@ from vcpo.report.summary import headlines, state_of
 from vcpo.spec import run_to_yaml
 
 REPORT_FILE = "report.html"
-COMPARISON_FILE = "comparison.html"
 
 SCRIPTS = ("scale.js", "drawing.js", "view.js", "pointer.js", "download.js", "page.js")
 """The page's script, in the order in which its parts need each other."""
@@ -70,6 +65,8 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
     run, metrics = recorded.run, recorded.metrics
     charts, details = main_charts(recorded), sections(recorded)
     everything = [*charts, *(chart for section in details for chart in section.charts)]
+    style = _asset("page.css")
+    script = "".join(map(_asset, (*SCRIPTS, *(FOLLOWING if follows else ()))))
     content = {
         "run": run,
         "recipe": recipe(run.spec.algorithm),
@@ -84,47 +81,13 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "num_shown": min(MAX_EVENTS, len(recorded.events)),
         "spec_yaml": run_to_yaml(run),
         "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
+        "follows": follows,
+        "style": Markup(style),  # noqa: S704  both are files of this package
+        "script": Markup(script),  # noqa: S704
+        "style_digest": _digest(style),
+        "script_digest": _digest(script),
     }
-    return render("report.html.j2", content, follows=follows)
-
-
-def render_comparison(runs: Sequence[RecordedRun], *, follows: bool = False) -> str:
-    """Return the comparison of two or more runs as an HTML document.
-
-    follows: whether the page asks its server for news; a page in a file does not.
-    """
-    charts, details = main_overlays(runs), detail_overlays(runs)
-    names = [each.name for each in runs]
-    states = [state_of(each.run, each.metrics, each.events) for each in runs]
-    content = {
-        "names": names,
-        "runs": list(zip(names, inks_of(runs), states, strict=True)),
-        "cautions": cautions(runs),
-        "results": results(runs),
-        "changes": spec_changes(runs),
-        "charts": charts,
-        "details": details,
-        "payload": payload_of(overlay_tables(runs), [*charts, *details], is_linked=True),
-    }
-    return render("comparison.html.j2", content, follows=follows)
-
-
-def render(template: str, content: Mapping[str, Any], *, follows: bool) -> str:
-    """Return a page from one of the templates, with style, script and content policy."""
-    style = _asset("page.css")
-    script = "".join(map(_asset, (*SCRIPTS, *(FOLLOWING if follows else ()))))
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            **content,
-            follows=follows,
-            style=Markup(style),  # noqa: S704  both are files of this package
-            script=Markup(script),  # noqa: S704
-            style_digest=_digest(style),
-            script_digest=_digest(script),
-        )
-    )
+    return _environment().get_template("report.html.j2").render(content)
 
 
 def _environment() -> jinja2.Environment:

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 from vcpo.records.journal import (
-    METRICS_FILE,
     READER,
     EventRecord,
     Metrics,
@@ -15,25 +14,15 @@ from vcpo.records.journal import (
     read_metrics,
 )
 from vcpo.report.clock import RunClock
-from vcpo.spec import SpecError, VCPORun, load_run
+from vcpo.spec import VCPORun, load_run
 
 SPEC_FILE = "spec.yaml"
-
-
-class MissingRecordsError(Exception):
-    """A directory lacks a file that a report needs; the message names both and the cure."""
-
-
-UNREADABLE = (MissingRecordsError, SpecError)
-"""Errors of a run directory that cannot be read; each message names the cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
     """The spec and the records of a run."""
 
-    name: str
-    """Name in the report; unique among the runs of a comparison."""
     run: VCPORun
     metrics: Metrics
     events: tuple[EventRecord, ...] = ()
@@ -44,16 +33,14 @@ class RecordedRun:
         return RunClock(self.metrics, self.events)
 
 
-def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
-    """Read a run directory; `name` replaces the name in the spec.
+def read_run(run_dir: Path) -> RecordedRun:
+    """Read a run directory.
 
     Raises:
         SpecError: when `spec.yaml` is missing or is not a run.
     """
-    run = load_run(run_dir / SPEC_FILE)
     return RecordedRun(
-        name=name or run.metadata.name,
-        run=run,
+        run=load_run(run_dir / SPEC_FILE),
         metrics=read_metrics(run_dir),
         events=read_events(run_dir),
     )
@@ -68,19 +55,3 @@ def damage_notice(recorded: RecordedRun) -> str | None:
     if len(notices) == 1:
         return f"A line of the records is damaged: {notices[0]}."
     return f"{len(notices):,} lines of the records are damaged; the first is {notices[0]}."
-
-
-def require_records(run_dir: Path) -> None:
-    """Check that a directory has the records of a run.
-
-    Raises:
-        MissingRecordsError: when the spec or the journal is missing.
-    """
-    if not run_dir.is_dir():
-        raise MissingRecordsError(f"{run_dir} is no directory; give one that `vcpo run` printed")
-    for name, content in ((SPEC_FILE, "run"), (METRICS_FILE, "journal")):
-        if not (run_dir / name).exists():
-            raise MissingRecordsError(
-                f"{run_dir} has no {name}, so no {content}; give a directory that `vcpo run`"
-                " printed, or leave it out"
-            )

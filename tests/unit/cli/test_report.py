@@ -1,4 +1,4 @@
-"""`vcpo report` as a user meets it: one run, several, and what is refused."""
+"""`vcpo report` as a user meets it: what is written, and what is refused."""
 
 from __future__ import annotations
 
@@ -72,29 +72,12 @@ def test_a_report_can_be_written_elsewhere(make_run, tmp_path):
     assert not (run_dir / "report.html").exists()
 
 
-def test_several_runs_are_compared_in_the_directory_of_the_caller(make_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    asked = report(make_run("a"), make_run("b"))
-    assert (asked.exit_code, asked.stdout) == (0, "comparison.html\n")
-    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
-    assert "2 runs compared" in page
-    assert "a is unfinished: 1 of 400 steps." in page
-
-
 def test_a_run_whose_file_was_broken_is_refused(tmp_path):
     (tmp_path / "spec.yaml").write_text("{}", encoding="utf-8")
     (tmp_path / METRICS_FILE).touch()
     asked = report(tmp_path)
     assert asked.exit_code == USER_ERROR
     assert "metadata: required field is missing" in asked.stderr
-
-
-def test_a_run_without_a_journal_cannot_be_compared(make_run):
-    first, second = make_run("a"), make_run("b")
-    (second / METRICS_FILE).unlink()
-    asked = report(first, second)
-    assert asked.exit_code == USER_ERROR
-    assert asked.stderr.startswith(f"RUN_DIR: {second} has no metrics.jsonl, so no journal; give a")
 
 
 def test_damaged_records_are_left_out_and_named_in_the_page(make_run):

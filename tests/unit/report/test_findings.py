@@ -11,7 +11,7 @@ def metrics_of(*steps, evaluations=()):
 
 
 def findings(run, metrics, **changes):
-    return checks.findings(RecordedRun(name="countdown", run=run, metrics=metrics, **changes))
+    return checks.findings(RecordedRun(run=run, metrics=metrics, **changes))
 
 
 def findings_about(run, steps, words):

@@ -8,14 +8,14 @@ import pytest
 
 from vcpo.records.journal import Journal
 from vcpo.report.following import FollowedPage, PageServer
-from vcpo.report.recorded_run import MissingRecordsError
+from vcpo.spec import SpecError
 
 
 @pytest.fixture
 def server(tmp_path):
     """A server of a page that counts how often it was rendered."""
     numbers = itertools.count(1)
-    page = FollowedPage([tmp_path], lambda: f"rendered {next(numbers)}", clock=lambda: 0.0)
+    page = FollowedPage(tmp_path, lambda: f"rendered {next(numbers)}", clock=lambda: 0.0)
     with PageServer(page, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -72,7 +72,7 @@ def test_the_address_is_one_of_this_machine_only(server):
 
 
 def test_records_that_cannot_be_read_are_an_error_that_passes(tmp_path):
-    answers = iter([MissingRecordsError("no journal yet"), "here it is"])
+    answers = iter([SpecError("spec.yaml", []), "here it is"])
 
     def render():
         answer = next(answers)
@@ -80,7 +80,7 @@ def test_records_that_cannot_be_read_are_an_error_that_passes(tmp_path):
             raise answer
         return answer
 
-    with PageServer(FollowedPage([tmp_path], render), port=0) as server:
+    with PageServer(FollowedPage(tmp_path, render), port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         assert [ask(server)[0] for _ in range(2)] == [503, 200]
@@ -100,7 +100,7 @@ def test_rendering_takes_a_twentieth_of_the_time_at_most(tmp_path, make_step):
         now_s[0] += 2.0
         return "page"
 
-    page = FollowedPage([tmp_path], render, clock=lambda: now_s[0])
+    page = FollowedPage(tmp_path, render, clock=lambda: now_s[0])
     first = page.tag()
     page.body(first)
     Journal(tmp_path).step(make_step())

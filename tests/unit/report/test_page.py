@@ -19,9 +19,7 @@ EMPTY = Metrics(steps=(), evaluations=())
 
 
 def rendered(run, metrics=EMPTY, events=()):
-    return render_report(
-        RecordedRun(name="countdown", run=run, metrics=metrics, events=tuple(events))
-    )
+    return render_report(RecordedRun(run=run, metrics=metrics, events=tuple(events)))
 
 
 def data_of(document):

@@ -12,7 +12,7 @@ def metrics_of(*steps, evaluations=()):
 
 
 def headline(run, metrics, label, events=()):
-    recorded = RecordedRun(name="countdown", run=run, metrics=metrics, events=tuple(events))
+    recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events))
     (found,) = [item for item in headlines(recorded) if item.label == label]
     return found.value, found.note
 

@@ -8,7 +8,7 @@ const columnsOf = (chart) => {
       values: chart.heatmap.cells[index],
     }));
   return shownCurves(chart, page.view).flatMap((curve) => {
-    const name = page.data.linked ? chart.title : `${chart.title}: ${curve.label}`;
+    const name = `${chart.title}: ${curve.label}`;
     if (!curve.high) return [{ table: curve.table, name, values: curve.low }];
     return [
       { table: curve.table, name: `${name} (least)`, values: curve.low },
@@ -20,18 +20,17 @@ const columnsOf = (chart) => {
 const shownRows = () => {
   const shown = page.drawn.filter((drawn) => !drawn.figure.hidden);
   const columns = shown.flatMap((drawn) => columnsOf(drawn.chart));
-  const rows = Object.entries(page.data.tables).flatMap(([table, { run, step, time }]) => {
+  const rows = Object.entries(page.data.tables).flatMap(([table, { step, time }]) => {
     const own = columns.filter((column) => column.table === table);
     const [first, pastLast] = rowsWithin(page.view.x === "time" ? time : step, ...page.view.range);
     if (!own.length) return [];
     return step.slice(first, pastLast).map((number, index) => ({
-      run,
       step: number,
       time_s: time[first + index],
       ...Object.fromEntries(own.map(({ name, values }) => [name, values[first + index]])),
     }));
   });
-  return { names: [...new Set(["run", "step", "time_s", ...columns.map((column) => column.name)])], rows };
+  return { names: [...new Set(["step", "time_s", ...columns.map((column) => column.name)])], rows };
 };
 
 const csvCell = (value) => {

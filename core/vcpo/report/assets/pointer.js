@@ -57,7 +57,6 @@ const titleAt = (chart, x) => {
   const table = page.data.tables[names.find((name) => rowAt(page.data.tables[name], x) !== null) ?? names[0]];
   const row = table && rowAt(table, x);
   if (row === null || row === undefined) return page.view.x === "time" ? timeLabel(x) : `step ${countLabel(Math.round(x))}`;
-  if (page.data.linked) return page.view.x === "time" ? timeLabel(table.time[row]) : `step ${countLabel(table.step[row])}`;
   const last = row + 1 < table.step.length ? table.step[row + 1] - 1 : table.step[row];
   const steps = table.rows > 1 && last > table.step[row] ? `steps ${countLabel(table.step[row])} to ${countLabel(last)}` : `step ${countLabel(table.step[row])}`;
   return `${steps} · ${timeLabel(table.time[row])}`;

@@ -7,8 +7,7 @@ const page = {
   cursor: null,
 };
 
-// In a comparison a label is a run, and a run is hidden in all charts at once.
-const keyOf = (chart, curve) => (page.data.linked ? curve.label : `${chart.name}/${curve.label}`);
+const keyOf = (chart, curve) => `${chart.name}/${curve.label}`;
 
 const fullRange = () => {
   const ends = Object.values(page.data.tables).flatMap((table) => {

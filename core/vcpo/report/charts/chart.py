@@ -29,7 +29,7 @@ class Ink(StrEnum):
 
 
 CATEGORIES = tuple(ink for ink in Ink if ink not in (Ink.SOFT, Ink.LIMIT))
-"""Inks of curves that are equals, such as runs and reasons; after the last the first follows."""
+"""Inks of curves that are equals, such as reasons."""
 
 
 class CurveStyle(StrEnum):
@@ -52,8 +52,6 @@ class Table:
 
     name: str
     """Identifier in the page, e.g. `steps`."""
-    run: str
-    """Name of the run."""
     steps: tuple[int, ...]
     times_s: tuple[float, ...]
     """Seconds since the start of the run, of each row."""

@@ -54,7 +54,6 @@ def tables_of(recorded: RecordedRun) -> tuple[Table, ...]:
     return tuple(
         Table(
             name=name,
-            run=recorded.name,
             steps=tuple(record.step for record in records),
             times_s=tuple(clock.elapsed_s(record.time_unix_s) for record in records),
         )
@@ -122,9 +121,10 @@ def ess_ratio(step: StepRecord) -> float | None:
 
 def step_chart(recorded: RecordedRun, field: str, chart: StepChart) -> Chart:
     """Return the small chart of one number of the step record."""
-    line = _line(chart.label, recorded.metrics.steps, recorded_value(field, chart))
+    steps = recorded.metrics.steps
+    line = _line(chart.label, steps, lambda step: chart_value(step, field, chart))
     return Chart(
-        name=chart_name(field, chart),
+        name=(chart.entry or field).replace("_", "-"),
         title=chart.title,
         unit=chart.unit,
         caption=chart.caption,
@@ -133,16 +133,6 @@ def step_chart(recorded: RecordedRun, field: str, chart: StepChart) -> Chart:
         is_whole=chart.is_whole,
         is_log=chart.is_log,
     )
-
-
-def recorded_value(field: str, chart: StepChart) -> StepValue:
-    """Return how to get a chart's number from a step."""
-    return lambda step: chart_value(step, field, chart)
-
-
-def chart_name(field: str, chart: StepChart) -> str:
-    """Return the identifier of a small chart in the page."""
-    return (chart.entry or field).replace("_", "-")
 
 
 def _reward(recorded: RecordedRun) -> Chart:

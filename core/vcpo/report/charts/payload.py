@@ -23,18 +23,12 @@ def payload_of(
     tables: Sequence[Table],
     charts: Iterable[Chart],
     marks: Sequence[Mark] = (),
-    *,
-    is_linked: bool = False,
 ) -> Payload:
-    """Return the data of charts; every curve refers to one of the tables by its name.
-
-    is_linked: whether curves of one label belong together, so that they are hidden together.
-    """
+    """Return the data of charts; every curve refers to one of the tables by its name."""
     bucket_rows = {
         table.name: rows_per_bucket(len(table.steps), limit=MAX_ROWS) for table in tables
     }
     return {
-        "linked": is_linked,
         "tables": {table.name: _table(table, bucket_rows[table.name]) for table in tables},
         "charts": [_chart(chart, bucket_rows) for chart in charts],
         "marks": [_marks(label, marks) for label in sorted({mark.label for mark in marks})],
@@ -53,7 +47,6 @@ def _marks(label: str, marks: Sequence[Mark]) -> Payload:
 
 def _table(table: Table, rows: int) -> Payload:
     return {
-        "run": table.run,
         "rows": rows,
         "step": table.steps[::rows],
         "time": [round(time_s, 1) for time_s in table.times_s[::rows]],

@@ -6,7 +6,7 @@ import pytest
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS
 from vcpo.report.charts.chart import CurveStyle
-from vcpo.report.charts.figures import chart_name, main_charts, marks_of, sections, tables_of
+from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.recorded_run import RecordedRun
 from vcpo.spec import VCPORunSpec
 
@@ -15,7 +15,6 @@ from vcpo.spec import VCPORunSpec
 def recorded(run, make_step):
     """Make a recorded run from the fields of its steps."""
     return lambda *steps, evaluations=(): RecordedRun(
-        name="countdown",
         run=run,
         metrics=Metrics(
             steps=tuple(make_step(**fields) for fields in steps), evaluations=tuple(evaluations)
@@ -185,8 +184,11 @@ def test_every_curve_that_the_step_record_declares_is_drawn(recorded):
     plain = {field: number for (field, entry), number in numbers.items() if entry is None}
     entries = {entry: number for (_, entry), number in numbers.items() if entry is not None}
     charts = charts_of(recorded({"step": 1, **plain, "diagnostics": entries}))
+    names = {
+        (field, chart.entry): (chart.entry or field).replace("_", "-") for field, chart in CHARTS
+    }
     shown = {
-        (field, chart.entry): values_of(charts[chart_name(field, chart)], chart.label)
+        (field, chart.entry): values_of(charts[names[field, chart.entry]], chart.label)
         for field, chart in CHARTS
     }
     assert shown == {key: (number,) for key, number in numbers.items()}

@@ -6,7 +6,7 @@ from vcpo.report.charts.payload import MAX_ROWS, payload_of
 
 def table_of(num_rows):
     steps = tuple(range(1, num_rows + 1))
-    return Table(name="steps", run="a", steps=steps, times_s=tuple(step / 3 for step in steps))
+    return Table(name="steps", steps=steps, times_s=tuple(step / 3 for step in steps))
 
 
 def chart_of(values=(), **changes):
@@ -17,9 +17,7 @@ def chart_of(values=(), **changes):
 
 def test_a_short_table_is_written_row_by_row():
     payload = payload_of([table_of(2)], [chart_of([0.123456789, None])])
-    assert payload["tables"] == {
-        "steps": {"run": "a", "rows": 1, "step": (1, 2), "time": [0.3, 0.7]}
-    }
+    assert payload["tables"] == {"steps": {"rows": 1, "step": (1, 2), "time": [0.3, 0.7]}}
     assert payload["charts"][0]["curves"] == [
         {
             "label": "ESS",
