@@ -8,7 +8,6 @@ hold the last 254 portions or less, in at most 14 sums.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final, Self
 
 Block = tuple[float, int]
@@ -95,11 +94,6 @@ class WorkerBlocks:
             return type(self)(portions=self.portions, waiting=waiting, last_step=step)
         portion = clipped_sums(waiting)
         return type(self)(portions=_merged((*self.portions, portion)), last_step=step)
-
-    def newest_blocks(self, at_least: int) -> FreshSums | None:
-        """Return the sum of the newest portions with so many blocks; None if they are too few."""
-        pools = accumulate(reversed(self.portions))
-        return next((pool for pool in pools if pool.count >= at_least), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the worker as JSON values."""
