@@ -86,7 +86,7 @@ from vcpo.algo.ess.importance_weights import (
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
-from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
+from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import (
     FAR_DISTANCES,
@@ -216,7 +216,6 @@ __all__ = [
     "learning_rate_scale",
     "left_out_baselines",
     "log_importance_weight",
-    "log_norms",
     "log_sum_exp",
     "lower_median",
     "mean_baseline",

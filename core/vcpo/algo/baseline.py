@@ -79,12 +79,8 @@ class GradientNormEstimator(StrEnum):
 
     EXACT = "exact"
     """The gradient of all trainable parameters."""
-    LM_HEAD = "lmHead"
-    """The gradient of the output head alone."""
     LOGIT_ENERGY = "logitEnergy"
     """sum_t a_t^2 ||grad_logits log pi(y_t)||^2, from the forward pass alone."""
-    LENGTH = "length"
-    """sum_t a_t^2, which assumes that token gradients have equal norms and are uncorrelated."""
 
 
 def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:

@@ -59,10 +59,7 @@ class Method(StrEnum):
     GEOMETRIC_MASK = "geometricMask"
     OPSM = "opsm"
     M2PO = "m2po"
-    M2PO_ALL_TOKENS = "m2poAllTokens"
-    M2PO_BOUNDS = "m2poBounds"
     BAPO = "bapo"
-    BAPO_PUBLISHED = "bapoPublished"
     STAPO = "stapo"
     TBA = "tba"
     AGRO = "agro"
@@ -99,15 +96,9 @@ class Clipping(StrEnum):
     (OPSM)."""
     SECOND_MOMENT = "secondMoment"
     """Drops the largest log ratios among tokens whose ratio the advantage moves further from 1
-    (M2PO, paper)."""
-    SECOND_MOMENT_ALL = "secondMomentAll"
-    """The same over all tokens, then `CLIP` (M2PO as in AReaL)."""
-    SECOND_MOMENT_BOUNDS = "secondMomentBounds"
-    """PPO's clip with a band computed from the second moment (M2PO, official code)."""
+    (M2PO)."""
     BALANCED = "balanced"
     """PPO's clip with a band computed from the share of positive gradient (BAPO)."""
-    BALANCED_PUBLISHED = "balancedPublished"
-    """The same with the search of BAPO's paper, which also counts clipped tokens."""
     SPURIOUS = "spurious"
     """`CLIP`, and no gradient from rewarded tokens of low probability and low entropy (STAPO)."""
     TAPERED = "tapered"
@@ -261,16 +252,7 @@ LOSS_CONFIGS: Final[Mapping[Method, LossConfig]] = MappingProxyType(
         ),
         Method.OPSM: replace(_CLIPPED, clipping=Clipping.OFF_POLICY_MASK, threshold=0.1),
         Method.M2PO: replace(_CLIPPED, clipping=Clipping.SECOND_MOMENT, threshold=0.04),
-        Method.M2PO_ALL_TOKENS: replace(
-            _CLIPPED, clipping=Clipping.SECOND_MOMENT_ALL, threshold=0.04
-        ),
-        Method.M2PO_BOUNDS: replace(
-            _CLIPPED, clipping=Clipping.SECOND_MOMENT_BOUNDS, threshold=0.04
-        ),
         Method.BAPO: replace(_CLIPPED, clipping=Clipping.BALANCED, threshold=0.4),
-        Method.BAPO_PUBLISHED: replace(
-            _CLIPPED, clipping=Clipping.BALANCED_PUBLISHED, threshold=0.4
-        ),
         Method.STAPO: replace(
             _CLIPPED, clip_high=0.28, clipping=Clipping.SPURIOUS, threshold=0.002
         ),

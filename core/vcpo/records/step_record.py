@@ -85,7 +85,7 @@ class UpdateRecord:
     ]
     """In (0, 1]."""
     ess_kind: str = "sequence"
-    """Length at which both ESS ratios are read: whole trajectories, blocks, tokens or energy."""
+    """Length at which both ESS ratios are read: whole trajectories, blocks or tokens."""
     calibration_age_steps: Annotated[
         int,
         StepGauge(

@@ -57,9 +57,7 @@ class Algorithm(Section):
 
     method: Method = Method.VCPO2
     """Method that turns a batch into a gradient: `vcpo2`, `vcpo`, `sequenceTis`, `grpo`, `dapo`,
-    `gspo`, `cispo`, or another of `docs/methods.md`, which says when to use which. `m2po`,
-    `m2poAllTokens`, `m2poBounds`, `bapo` and `bapoPublished` are experimental: variants of one
-    paper each, kept for comparison."""
+    `gspo`, `cispo`, or another of `docs/methods.md`, which says when to use which."""
     max_policy_lag_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """Largest lag of a token that an update may use, in policy versions. 0 is synchronous training.
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
@@ -76,8 +74,8 @@ class Algorithm(Section):
     of the first two. If unset, `batch` for `vcpo2` where it may be, and `group` for all others."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
     """How `published` and the optimal baselines get each trajectory's gradient norm:
-    `exact` measures it; `lmHead`, `logitEnergy` and `length` estimate it for less. The learner
-    refuses `exact` at its start for a model in which it cannot be measured."""
+    `exact` measures it; `logitEnergy` estimates it from the forward pass. The learner refuses
+    `exact` at its start for a model in which it cannot be measured."""
     router_replay: bool = False
     """Whether workers send which experts computed each token, and the learner computes with the
     same: in a mixture of experts other experts change log-probabilities by more than rounding.
@@ -134,7 +132,7 @@ class Algorithm(Section):
     whole run. Set it to reproduce a run with a constant, which is used without a dead band."""
     ess_kind: EssKind = EssKind.AUTO
     """Unit of the ESS: `auto` (whole trajectories while their ratio is informative, then blocks),
-    `sequence`, `block`, `token`, or `energy` (trajectories weighted by their gradient norms)."""
+    `sequence`, `block` or `token`."""
     dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that may be missing before the learning rate falls; 0 is the
     rule as published. If unset, the part that a batch of this size loses by chance."""
@@ -241,10 +239,6 @@ class Algorithm(Section):
             allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
             message = f"baseline '{config.baseline}' uses no norms; give a `baseline` of {allowed}"
             yield conflict("gradientNorms", value=str(estimator), message=message)
-        has_sequence_norms = uses_norms and config.weight is Weight.SEQUENCE
-        if self.ess_kind is EssKind.ENERGY and not has_sequence_norms:
-            message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
-            yield conflict("essKind", value=str(self.ess_kind), message=message)
 
 
 _REPLACES: Final = MappingProxyType(

@@ -13,7 +13,6 @@ from pydantic_core import InitErrorDetails
 from vcpo.algo import (
     REWARD_WINDOW_STEPS,
     Baseline,
-    GradientNormEstimator,
     MismatchClass,
 )
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
@@ -281,11 +280,6 @@ class VCPORunSpec(Section):
         mode = self.learner.gradient_mode
         if mode is GradientMode.ONE_PASS and not self.algorithm.fits_one_pass:
             message = "the method or its baseline needs two passes; use 'auto'"
-            yield conflict("learner", "gradientMode", value=mode.value, message=message)
-        norms = self.algorithm.gradient_norms
-        is_head = norms is GradientNormEstimator.LM_HEAD and self.learner.ranks > 1
-        if mode is GradientMode.ONE_PASS and is_head:
-            message = f"several ranks need two passes for norms of kind '{norms}'; use 'auto'"
             yield conflict("learner", "gradientMode", value=mode.value, message=message)
 
 

@@ -1,12 +1,11 @@
 r"""Trust regions found from the batch itself: M2PO's second moment and BAPO's balance.
 
-Source of the second moment: M2PO, arXiv 2510.01161 (the paper's rule and the official code differ;
-each function says which it is). Source of the balance: BAPO, arXiv 2510.18927.
+Sources: the second moment, M2PO, arXiv 2510.01161 (the paper; the official code differs); the
+balance, BAPO, arXiv 2510.18927.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,12 +24,10 @@ class Band:
     high: float
 
 
-def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = False) -> Tensor:
+def second_moment_mask(log_ratios: Tensor, bound: float) -> Tensor:
     """Return which tokens remain if the largest are dropped until the mean square is in bounds.
 
     log_ratios: [n] nats. bound: of mean(log_ratios^2) over the remaining tokens.
-    keeps_one: the smallest always remains, and the mean must be below the bound (AReaL); else at
-        or below it (paper).
     Returns: [n] bool. Of equal log ratios the later ones are dropped first.
     """
     if log_ratios.numel() == 0:
@@ -39,34 +36,11 @@ def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = Fa
     squares = log_ratios[order].square()
     counts = torch.arange(1, len(squares) + 1, dtype=squares.dtype, device=squares.device)
     means = squares.cumsum(dim=0) / counts
-    is_within = means < bound if keeps_one else means <= bound
     # Means of the smallest ones rise with their number, so those within come first.
-    count = max(int(is_within.sum()), int(keeps_one))
+    count = int((means <= bound).sum())
     kept = torch.zeros_like(log_ratios, dtype=torch.bool)
     kept[order[:count]] = True
     return kept
-
-
-def second_moment_band(log_ratios: Tensor, bound: float) -> Band:
-    """Return the band [e^-tau, e^tau] such that log ratios clamped to tau have mean square `bound`.
-
-    log_ratios: [n] nats, of the tokens whose ratio the advantage moves further from 1.
-    Returns the whole axis if the unclamped mean square is within the bound.
-    Departure from the official code, which returns a sorted |d| near the root: the exact root.
-    """
-    squares = log_ratios.square().sort().values
-    count = len(squares)
-    if count == 0 or float(squares.mean()) <= bound:
-        return Band(low=0.0, high=math.inf)
-    # As plain numbers: reading them one by one would wait for the device at each.
-    sums: list[float] = squares.cumsum(dim=0).tolist()
-    for index, (own, below) in enumerate(zip(squares.tolist(), [0.0, *sums], strict=False)):
-        # With the first `index` uncut: below + (count - index) tau^2 = count * bound.
-        square = (count * bound - below) / (count - index)
-        if square <= own:
-            tau = math.sqrt(max(square, 0.0))
-            return Band(low=math.exp(-tau), high=math.exp(tau))
-    raise AssertionError("the uncut mean square is above the bound, so one index must be the root")
 
 
 def balanced_band(ratios: Tensor, advantages: Tensor, share: float) -> Band:
@@ -76,31 +50,13 @@ def balanced_band(ratios: Tensor, advantages: Tensor, share: float) -> Band:
     to 0.9, until the share is reached.
     Departure from BAPO's paper, which also counts clipped tokens: raising the lower end then raises
     the weight of tokens without a gradient, against the aim of the search. Only tokens with a
-    gradient count here. `published_balanced_band` is the paper's form.
+    gradient count here.
     """
     sizes = ratios * advantages.abs()
 
     def positive_share(band: Band) -> float:
         is_active = active_within(ratios, advantages, band)
         return _share(sizes * is_active, advantages > 0.0)
-
-    return _search(positive_share, share)
-
-
-def published_balanced_band(
-    ratios: Tensor, advantages: Tensor, rollout_probabilities: Tensor, share: float
-) -> Band:
-    """Return the band of BAPO's paper: clipped contributions, weighted by the behavior probability.
-
-    ratios, advantages, rollout_probabilities: [n].
-    """
-
-    def positive_share(band: Band) -> float:
-        is_positive = advantages > 0.0
-        up = ratios.clamp(max=band.high)
-        down = ratios.clamp(min=band.low)
-        sizes = torch.where(is_positive, up, down) * advantages.abs() * rollout_probabilities
-        return _share(sizes, is_positive)
 
     return _search(positive_share, share)
 

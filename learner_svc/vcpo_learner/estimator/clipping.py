@@ -22,8 +22,6 @@ from vcpo_learner.estimator.bands import (
     Band,
     active_within,
     balanced_band,
-    published_balanced_band,
-    second_moment_band,
     second_moment_mask,
 )
 from vcpo_learner.estimator.record import BatchRecord
@@ -56,33 +54,15 @@ def _factors(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Ten
             return _clip(record, advantages, config) & ~is_masked
         case Clipping.SECOND_MOMENT:
             return _without_largest(record, _moved_outward(record, advantages), config)
-        case Clipping.SECOND_MOMENT_ALL:
-            all_tokens = torch.ones_like(advantages, dtype=torch.bool)
-            kept = _without_largest(record, all_tokens, config, keeps_one=True)
-            return kept & _clip(record, advantages, config)
         case Clipping.TAPERED:
             truncated = ratio_logs(record, Weight.SEQUENCE).clamp(max=0.0).exp()
             return torch.where(advantages < 0.0, record.spread(truncated), 1.0)
         case Clipping.SPURIOUS:
             return _without_spurious(record, advantages, config)
-    ratios = _ratios(record, config)
-    return _within(ratios, advantages, _batch_band(record, ratios, advantages, config), config)
-
-
-def _batch_band(
-    record: BatchRecord, ratios: Tensor, advantages: Tensor, config: LossConfig
-) -> Band:
-    """The band of the clippings that compute it from the whole batch."""
-    match config.clipping:
-        case Clipping.SECOND_MOMENT_BOUNDS:
-            log_ratios = record.log_ratios[_moved_outward(record, advantages)]
-            return second_moment_band(log_ratios, config.threshold)
         case Clipping.BALANCED:
-            return balanced_band(ratios, advantages, config.threshold)
-        case Clipping.BALANCED_PUBLISHED:
-            probabilities = record.rollout_logprobs.double().exp()
-            return published_balanced_band(ratios, advantages, probabilities, config.threshold)
-    raise ValueError(f"clipping is {config.clipping!r}: its band is no matter of the batch")
+            ratios = _ratios(record, config)
+            band = balanced_band(ratios, advantages, config.threshold)
+            return _within(ratios, advantages, band, config)
 
 
 def _clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
@@ -139,11 +119,8 @@ def _moved_outward(record: BatchRecord, advantages: Tensor) -> Tensor:
     return ((advantages > 0.0) & (log_ratios > 0.0)) | ((advantages < 0.0) & (log_ratios < 0.0))
 
 
-def _without_largest(
-    record: BatchRecord, among: Tensor, config: LossConfig, *, keeps_one: bool = False
-) -> Tensor:
+def _without_largest(record: BatchRecord, among: Tensor, config: LossConfig) -> Tensor:
     """All tokens but those among [N] bool with the largest log ratios."""
     kept = torch.ones_like(among)
-    log_ratios = record.log_ratios[among]
-    kept[among] = second_moment_mask(log_ratios, config.threshold, keeps_one=keeps_one)
+    kept[among] = second_moment_mask(record.log_ratios[among], config.threshold)
     return kept

@@ -17,16 +17,10 @@ from torch import Tensor
 
 from vcpo.algo import GradientNormEstimator
 from vcpo_learner.forward.logprobs import weighted_logprobs
-from vcpo_learner.forward.norm_proxies import (
-    HeadCall,
-    length_norms,
-    logit_energy_norms,
-    record_head,
-)
+from vcpo_learner.forward.norm_proxies import logit_energy_norms
 from vcpo_learner.forward.packed_rows import PackedRows
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
-from vcpo_learner.output_head.head_norms import HeadNorms
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import Recording, record_calls
@@ -86,46 +80,24 @@ def forward_pass(
 
     tiles: whether the head is tiled; None decides by the number of logits.
     slots: of the model, for exact norms.
-    Raises: ValueError when the model has no output head that the estimator could look at.
     """
     tiles = network.has_tiles(batch) if tiles is None else tiles
     wanted = Wanted(temperature=temperature, tiles=tiles)
-    match estimator:
-        case GradientNormEstimator.EXACT:
-            with record_calls(slots) as recording:
-                scores = network.score(batch, wanted)
-            return _RecordedPass(
-                recording=recording,
-                logprobs=batch.place_trained(scores.logprobs),
-                rows=batch.rows,
-            )
-        case GradientNormEstimator.LM_HEAD:
-            return _head_pass(network, batch, wanted)
-        case GradientNormEstimator.LOGIT_ENERGY:
-            wanted = wanted._replace(energies=True)
+    if estimator is GradientNormEstimator.EXACT:
+        with record_calls(slots) as recording:
+            scores = network.score(batch, wanted)
+        return _RecordedPass(
+            recording=recording,
+            logprobs=batch.place_trained(scores.logprobs),
+            rows=batch.rows,
+        )
+    if estimator is GradientNormEstimator.LOGIT_ENERGY:
+        wanted = wanted._replace(energies=True)
     scores = network.score(batch, wanted)
     energies = scores.energies
     return _PlainPass(
         logprobs=batch.place_trained(scores.logprobs),
-        estimator=estimator,
         energies=None if energies is None else batch.place_trained(energies),
-    )
-
-
-def _head_pass(network: PolicyNetwork, batch: TokenBatch, wanted: Wanted) -> "_PlainPass":
-    """A pass that measures norms of the head alone."""
-    if wanted.tiles:
-        norms = HeadNorms(batch.response_mask.sum(dim=1).tolist(), batch.input_ids.device)
-        scores = network.score(batch, wanted._replace(observer=norms))
-        head: HeadCall | HeadNorms = norms
-    else:
-        with record_head(network.model) as head:
-            scores = network.score(batch, wanted)
-    return _PlainPass(
-        logprobs=batch.place_trained(scores.logprobs),
-        estimator=GradientNormEstimator.LM_HEAD,
-        head=head,
-        rows=batch.rows,
     )
 
 
@@ -157,10 +129,6 @@ class _PlainPass:
     """A forward pass with a proxy of the norms, or without norms."""
 
     logprobs: Tensor
-    estimator: GradientNormEstimator | None
-    head: HeadCall | HeadNorms | None = None
-    """For `lmHead`."""
-    rows: PackedRows | None = None
     energies: Tensor | None = None
     """For `logitEnergy`."""
 
@@ -171,24 +139,16 @@ class _PlainPass:
         *,
         retain_graph: bool = False,
     ) -> "_PlainSum":
-        objectives = weighted_logprobs(self.logprobs, weights)
         return _PlainSum(
-            squared_norms=self._norms(objectives, weights),
-            objectives=objectives,
+            squared_norms=self._norms(weights),
+            objectives=weighted_logprobs(self.logprobs, weights),
             weighted_sum=weighted_sum,
             retain_graph=retain_graph,
         )
 
-    def _norms(self, objectives: Tensor, weights: Tensor) -> Tensor:
-        if self.head is not None:
-            total = objectives.sum()
-            if isinstance(self.head, HeadNorms):
-                return self.head.squared_norms(total)
-            return self.head.squared_norms(total, self.rows)
+    def _norms(self, weights: Tensor) -> Tensor:
         if self.energies is not None:
             return logit_energy_norms(weights, self.energies)
-        if self.estimator is GradientNormEstimator.LENGTH:
-            return length_norms(weights)
         return torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
 
 

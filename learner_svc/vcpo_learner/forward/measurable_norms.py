@@ -28,8 +28,6 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 not measured shows; the second is for a sharded model that computes in bfloat16."""
 _NEGLIGIBLE = 1e-6
 """Share of the largest squared norm below which one is not compared."""
-_MEASURED = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
-"""Estimators that depend on the model's modules."""
 
 
 def require_measurable_norms(
@@ -51,34 +49,33 @@ def require_measurable_norms(
     Raises:
         StartError: naming the field, the reason and the cure.
     """
-    if estimator not in _MEASURED:
+    if estimator is not GradientNormEstimator.EXACT:
         return
     batch = _batch(model, packs=packs, one_row=one_row)
     network = PolicyNetwork.of(model)
     try:
         # Few tokens need no tiles, and the run's micro-batches may.
-        ways = [_measured_norms(network, estimator, batch, tiles=False)]
+        ways = [_measured_norms(network, batch, tiles=False)]
         if network.is_tiled:
-            ways.append(_measured_norms(network, estimator, batch, tiles=True))
+            ways.append(_measured_norms(network, batch, tiles=True))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a model's own code runs there
-        raise _refusal(model, estimator, str(error)) from error
-    if estimator is GradientNormEstimator.EXACT:
-        expected = _autograd_norms(model, batch, num_ranks)
-        # A query's gradient is 0 where attention sees one token only; rounding leaves a rest of it.
-        scale = expected.clamp_min(max(_NEGLIGIBLE * float(expected.max()), 1e-30))
-        errors = (torch.stack(ways) - expected).abs() / scale
-        difference = float(errors.max())
-        if not difference <= (_HALF_TOLERANCE if is_half else _TOLERANCE):
-            reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
-            raise _refusal(model, estimator, reason)
+        raise _refusal(model, str(error)) from error
+    expected = _autograd_norms(model, batch, num_ranks)
+    # A query's gradient is 0 where attention sees one token only; rounding leaves a rest of it.
+    scale = expected.clamp_min(max(_NEGLIGIBLE * float(expected.max()), 1e-30))
+    errors = (torch.stack(ways) - expected).abs() / scale
+    difference = float(errors.max())
+    if not difference <= (_HALF_TOLERANCE if is_half else _TOLERANCE):
+        reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
+        raise _refusal(model, reason)
 
 
-def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) -> StartError:
+def _refusal(model: nn.Module, reason: str) -> StartError:
     name = type(PolicyNetwork.of(model).model).__name__
     return StartError(
-        f"spec.algorithm.gradientNorms: '{estimator}' norms of {name} cannot be"
+        f"spec.algorithm.gradientNorms: 'exact' norms of {name} cannot be"
         f" measured ({reason}); use 'logitEnergy', or a method without norms such as 'grpo'"
     )
 
@@ -114,12 +111,11 @@ def _short(tokens: Sequence[int], num_tokens: int, first: int) -> Trajectory:
     )
 
 
-def _measured_norms(
-    network: PolicyNetwork, estimator: GradientNormEstimator, batch: TokenBatch, *, tiles: bool
-) -> Tensor:
+def _measured_norms(network: PolicyNetwork, batch: TokenBatch, *, tiles: bool) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
     slots = Slots(network.model)
-    passed = forward_pass(network, slots, batch, estimator, temperature=1.0, tiles=tiles)
+    exact = GradientNormEstimator.EXACT
+    passed = forward_pass(network, slots, batch, exact, temperature=1.0, tiles=tiles)
     return passed.measure(weights).squared_norms
 
 

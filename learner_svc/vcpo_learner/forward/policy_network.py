@@ -24,7 +24,6 @@ from vcpo_learner.output_head.logit_tiles import TokenRows
 from vcpo_learner.output_head.model_head import ModelHead, model_head
 from vcpo_learner.output_head.recorded_head import RecordedHead
 from vcpo_learner.output_head.tiled_head import (
-    HeadObserver,
     HeadRequest,
     TokenScores,
     apply_head,
@@ -46,8 +45,6 @@ class Wanted(NamedTuple):
     """Above 0; of the distributions that tokens were drawn from."""
     entropies: bool = False
     energies: bool = False
-    observer: HeadObserver | None = None
-    """Measures the gradient of a tiled head; full logits have none."""
     tiles: bool | None = None
     """Whether the head is tiled; None decides by the number of logits."""
 
@@ -180,7 +177,7 @@ def _tiled_scores(
         rows=rows,
         entropies=wanted.entropies,
         energies=wanted.energies,
-        observer=wanted.observer or _recorded_head(head, batch),
+        observer=_recorded_head(head, batch),
     )
     hidden = states.flatten(0, 1).index_select(0, predicting_places(batch))
     return apply_head(hidden, head.linear.weight, head.linear.bias, request)

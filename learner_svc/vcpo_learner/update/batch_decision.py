@@ -135,23 +135,7 @@ def batch_ess_unit(
     if given is not None:
         whole = ess_unit(EssKind.SEQUENCE, batch.num_tokens, None)
         return replace(whole, on_policy_ess_ratio=given)
-    norms = unweighted_norms(batch, algorithm.loss_config.largest_weight)
-    kind = algorithm.ess_kind
-    if kind is EssKind.ENERGY and not any(norms):
-        kind = EssKind.SEQUENCE
-    variance = calibration.variance_per_token
-    return ess_unit(kind, batch.num_tokens, variance, gradient_norms=norms)
-
-
-def unweighted_norms(batch: BatchSummary, cap: float) -> list[float]:
-    """Return the gradient norms without their weights min(w, cap), [B]; 0 at a weight of 0."""
-    rows = zip(batch.squared_norms, batch.log_weights, strict=True)
-    return [
-        math.sqrt(squared_norm) * math.exp(-min(log_weight, math.log(cap)))
-        if squared_norm > 0.0
-        else 0.0
-        for squared_norm, log_weight in rows
-    ]
+    return ess_unit(algorithm.ess_kind, batch.num_tokens, calibration.variance_per_token)
 
 
 def split_groups(values: Sequence[_T], sizes: Sequence[int]) -> list[list[_T]]:

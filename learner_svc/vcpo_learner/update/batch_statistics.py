@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from operator import add
 from statistics import fmean
 from typing import Any
 
@@ -21,28 +20,18 @@ from vcpo.algo import (
     WeightMoments,
     diagnose,
     lag_breakdown,
-    log_norms,
 )
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs
-from vcpo_learner.update.batch_decision import BatchSummary, split_groups, unweighted_norms
+from vcpo_learner.update.batch_decision import BatchSummary, split_groups
 from vcpo_learner.update.pending_step import BatchGradient
 from vcpo_learner.update.token_statistics import block_moments
 
 
-def batch_moments(
-    batch: BatchSummary, log_ratios: Tensor, unit: EssUnit, cap: float
-) -> WeightMoments:
-    """Return the moments of a batch's weights, cut as `unit` says; times norms for `energy`.
-
-    log_ratios: [N] nats. cap: of the weights that the norms contain.
-    """
-    match unit.kind:
-        case EssKind.SEQUENCE:
-            return WeightMoments.of(batch.log_weights)
-        case EssKind.ENERGY:
-            norms = log_norms(unweighted_norms(batch, cap))
-            return WeightMoments.of(list(map(add, batch.log_weights, norms)))
+def batch_moments(batch: BatchSummary, log_ratios: Tensor, unit: EssUnit) -> WeightMoments:
+    """Return the moments of a batch's weights, cut as `unit` says; log_ratios: [N] nats."""
+    if unit.kind is EssKind.SEQUENCE:
+        return WeightMoments.of(batch.log_weights)
     return block_moments(log_ratios, unit.blocks)
 
 

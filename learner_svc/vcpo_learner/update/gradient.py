@@ -68,9 +68,6 @@ from vcpo_learner.update.token_inputs import TokenInputs
 
 Groups = Sequence[Sequence[Trajectory]]
 
-_FROM_GRADIENTS = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
-"""Estimators that need a backward pass."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
@@ -132,8 +129,6 @@ class GradientAccumulation:
         if self._ranks.communication is not None:
             release(self._runner.network)
             self._sharded = ShardedGradient(self._runner.slots, self._ranks.communication)
-            # Norms of the head take a backward pass of their own, and FSDP's graph serves one.
-            self._fits_one_pass &= self._estimator is not GradientNormEstimator.LM_HEAD
 
     @property
     def runner(self) -> MicroBatchRunner:
@@ -271,7 +266,8 @@ class GradientAccumulation:
         graph = None
         for step in self._runner.split(tokens, chosen):
             positions = step.positions
-            with torch.set_grad_enabled(keep_graph or self._estimator in _FROM_GRADIENTS):
+            is_exact = self._estimator is GradientNormEstimator.EXACT
+            with torch.set_grad_enabled(keep_graph or is_exact):
                 forward = self._runner.forward(step.batch, self._estimator)
                 logprobs = forward.logprobs
                 trained = step.select_trained(logprobs.detach())

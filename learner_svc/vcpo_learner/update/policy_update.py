@@ -363,10 +363,9 @@ class PolicyUpdate:
 
     def _decide(self, batch: BatchGradient) -> StepDecision:
         unit = batch_ess_unit(batch.summary, self._algorithm, self._mismatch.calibration)
-        cap = self._algorithm.loss_config.largest_weight
         return decide_step(
             unit,
-            batch_moments(batch.summary, batch.record.log_ratios, unit, cap),
+            batch_moments(batch.summary, batch.record.log_ratios, unit),
             self._algorithm,
             relative_error=self._mismatch.calibration.relative_error,
             kl_per_token=batch.sums.kl_per_token,

@@ -47,11 +47,8 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     ),
     "effective_sample_size": lambda hold: algo.effective_sample_size(hold(LOG_WEIGHTS)),
     "ess_ratio": lambda hold: algo.ess_ratio(hold(LOG_WEIGHTS)),
-    "ess_unit": lambda hold: algo.ess_unit(
-        EssKind.ENERGY, hold(LENGTHS), 0.125, gradient_norms=hold(NORMS)
-    ),
+    "ess_unit": lambda hold: algo.ess_unit(EssKind.BLOCK, hold(LENGTHS), 0.125),
     "log_importance_weight": lambda hold: algo.log_importance_weight(hold(REWARDS), hold(NORMS)),
-    "log_norms": lambda hold: algo.log_norms(hold(NORMS)),
     "log_sum_exp": lambda hold: algo.log_sum_exp(hold(LOG_WEIGHTS)),
     "mean_baseline": lambda hold: algo.mean_baseline(hold(REWARDS)),
     "MismatchCalibration": lambda hold: (

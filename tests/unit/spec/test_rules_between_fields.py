@@ -391,9 +391,3 @@ def test_one_pass_is_for_methods_whose_groups_decide_for_themselves(algorithm, i
     else:
         rule = "the method or its baseline needs two passes; use 'auto'"
         assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule} (got 'onePass')"]
-
-
-def test_norms_of_the_head_take_two_passes_on_several_ranks():
-    lines = "learner: {gradientMode: onePass, processes: 2}\nalgorithm: {gradientNorms: lmHead}"
-    rule = "several ranks need two passes for norms of kind 'lmHead'; use 'auto' (got 'onePass')"
-    assert problem_lines(lines) == [f"spec.learner.gradientMode: {rule}"]

@@ -19,8 +19,7 @@ rho is computed from the weights before truncation and before any mask, because 
 spread that rho measures: (1, 1/2, 2, 4) has rho = 0.662, and rho = 0.818 when truncated at 2. The
 gradient uses the truncated weight min(w, c), which bounds its variance at the price of some bias.
 
-ESS and ESS ratio apply to any weights. Token log ratios give the token-level ESS. The sums
-log w_i + log h_i, with h_i the norm of a trajectory's gradient, give the energy ESS.
+ESS and ESS ratio apply to any weights. Token log ratios give the token-level ESS.
 
 Sources: VCPO, arXiv 2602.17616 (ESS of untruncated sequence weights; truncation with c = 8);
 Kish, Survey Sampling (1965) (the effective sample size).

@@ -32,12 +32,6 @@ the length. A mismatch that is underestimated by 10 % costs fresh batches 10 % o
 AUTO is SEQUENCE while rho_on of whole trajectories is at least exp(-1). Otherwise it is BLOCK with
 s2 n = 1/4, which gives e of 4 to 8. The design note 021 has the figures.
 
-ENERGY is SEQUENCE with log h_i added to every log weight, where h_i is the norm of the
-trajectory's unweighted gradient: the ESS of the contributions to the gradient. If h does not depend
-on w,
-
-    rho_on = (sum_i h_i)^2 / (B sum_i h_i^2 exp(s2 L_i)).
-
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (the rule, at sequence level). Blocks, exponent and AUTO are
 this project's.
 """
@@ -48,7 +42,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from vcpo.algo.arrays import Vector, counts, vector
+from vcpo.algo.arrays import Vector, counts
 from vcpo.algo.ess.blocks import near_equal_blocks
 from vcpo.algo.ess.finite_batch import finite_batch_law
 from vcpo.algo.ess.importance_weights import log_sum_exp
@@ -83,8 +77,6 @@ class EssKind(StrEnum):
     """Blocks of as many tokens as have a mismatch of 1/4 nat^2."""
     TOKEN = "token"  # noqa: S105 # a unit of text, no secret
     """Single tokens."""
-    ENERGY = "energy"
-    """Whole trajectories, weighted by the norms of their gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,40 +123,36 @@ class EssReading:
         return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
 
 
-def ess_unit(
-    kind: EssKind,
-    num_tokens: Vector,
-    variance_per_token: float | None,
-    *,
-    gradient_norms: Vector | None = None,
-) -> EssUnit:
+def ess_unit(kind: EssKind, num_tokens: Vector, variance_per_token: float | None) -> EssUnit:
     """Return the unit for a batch of trajectories of these lengths.
 
     num_tokens: [B] trained tokens of each trajectory, at least 1.
     variance_per_token: s2, nats^2, as `MismatchCalibration` estimates it. None if it is unknown:
         whole trajectories then take the place of blocks, with an on-policy ratio of 1.
-    gradient_norms: [B] finite, at least 0 and not all 0; only for ENERGY.
-    Raises: ValueError if empty, for a number out of range, or if ENERGY has no norms.
+    Raises: ValueError if empty, or for a number out of range.
     """
     num_tokens = counts(num_tokens, "num_tokens")
     _require(num_tokens, variance_per_token)
     variance = variance_per_token or 0.0
     nats = _on_policy_nats(num_tokens, variance)
     match _kind_in_effect(kind, variance, nats):
-        case EssKind.ENERGY:
-            expected = _energy_on_policy_ess_ratio(num_tokens, variance, gradient_norms)
-            return _unit_of_trajectories(EssKind.ENERGY, num_tokens, expected, nats)
         case EssKind.TOKEN:
             return _unit_of_blocks(EssKind.TOKEN, num_tokens, 1, variance, nats)
         case EssKind.BLOCK:
             size = max(1, int(min(BLOCK_NATS / variance, max(num_tokens))))
             return _unit_of_blocks(EssKind.BLOCK, num_tokens, size, variance, nats)
-    return _unit_of_trajectories(EssKind.SEQUENCE, num_tokens, math.exp(-nats), nats)
+    return EssUnit(
+        kind=EssKind.SEQUENCE,
+        blocks=tuple((length,) for length in num_tokens),
+        exponent=1.0,
+        on_policy_ess_ratio=max(math.exp(-nats), _LEAST_RATIO),
+        mismatch_nats=nats,
+    )
 
 
 def _kind_in_effect(kind: EssKind, variance: float, nats: float) -> EssKind:
     """Resolve AUTO, and BLOCK without mismatch; nats: -log rho_on of whole trajectories."""
-    if kind in (EssKind.ENERGY, EssKind.TOKEN):
+    if kind is EssKind.TOKEN:
         return kind
     is_block = kind is EssKind.BLOCK or (kind is EssKind.AUTO and nats > SEQUENCE_NATS)
     return EssKind.BLOCK if is_block and variance > 0.0 else EssKind.SEQUENCE
@@ -175,7 +163,7 @@ def ess_reading(
 ) -> EssReading:
     """Return the ESS ratio of a batch from the weights of its blocks.
 
-    moments: of the blocks' weights over the whole batch; for ENERGY, of weights times norms.
+    moments: of the blocks' weights over the whole batch.
     relative_error: standard error of the unit's variance per token over that variance.
     Raises: NonFiniteWeightError if every weight is 0.
     """
@@ -189,18 +177,6 @@ def ess_reading(
         ess_ratio=max(moments.ess_ratio**unit.exponent, expected / size),
         on_policy_ess_ratio=expected,
         chance_nats=CHANCE_DEVIATIONS * chance * unit.exponent,
-    )
-
-
-def _unit_of_trajectories(
-    kind: EssKind, num_tokens: Sequence[int], expected: float, nats: float
-) -> EssUnit:
-    return EssUnit(
-        kind=kind,
-        blocks=tuple((length,) for length in num_tokens),
-        exponent=1.0,
-        on_policy_ess_ratio=max(expected, _LEAST_RATIO),
-        mismatch_nats=nats,
     )
 
 
@@ -224,40 +200,6 @@ def _on_policy_nats(sizes: Sequence[int], variance: float) -> float:
     if variance == 0.0:
         return 0.0
     return log_sum_exp([variance * size for size in sizes]) - math.log(len(sizes))
-
-
-def _energy_on_policy_ess_ratio(
-    num_tokens: Sequence[int], variance: float, gradient_norms: Vector | None
-) -> float:
-    """Return (sum h)^2 / (B sum h^2 exp(s2 L)), in [1/B, 1]."""
-    norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
-    if norms is None or len(norms) != len(num_tokens):
-        raise ValueError(
-            f"gradient_norms has {0 if norms is None else len(norms)} entries for "
-            f"{len(num_tokens)} trajectories: 'energy' needs one per trajectory"
-        )
-    logs = log_norms(norms)
-    spread = [
-        2.0 * log_norm + variance * length
-        for log_norm, length in zip(logs, num_tokens, strict=True)
-    ]
-    size = len(num_tokens)
-    nats = log_sum_exp(spread) + math.log(size) - 2.0 * log_sum_exp(logs)
-    return min(max(math.exp(-nats), 1.0 / size), 1.0)
-
-
-def log_norms(gradient_norms: Vector) -> list[float]:
-    """Return the logarithms that ENERGY adds to log weights; -inf for a norm of 0.
-
-    Raises: ValueError if a norm is negative or not finite, or if all norms are 0.
-    """
-    gradient_norms = vector(gradient_norms, "gradient_norms")
-    for index, norm in enumerate(gradient_norms):
-        if not 0.0 <= norm < math.inf:
-            raise ValueError(f"gradient_norms[{index}] is {norm}: give a finite number, 0 or above")
-    if not any(gradient_norms):
-        raise ValueError("gradient_norms are all 0: without a gradient there is no energy ESS")
-    return [math.log(norm) if norm > 0.0 else -math.inf for norm in gradient_norms]
 
 
 def _require(num_tokens: Sequence[int], variance_per_token: float | None) -> None:

@@ -16,7 +16,6 @@ from vcpo.algo import (
     ess_reading,
     ess_unit,
     judge_step,
-    log_norms,
 )
 
 MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
@@ -85,25 +84,6 @@ def test_the_prediction_is_what_a_large_batch_shows(kind):
     unit = ess_unit(kind, lengths, MISMATCH)
     shown = drawn_moments(unit, MISMATCH, seed=5).ess_ratio
     assert unit.on_policy_ess_ratio == pytest.approx(shown, rel=0.03)
-
-
-def test_the_energy_has_the_ratio_of_weights_and_norms():
-    # Equal lengths: exp(-0.1) times (1 + 3)^2 / (2 (1 + 9))
-    unit = ess_unit(EssKind.ENERGY, [100, 100], MISMATCH, gradient_norms=[1.0, 3.0])
-    assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-0.1) * 0.8, rel=1e-12)
-
-
-def test_the_energy_prediction_is_what_a_large_batch_shows():
-    rng = random.Random(2)
-    lengths, norms = [100, 500] * 10_000, [1.0, 4.0] * 10_000
-    unit = ess_unit(EssKind.ENERGY, lengths, MISMATCH, gradient_norms=norms)
-    shown = WeightMoments.of(
-        [
-            rng.gauss(-MISMATCH * n / 2, math.sqrt(MISMATCH * n)) + log_norm
-            for n, log_norm in zip(lengths, log_norms(norms), strict=True)
-        ]
-    )
-    assert unit.on_policy_ess_ratio == pytest.approx(shown.ess_ratio, rel=0.03)
 
 
 def test_blocks_read_what_whole_trajectories_would():
@@ -197,15 +177,3 @@ def test_a_mismatch_out_of_range_is_refused(variance):
 def test_lengths_out_of_range_are_refused(lengths, message):
     with pytest.raises(ValueError, match=message):
         ess_unit(EssKind.SEQUENCE, lengths, MISMATCH)
-
-
-@pytest.mark.parametrize("norms", [None, [1.0]], ids=["none", "too few"])
-def test_the_energy_needs_norms(norms):
-    with pytest.raises(ValueError, match="entries for 2 trajectories"):
-        ess_unit(EssKind.ENERGY, [1, 1], MISMATCH, gradient_norms=norms)
-
-
-@pytest.mark.parametrize(("norms", "message"), [([1.0, -1.0], r"\[1\]"), ([0.0], "all 0")])
-def test_norms_without_a_logarithm_are_refused(norms, message):
-    with pytest.raises(ValueError, match=message):
-        log_norms(norms)

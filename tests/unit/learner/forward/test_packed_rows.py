@@ -17,7 +17,6 @@ from tests.fixtures.learner.models import (
     seeded_model,
 )
 from tests.fixtures.learner.updates import (
-    PROXIES,
     expected_gradient,
     gradient_of_step,
     make_spec,
@@ -116,10 +115,9 @@ def test_a_step_on_packed_rows_has_the_gradient_written_out_by_hand(family, micr
     assert_same(gradient_of_step(model, packing_spec(make_spec(), micro_batch), groups), expected)
 
 
-@pytest.mark.parametrize("norms", PROXIES)
-def test_proxies_of_norms_are_those_of_padded_rows(norms):
+def test_energies_of_logits_are_those_of_padded_rows():
     groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
-    spec = make_spec(gradientNorms=norms)
+    spec = make_spec(gradientNorms="logitEnergy")
     padded, packed = (
         gradient_of_step(seeded_model(llama, dtype=torch.float64), each, groups)
         for each in (spec, packing_spec(spec))

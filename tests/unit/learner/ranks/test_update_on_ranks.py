@@ -195,7 +195,6 @@ CASES = {
     "adapters": Case(make=with_adapters, sections=TWO_PASSES),
     "a weight that is no number": Case(change=forged(math.nan), sections=TWO_PASSES),
     "an infinite weight": Case(change=forged(-math.inf), sections=TWO_PASSES),
-    "lmHead": Case(sections={**TWO_PASSES, "algorithm": {**VCPO, "gradientNorms": "lmHead"}}),
     "logitEnergy": Case(
         sections={**TWO_PASSES, "algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}
     ),

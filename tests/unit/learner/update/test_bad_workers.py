@@ -116,7 +116,7 @@ class Step:
         )
         unit = batch_ess_unit(batch, settings, calibration)
         try:
-            moments = batch_moments(batch, self.log_ratios, unit, math.inf)
+            moments = batch_moments(batch, self.log_ratios, unit)
             return decide_step(unit, moments, settings, relative_error=calibration.relative_error)
         except NonFiniteWeightError:
             return None

@@ -4,7 +4,7 @@ from itertools import chain
 import pytest
 import torch
 
-from vcpo.algo import EssKind, MismatchCalibration, NonFiniteWeightError, RefusalReason
+from vcpo.algo import MismatchCalibration, NonFiniteWeightError, RefusalReason
 from vcpo.spec.algorithm import Algorithm
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (
@@ -40,8 +40,7 @@ def decision_on(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algori
     settings = Algorithm.model_validate({"method": "vcpo", **algorithm})
     batch = summary_of(groups)
     unit = batch_ess_unit(batch, settings, calibration)
-    cap = settings.loss_config.largest_weight
-    moments = batch_moments(batch, torch.empty(0), unit, cap)
+    moments = batch_moments(batch, torch.empty(0), unit)
     error = calibration.relative_error
     return decide_step(unit, moments, settings, relative_error=error, kl_per_token=kl_per_token)
 
@@ -126,22 +125,6 @@ def test_a_divergence_beyond_the_bound_is_refused():
         [[summary_row(reward=1.0), summary_row()]], kl_per_token=0.3, refuseKlAbove=0.2
     ).verdict
     assert verdict.refusal is RefusalReason.HIGH_DIVERGENCE
-
-
-def test_the_energy_ess_weighs_trajectories_by_their_gradients():
-    # Weights 1 and 2, contributions of norm 3 and 2: own norms 3 and 1; w h = 3, 2: 25 / 13 / 2.
-    groups = [
-        [summary_row(reward=1.0, squared_norm=9.0), summary_row(weight=2.0, squared_norm=4.0)]
-    ]
-    reading = decision_on(groups, essKind="energy").reading
-    assert reading.ess_ratio == pytest.approx(25 / 26)
-    # On policy: (3 + 1)^2 / (2 (9 + 1)).
-    assert reading.on_policy_ess_ratio == pytest.approx(0.8)
-
-
-def test_without_any_gradient_energy_reads_whole_trajectories():
-    groups = [[summary_row(squared_norm=0.0), summary_row(squared_norm=0.0)]]
-    assert decision_on(groups, essKind="energy").reading.kind is EssKind.SEQUENCE
 
 
 def test_equal_rewards_give_advantages_of_exactly_zero():
