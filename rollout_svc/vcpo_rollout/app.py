@@ -38,7 +38,6 @@ from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.environments.environment import (
     Environment,
-    SandboxedEnvironment,
     import_from_run_folder,
     make_environment,
 )
@@ -194,7 +193,9 @@ def _worker_parts(
     cache: what it serves to its peers, at `serving_port`.
     """
     options, spec, group = setting.options, setting.run.spec, setting.group
-    gauges = worker_gauges(setting.metrics, setting.environment, loaded.engine)
+    gauges = RolloutGauges(setting.metrics)
+    if isinstance(loaded.engine, ObservableEngine):
+        loaded.engine.export_steps(gauges)
     learner = LearnerClient(
         cast("grpc.aio.Channel", setting.channel),
         worker_id=options.worker_id,
@@ -282,18 +283,6 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
         known = ", ".join(groups)
         raise ValueError(f"--group: must be a rollout group of the run ({known}), got {name!r}")
     return groups[name]
-
-
-def worker_gauges(
-    metrics: RolloutMetrics, environment: Environment, engine: Engine
-) -> RolloutGauges:
-    """Return a worker's gauges; sandbox and engine fill theirs, where the worker has them."""
-    gauges = RolloutGauges(metrics)
-    if isinstance(environment, SandboxedEnvironment):
-        gauges.watch_sandbox(environment.isolation())
-    if isinstance(engine, ObservableEngine):
-        engine.export_steps(gauges)
-    return gauges
 
 
 def worker_seed(run_seed: int, worker_id: str) -> int:

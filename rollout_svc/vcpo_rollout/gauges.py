@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from vcpo.metrics import RolloutMetrics
 from vcpo.metrics.instruments import EngineMetrics
-from vcpo.metrics.label_values import EnvironmentFault, SandboxMechanism
+from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
-from vcpo_rollout.sandbox.runner import PROTECTIONS, Isolation, num_folders_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +68,6 @@ class RolloutGauges:
     def count_in_flight_update(self) -> None:
         """Count a swap of weights after which running sequences continued."""
         self._metrics.weight_updates_in_flight.inc()
-
-    def watch_sandbox(self, isolation: Isolation) -> None:
-        """Report the sandbox of a worker that runs programs of the model."""
-        for mechanism in SandboxMechanism:
-            acts = float(mechanism is isolation.mechanism)
-            self._metrics.sandbox_mechanism.labels(mechanism).set(acts)
-        for protection in PROTECTIONS:
-            missing = float(protection in isolation.missing)
-            self._metrics.sandbox_missing.labels(protection.replace(" ", "_")).set(missing)
-        self._metrics.sandbox_folders_left.set_function(num_folders_left)
 
     def add_lease_wait(self, duration_s: float) -> None:
         """Add time in which the worker had free slots and no lease."""

@@ -126,9 +126,6 @@ class RolloutMetrics:
         self.environment_s = part.histogram(rollout.ENVIRONMENT_DURATION)
         self.environment_failures = part.counter(rollout.ENVIRONMENT_FAILURES)
         self.environment_hung_calls = part.gauge(rollout.ENVIRONMENT_HUNG_CALLS)
-        self.sandbox_mechanism = part.gauge(rollout.SANDBOX_MECHANISM)
-        self.sandbox_missing = part.gauge(rollout.SANDBOX_MISSING)
-        self.sandbox_folders_left = part.gauge(rollout.SANDBOX_FOLDERS_LEFT)
         self.lease_wait_s = part.counter(rollout.LEASE_WAIT)
         self.calls = _call_meter(part)
 

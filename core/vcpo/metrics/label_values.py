@@ -81,28 +81,6 @@ class EnvironmentFault(StrEnum):
     """The sandbox in which programs run failed, and not the program."""
 
 
-class SandboxProtection(StrEnum):
-    """What a sandboxed program cannot use if the system supports it."""
-
-    NETWORK = "network"
-    FILES = "files"
-    SOCKETS = "sockets"
-    PROCESSES = "processes"
-    SHARED_MEMORY = "shared_memory"
-    DISK = "disk"
-
-
-class SandboxMechanism(StrEnum):
-    """What isolates the programs of a worker."""
-
-    BUBBLEWRAP = "bubblewrap"
-    """A root folder and process ids of its own, and all that `NAMESPACES` has."""
-    NAMESPACES = "namespaces"
-    """No network, no shared memory and a folder of its own, and all that `FILTERS` has."""
-    FILTERS = "filters"
-    """Landlock, seccomp and limits, where the system refuses namespaces."""
-
-
 class ReplicaState(StrEnum):
     """Which workers of a rollout group are counted."""
 

@@ -23,7 +23,6 @@ class Feature(StrEnum):
 
     GPU = "a GPU"
     VLLM = "the engine vllm"
-    SANDBOX = "an environment that runs programs"
     GRADIENT_NORMS = "gradient norms, which the last step measured"
     EVALUATION = "an evaluation that has ended"
     CHECKPOINT = "a checkpoint that was written"

@@ -40,7 +40,7 @@ BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
         "math": _built_in("mathematics.tasks:MathProblems", "path style"),
         "python_tool": _built_in(
             "python_tool:PythonTool",
-            "numbers values calls wall_seconds memory_mebibytes output_characters",
+            "numbers values calls wall_seconds memory_mebibytes output_characters sandbox",
         ),
         "remote": _built_in(
             "remote:RemoteReward",

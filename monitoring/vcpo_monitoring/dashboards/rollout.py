@@ -6,9 +6,7 @@ from typing import Final
 
 from vcpo_monitoring.dashboards.board import (
     AxisUnit,
-    Band,
     Board,
-    Color,
     Kind,
     Panel,
     Query,
@@ -307,24 +305,6 @@ _IS_IT_THE_ENVIRONMENT: Final = Row(
             "that leaves more behind than it has threads ends, and its host starts another.",
             unit=AxisUnit.COUNT,
             queries=(Query(worker_values("max", "vcpo_rollout_environment_hung_calls"), "most"),),
-        ),
-        Panel(
-            id=43,
-            slug="sandbox",
-            title="Sandbox",
-            question="Which protections does the sandbox of programs lack?",
-            reading="1 for each protection that a worker's system lacks. Folders left over fill "
-            "its disk.",
-            kind=Kind.STAT,
-            unit=AxisUnit.COUNT,
-            bands=(Band(None, Color.GOOD), Band(1.0, Color.WARNING)),
-            queries=(
-                Query(
-                    worker_values("max", "vcpo_rollout_sandbox_missing", "protection"),
-                    "lacks {{protection}}",
-                ),
-                Query(worker_values("max", "vcpo_rollout_sandbox_folders_left"), "folders left"),
-            ),
         ),
     ),
 )

@@ -23,7 +23,6 @@ from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 from vcpo.spec import VCPORun
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
-from vcpo_rollout.sandbox.runner import Isolation
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
@@ -119,15 +118,6 @@ class MultiTurnEnvironment(Environment, Protocol):
 
     def converse(self, prompt: Prompt) -> Conversation:
         """Begin a conversation about a prompt; every response to the prompt has its own."""
-        ...
-
-
-@runtime_checkable
-class SandboxedEnvironment(Environment, Protocol):
-    """A task that runs programs which the model wrote."""
-
-    def isolation(self) -> Isolation:
-        """Return how this system isolates the programs."""
         ...
 
 

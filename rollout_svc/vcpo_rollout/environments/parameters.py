@@ -1,6 +1,18 @@
 """Checks a task's parameters, as read from YAML, and converts them to typed values."""
 
 from enum import StrEnum
+from typing import Final
+
+from vcpo_rollout.sandbox.runner import Sandbox, SandboxError, check_sandbox
+
+_CURES: Final = {
+    Sandbox.BUBBLEWRAP: (
+        "install bubblewrap 0.7 or newer and permit user namespaces (to a pod: by a sandboxed "
+        "runtimeClassName or its seccompProfile), or set `sandbox: pod` if the pod itself is the "
+        "sandbox; see docs/environments.md"
+    ),
+    Sandbox.POD: "let the worker make folders in TMPDIR and start its own Python",
+}
 
 
 class Style(StrEnum):
@@ -20,6 +32,24 @@ def parse_style(value: object) -> Style:
             f"environment.parameters.style: {value!r} is unknown; use one of {', '.join(Style)}"
         )
     return Style(str(value))
+
+
+def parse_sandbox(value: object) -> Sandbox:
+    """Return the sandbox of that name, in which a first program has run.
+
+    Raises ValueError, naming the field, for another name, and where no program can run in it.
+    """
+    field = f"environment.parameters.sandbox: {str(value)!r}"
+    if value not in tuple(Sandbox):
+        raise ValueError(f"{field} is unknown; use one of {', '.join(Sandbox)}")
+    sandbox = Sandbox(str(value))
+    try:
+        check_sandbox(sandbox)
+    except SandboxError as error:
+        raise ValueError(
+            f"{field} runs no program on this system ({error}); {_CURES[sandbox]}"
+        ) from error
+    return sandbox
 
 
 def parse_integer(field: str, value: object, *, lowest: int, highest: int) -> int:

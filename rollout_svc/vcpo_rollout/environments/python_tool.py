@@ -14,8 +14,13 @@ from vcpo_rollout.environments.answers import extract_answer
 from vcpo_rollout.environments.arithmetic import calculate
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
-from vcpo_rollout.environments.parameters import parse_integer, parse_seconds, parse_span
-from vcpo_rollout.sandbox.runner import Isolation, SandboxLimits, isolation, run_python
+from vcpo_rollout.environments.parameters import (
+    parse_integer,
+    parse_sandbox,
+    parse_seconds,
+    parse_span,
+)
+from vcpo_rollout.sandbox.runner import Sandbox, SandboxLimits, run_python
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -31,7 +36,8 @@ _TEXT: Final = (
 class PythonTool:
     """The task; its reward is 1.0 for the right number in the last turn and 0.0 otherwise.
 
-    Raises ValueError, naming the parameter, when a setting is out of bounds.
+    Raises ValueError, naming the parameter, when a setting is out of bounds, and when no program
+    can run in the sandbox on this system.
     """
 
     seed: int
@@ -55,6 +61,10 @@ class PythonTool:
     output_characters: int = 2000
     """Length of the output shown, 100 to 100,000; the middle of a longer one is left out."""
 
+    sandbox: Sandbox = Sandbox.BUBBLEWRAP
+    """What keeps programs from the worker's keys, files and network; `pod` runs them as its user,
+    with limits only."""
+
     def __post_init__(self) -> None:
         object.__setattr__(
             self, "numbers", parse_span("numbers", self.numbers, lowest=2, highest=16)
@@ -66,13 +76,11 @@ class PythonTool:
         parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
         parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
-        how = self.isolation()
-        _LOGGER.info("python_tool: programs are isolated by %s", how.mechanism)
-        if how.missing:
+        object.__setattr__(self, "sandbox", parse_sandbox(self.sandbox))
+        if self.sandbox is Sandbox.POD:
             _LOGGER.warning(
-                "python_tool: this system does not isolate programs from %s; run the "
-                "workers in a sandbox for pods, see docs/environments.md",
-                ", ".join(how.missing),
+                "python_tool: programs can reach the worker's keys, files and network, because the "
+                "run says that its pod is the sandbox (environment.parameters.sandbox: pod)"
             )
 
     def prompt(self, split: Split, index: int) -> Prompt:
@@ -99,10 +107,6 @@ class PythonTool:
         """Begin a conversation with all calls left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
 
-    def isolation(self) -> Isolation:
-        """Return how this system isolates the programs."""
-        return isolation()
-
     def run(self, program: str) -> str:
         """Run a program within the limits and return its output."""
         limits = SandboxLimits(
@@ -111,7 +115,7 @@ class PythonTool:
             memory_bytes=self.memory_mebibytes << 20,
             output_characters=self.output_characters,
         )
-        return run_python(program, limits)
+        return run_python(program, limits, self.sandbox)
 
     def _propose(self, random: Random) -> str:
         count = random.randint(*self.numbers)

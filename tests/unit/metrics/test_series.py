@@ -44,13 +44,13 @@ def test_a_learner_has_at_most_320_series():
     assert own + calls(num_methods) + OF_THE_PROCESS <= 320
 
 
-def test_a_worker_has_at_most_95_series_and_110_with_vllm_and_a_sandbox():
+def test_a_worker_has_at_most_95_series_and_100_with_vllm():
     own = (every_part.BUILD_INFO, *catalogue.ROLLOUT)
     everywhere = [metric for metric in own if metric.appears_with is None]
     served_to_peers = calls(1)
     process = OF_THE_PROCESS + served_to_peers
     assert most_series(*everywhere) + process <= 95
-    assert most_series(*own, *catalogue.ROLLOUT_ENGINE) + process <= 110
+    assert most_series(*own, *catalogue.ROLLOUT_ENGINE) + process <= 100
 
 
 @pytest.mark.parametrize(("num_groups", "bound"), [(1, 75), (8, 100)])

@@ -159,7 +159,6 @@ def test_every_other_metric_of_the_catalogue_is_on_a_board():
     }
     shown_by_another_number = {
         "vcpo_policy_version",  # by the versions that workers are behind
-        "vcpo_rollout_sandbox_mechanism",  # by the protections that it lacks
         "vcpo_rollout_weights_version",
         "vcpo_trajectories_consumed_total",  # by trained tokens and dropped trajectories
     }

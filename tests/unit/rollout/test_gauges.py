@@ -18,7 +18,7 @@ from vcpo_rollout.generation.environment_pool import (
     environment_errors,
 )
 from vcpo_rollout.sandbox import runner
-from vcpo_rollout.sandbox.runner import SandboxError, SandboxLimits, run_python
+from vcpo_rollout.sandbox.runner import Sandbox, SandboxError, SandboxLimits, run_python
 
 
 class WorkerMetrics:
@@ -81,9 +81,9 @@ def test_a_system_that_cannot_run_programs_is_not_the_programs_fault(monkeypatch
     def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runner.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(runner.tempfile, "TemporaryFile", refuse)
     with pytest.raises(SandboxError, match="No space left on device"):
-        run_python("print(1)", SandboxLimits())
+        run_python("print(1)", SandboxLimits(), Sandbox.BUBBLEWRAP)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from vcpo.metrics.label_values import (
     EnvironmentFault,
     PeerFault,
     SampleOutcome,
-    SandboxMechanism,
-    SandboxProtection,
     WeightSource,
 )
 from vcpo.metrics.metric import Feature, Label
@@ -98,26 +96,6 @@ ENVIRONMENT_HUNG_CALLS = gauge(
     "vcpo_rollout_environment_hung_calls",
     "Calls to the environment that were given up and have not returned.",
 )
-SANDBOX_MECHANISM = gauge(
-    "vcpo_rollout_sandbox_mechanism",
-    "1 for what isolates programs here: bubblewrap, namespaces or filters; absent where none run.",
-    Label("mechanism", tuple(SandboxMechanism)),
-    unit=Unit.FLAG,
-    appears_with=Feature.SANDBOX,
-    not_shown="the board shows vcpo_rollout_sandbox_missing, which is what this leaves open",
-)
-SANDBOX_MISSING = gauge(
-    "vcpo_rollout_sandbox_missing",
-    "1 for each sandbox protection that this system lacks; absent where no programs run.",
-    Label("protection", tuple(SandboxProtection)),
-    unit=Unit.FLAG,
-    appears_with=Feature.SANDBOX,
-)
-SANDBOX_FOLDERS_LEFT = measure(
-    "vcpo_rollout_sandbox_folders_left",
-    "Folders of sandboxed programs that could not be removed; absent where none run.",
-    appears_with=Feature.SANDBOX,
-)
 LEASE_WAIT = counter(
     "vcpo_rollout_lease_wait_seconds_total", "Time in which the worker had free slots and no lease."
 )
@@ -172,9 +150,6 @@ ROLLOUT = (
     ENVIRONMENT_DURATION,
     ENVIRONMENT_FAILURES,
     ENVIRONMENT_HUNG_CALLS,
-    SANDBOX_MECHANISM,
-    SANDBOX_MISSING,
-    SANDBOX_FOLDERS_LEFT,
     LEASE_WAIT,
 )
 """What every rollout worker exports, besides `every_part`."""

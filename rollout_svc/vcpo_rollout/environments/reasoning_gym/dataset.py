@@ -45,6 +45,7 @@ class GeneratedItems:
                 f"environment.parameters.config.{unknown[0]}: {name!r} has no such setting; it"
                 f" takes {', '.join(sorted(known))}"
             )
+        self.name = name
         settings = {"size": DEFAULT_SIZE, **config}
         try:
             self.dataset = dataset_class(config_class(**settings, seed=seed))

@@ -2,6 +2,7 @@ import sys
 
 import pytest
 
+from tests.fixtures.rollout.sandbox import best_sandbox
 from tests.unit.rollout.environments.data_files import GSM8K, MATH
 from vcpo_rollout.environments import Prompt, Split, make_environment
 from vcpo_rollout.environments.countdown import Countdown
@@ -25,8 +26,13 @@ ECHO = f"{__name__}:Echo"
 
 
 REMOTE = {"reward": "127.0.0.1:1", "environment": "sort_digits"}
-NEEDED = {"gsm8k": {"path": GSM8K}, "math": {"path": MATH}, "remote": REMOTE}
-"""Parameters without which a task does not work on a machine without network."""
+NEEDED = {
+    "gsm8k": {"path": GSM8K},
+    "math": {"path": MATH},
+    "python_tool": {"sandbox": best_sandbox()},
+    "remote": REMOTE,
+}
+"""Parameters without which a task does not work on a machine without network or bubblewrap."""
 
 
 def test_named_task_is_made_with_its_parameters_and_the_seed():

@@ -1,11 +1,17 @@
 import pytest
 
+from tests.fixtures.rollout.sandbox import best_sandbox
 from vcpo_rollout.environments import Prompt, Split
 from vcpo_rollout.environments.arithmetic import calculate
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
 from vcpo_rollout.environments.python_tool import PythonTool
 
-TASK = PythonTool(seed=0, wall_seconds=120)
+
+def python_tool(seed=0, **parameters):
+    return PythonTool(seed=seed, wall_seconds=120, sandbox=best_sandbox(), **parameters)
+
+
+TASK = python_tool()
 PROMPT = Prompt(text="What is 17 * 23?", answer="391")
 
 
@@ -25,7 +31,7 @@ def test_the_answer_is_the_value_of_the_question():
 
 def test_no_question_is_in_both_splits():
     def questions(split, seed):
-        task = PythonTool(seed=seed, numbers=2, values=(1, 9))
+        task = python_tool(seed, numbers=2, values=(1, 9))
         return {task.prompt(split, index).text for index in range(100)}
 
     assert not questions(Split.TRAIN, 0) & questions(Split.EVALUATION, 1)
@@ -64,7 +70,7 @@ def test_a_turn_without_a_call_ends_the_conversation(turn):
 
 
 def test_calls_are_counted():
-    exchange = PythonTool(seed=0, calls=1, wall_seconds=120).converse(PROMPT)
+    exchange = python_tool(calls=1).converse(PROMPT)
     assert exchange.next_turn(block("print(1)")) == "Output:\n1"
     assert exchange.next_turn(block("print(2)")) is None
 

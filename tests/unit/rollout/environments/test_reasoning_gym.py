@@ -1,11 +1,14 @@
 """Generated tasks of reasoning-gym, where the library is installed."""
 
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from vcpo_rollout.environments import Prompt, Split, make_environment
+from vcpo_rollout.environments.reasoning_gym import judge_process
 
 pytest.importorskip("reasoning_gym")
 
@@ -80,6 +83,18 @@ def test_an_answer_that_is_a_program_neither_runs_nor_scores(name, config, tmp_p
     attack = f"open({json.dumps(str(mark))}, 'w').write('x')"
     assert task.reward(task.prompt(Split.TRAIN, 0), attack) < 0.1
     assert not mark.exists()
+
+
+def test_every_scorer_that_evaluates_python_is_known():
+    from reasoning_gym.factory import DATASETS
+
+    evaluates = re.compile(r"\b(?:eval|exec|parse_expr|sympify|lambdify)\(")
+    found = {
+        name
+        for name, (dataset, _) in DATASETS.items()
+        if evaluates.search(inspect.getsource(dataset.score_answer))
+    }
+    assert found == judge_process._LITERALS | judge_process._FORMULAS
 
 
 def test_an_answer_changes_nothing_for_the_next_one(countdown):

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from tests.fixtures.certificates import write_certificates
+from tests.fixtures.rollout.sandbox import best_sandbox
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.errors import InvalidMessageError, UnavailableError
 from vcpo.wire.server import WireServer
@@ -123,7 +124,7 @@ def test_the_example_server_judges(over_tls, tmp_path):
         ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
         ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
         (
-            {"environment": "python_tool"},
+            {"environment": "python_tool", "parameters": {"sandbox": best_sandbox()}},
             r"environment.parameters.environment: 'python_tool' has multi-turn responses",
         ),
         ({"environment": "chess"}, r"environment.name: 'chess' is unknown"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.rollout.sandbox import best_sandbox
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORun, parse_run
 from vcpo_rollout.generation.environment_trial import NotTriedError, try_environment
@@ -77,7 +78,7 @@ async def test_a_good_environment_needs_no_word(write):
         ("countdown", {}),
         ("sort_digits", {}),
         ("calculator", {}),
-        ("python_tool", {}),
+        ("python_tool", {"sandbox": best_sandbox()}),
     ],
 )
 async def test_each_environment_that_needs_no_data_passes(name, parameters):

@@ -1,31 +1,31 @@
-"""What the system lets a program's child do: everything, no bubblewrap, or no namespaces."""
+"""The sandboxes that work on this system, and a bubblewrap that does not."""
 
 import pytest
 
-from vcpo.metrics.label_values import SandboxMechanism
-from vcpo_rollout.sandbox import runner
-from vcpo_rollout.sandbox.bubblewrap import find_bubblewrap
-from vcpo_rollout.sandbox.runner import isolation
+from tests.fixtures.rollout.sandbox import why_not
+from vcpo_rollout.sandbox.runner import Sandbox, check_sandbox
 
 
-@pytest.fixture(params=SandboxMechanism, scope="module")
-def system(request, tmp_path_factory):
-    """The mechanism in force; most pods allow filters only."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param is SandboxMechanism.BUBBLEWRAP:
-            if find_bubblewrap() is None:
-                pytest.skip("bubblewrap is not installed")
-        else:
-            patch.setattr(runner, "find_bubblewrap", lambda: None)
-        if request.param is SandboxMechanism.FILTERS:
-            text = runner._CHILD.read_text()
-            refused = text.replace("own_root or _leave_namespaces()", "False")
-            assert refused != text
-            child = tmp_path_factory.mktemp("filters") / "child.py"
-            child.write_text(refused)
-            patch.setattr(runner, "_CHILD", child)
-        isolation.cache_clear()
-        if isolation().mechanism is not request.param:
-            pytest.skip(f"this system refuses {request.param}")
-        yield request.param
-    isolation.cache_clear()
+@pytest.fixture(params=Sandbox)
+def sandbox(request):
+    if reason := why_not(request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture
+def bubblewrap():
+    if reason := why_not(Sandbox.BUBBLEWRAP):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def refused_bubblewrap(tmp_path, monkeypatch):
+    """A bubblewrap that the system refuses the namespaces, as most pods do."""
+    path = tmp_path / "bwrap"
+    path.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_sandbox.cache_clear()
+    yield
+    check_sandbox.cache_clear()
