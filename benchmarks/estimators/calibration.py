@@ -110,11 +110,11 @@ def run(
             squared_norms=[0.0] * num_trajectories,
         )
         unit = batch_ess_unit(batch, ALGORITHM, calibration)
-        moments = batch_moments(batch, log_ratios, unit, math.inf)
+        moments = batch_moments(batch, log_ratios, unit)
         error = calibration.relative_error
         decision = decide_step(unit, moments, ALGORITHM, relative_error=error)
         own_unit = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
-        own_moments = batch_moments(batch, log_ratios, own_unit, math.inf)
+        own_moments = batch_moments(batch, log_ratios, own_unit)
         found.append(
             Step(
                 scale=decision.verdict.scale,
