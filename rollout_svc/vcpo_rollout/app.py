@@ -24,6 +24,7 @@ from vcpo.service.lifecycle import (
     write_ready,
 )
 from vcpo.service.model_files import local_model
+from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
 from vcpo.spec import VCPORun, load_run
 from vcpo.spec.workloads import OverlongPrompts, RolloutGroup
@@ -38,7 +39,6 @@ from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.environments.environment import (
     Environment,
-    import_from_run_folder,
     make_environment,
 )
 from vcpo_rollout.gauges import RolloutGauges

@@ -91,12 +91,16 @@ def with_one_replica(run: VCPORun) -> VCPORun:
 def inspect_machine(run: VCPORun) -> MachineFindings:
     """Return what this machine lacks for a run with local paths, and what could not be checked.
 
-    It may take a minute, because it tries the environment.
+    It may take a minute, because it tries the environment, and engines of the user's own.
     """
-    tried = _try_environment(run)
+    tried = (_try_environment(run), _try_engines(run))
     return MachineFindings(
-        problems=(*model_problems(run), *package_problems(run.spec.tracking), *tried.problems),
-        warnings=(*machine_warnings(run), *tried.warnings),
+        problems=(
+            *model_problems(run),
+            *package_problems(run.spec.tracking),
+            *(problem for each in tried for problem in each.problems),
+        ),
+        warnings=(*machine_warnings(run), *(told for each in tried for told in each.warnings)),
     )
 
 
@@ -145,24 +149,46 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
             f" machine the learner has the ranks of one pod, {learner.ranks_per_replica}"
             " (`learner.processes`)"
         )
-    if _is_custom_environment(run) and importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
-        yield (
-            f"spec.environment.name: {run.spec.environment.name!r} was not checked, because the"
-            " rollout worker is not installed here; pip install 'vcpo[local]' installs it"
-        )
+    own = {"spec.environment.name": run.spec.environment.name}
+    for index, group in enumerate(run.spec.rollouts):
+        own[f"spec.rollouts[{index}].engine"] = group.engine
+    is_checked = importlib.util.find_spec(_ROLLOUT_PACKAGE) is not None
+    for field, name in own.items() if not is_checked else ():
+        if ":" in name:
+            yield (
+                f"{field}: {name!r} was not checked, because the rollout worker is not installed"
+                " here; pip install 'vcpo[local]' installs it"
+            )
 
 
 def _try_environment(run: VCPORun) -> MachineFindings:
-    """Return the error that a rollout worker would report of its environment, or a warning.
+    """Return the error that a rollout worker would report of its environment, or a warning."""
+    name = run.spec.environment.name
+    return _try(run, "generation.environment_trial", field="spec.environment.name", name=name)
 
-    Another process makes it and calls it, because that runs the user's code. Nothing is downloaded.
+
+def _try_engines(run: VCPORun) -> MachineFindings:
+    """Return the error that a rollout worker would report of an engine of the user's own."""
+    for index, group in enumerate(run.spec.rollouts):
+        if ":" in group.engine:
+            field = f"spec.rollouts[{index}].engine"
+            return _try(run, "engines.engine_trial", field=field, name=group.engine)
+    return MachineFindings()
+
+
+def _try(run: VCPORun, module: str, *, field: str, name: str) -> MachineFindings:
+    """Return what a trial of the rollout worker's package says of a run.
+
+    Another process does it, because that runs the user's code. Nothing is downloaded.
+
+    module: of the package.
+    field, name: what is tried.
     """
     if importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
         return MachineFindings()
-    name = run.spec.environment.name
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
-            [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.generation.environment_trial"],
+            [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.{module}"],
             input=run_to_yaml(run),
             env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
             capture_output=True,
@@ -175,21 +201,17 @@ def _try_environment(run: VCPORun) -> MachineFindings:
             f"its trial took longer than {_TRIAL_TIMEOUT_S:g} s and was ended, so nothing is known"
             " of its calls; look at what it loads"
         )
-        return MachineFindings(warnings=(f"spec.environment.name: {name!r}: {warning}",))
+        return MachineFindings(warnings=(f"{field}: {name!r}: {warning}",))
     _, mark, told = process.stderr.rpartition(START_ERROR_MARK)
-    field, _, message = told.strip().partition(": ")
+    named, _, message = told.strip().partition(": ")
+    path = f"spec.{named.removeprefix('spec.')}"
     if mark and process.returncode == NOT_TRIED:
-        return MachineFindings(warnings=(f"spec.{field}: not tried to the end: {message}",))
+        return MachineFindings(warnings=(f"{path}: not tried to the end: {message}",))
     if mark:
-        problem = FieldProblem(path=f"spec.{field}", value="", message=message)
-        return MachineFindings(problems=(problem,))
+        return MachineFindings(problems=(FieldProblem(path=path, value="", message=message),))
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no output"])[-1]
         message = f"its trial ended with status {process.returncode}: {last}"
-        problem = FieldProblem(path="spec.environment.name", value=repr(name), message=message)
+        problem = FieldProblem(path=field, value=repr(name), message=message)
         return MachineFindings(problems=(problem,))
     return MachineFindings()
-
-
-def _is_custom_environment(run: VCPORun) -> bool:
-    return ":" in run.spec.environment.name

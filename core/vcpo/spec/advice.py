@@ -47,7 +47,7 @@ def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
 def rollout_warnings(model: Model, groups: Sequence[RolloutGroup]) -> Iterator[str]:
     """Yield sentences about rollout groups, as `algorithm_warnings` does about an algorithm."""
     for group in groups if model.lora is not None else ():
-        if group.engine is EngineName.VLLM and group.precision is Precision.FLOAT32:
+        if group.engine == EngineName.VLLM and group.precision is Precision.FLOAT32:
             yield (
                 f"{group.name}: precision 'float32' makes a worker with a GPU merge the adapters of"
                 " every version into a copy of the model; with 'bfloat16' vLLM serves them beside"

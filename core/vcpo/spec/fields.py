@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -76,6 +76,9 @@ def _is_finite(value: Any) -> bool:
 
 FINITE = AfterValidator(_without_infinity)
 """For a dictionary of any values: no number in it is infinite or NaN."""
+
+IMPORT_PATH: Final = r"[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
+"""Pattern of `package.module:Class`, by which a run names a user's own class."""
 
 Text = Annotated[str, AfterValidator(_without_nul)]
 """A string that may be used as a path or as an argument of a process."""

@@ -255,7 +255,7 @@ class VCPORunSpec(Section):
                 yield conflict(*location, value=longest, message=message)
 
     def _temperature_conflicts(self) -> Iterator[InitErrorDetails]:
-        groups = [group for group in self.rollouts if group.engine is EngineName.VLLM]
+        groups = [group for group in self.rollouts if group.engine == EngineName.VLLM]
         for section, given in (("sampling", self.sampling), ("evaluation", self.evaluation)):
             temperature = given.temperature
             if groups and temperature > _MAX_VLLM_TEMPERATURE:

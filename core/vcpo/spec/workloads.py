@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from vcpo.spec.cluster import (
 from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import (
     FINITE,
+    IMPORT_PATH,
     DnsLabel,
     Ratio,
     Seconds,
@@ -71,7 +73,7 @@ class OverlongPrompts(StrEnum):
 
 
 class EngineName(StrEnum):
-    """What generates in a rollout worker."""
+    """An engine that is shipped."""
 
     HF = "hf"
     """`transformers`, in the worker's process, on any machine."""
@@ -218,12 +220,17 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
 """vLLM's arguments that other fields or the worker set, and the cure for one that is given."""
 
 
-_FIELDS_OF_VLLM: Final = (
+_FIELDS_NOT_OF_HF: Final = (
     "kv_cache_gibibytes",
     "tensor_parallel_size",
     "engine_arguments",
 )
-"""Fields of a rollout group that no other engine uses."""
+"""Fields of a rollout group that engine `hf` does not use."""
+
+
+def is_engine(name: str) -> bool:
+    """Return whether a name is that of a shipped engine, or can be that of a user's class."""
+    return name in frozenset(EngineName) or re.fullmatch(IMPORT_PATH, name) is not None
 
 
 class RolloutGroup(Section):
@@ -231,14 +238,15 @@ class RolloutGroup(Section):
 
     name: Annotated[DnsLabel, Field(max_length=20)]
     """Name of the group, unique in the run; part of the workers' names."""
-    engine: EngineName = EngineName.HF
-    """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU."""
+    engine: Annotated[Text, Field(max_length=256)] = EngineName.HF.value
+    """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU;
+    `package.module:Class` is your own."""
     kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
     """Memory that engine `vllm` takes for keys and values, in GiB, on each of a worker's GPUs. If
-    unset, most of a GPU, or 1 GiB on a CPU."""
+    unset, most of a GPU, or 1 GiB on a CPU. Not for engine `hf`."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of one worker, over which engine `vllm` splits the model. Above 1 the worker's pod asks
-    for as many in a cluster. Raise it if the model does not fit on one GPU."""
+    for as many in a cluster. Raise it if the model does not fit on one GPU. Not for engine `hf`."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest prompt and response together, in tokens; more than `sampling.maxNewTokens`. If unset,
     the model's context, of which engine `vllm` makes room for as much as the memory for keys and
@@ -246,8 +254,9 @@ class RolloutGroup(Section):
     NTK), they are those of the longest `maxModelLen` of all groups, and engine `vllm` needs room
     for that length."""
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
-    """More arguments of engine `vllm`, by the names of vLLM's `AsyncEngineArgs`, such as
-    `max_num_batched_tokens`. Those that other fields set are refused."""
+    """More arguments of the engine. Those of `vllm` have the names of vLLM's `AsyncEngineArgs`,
+    such as `max_num_batched_tokens`, and those that other fields set are refused. Those of your
+    own engine are parameters of its `load`. Not for engine `hf`."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -284,13 +293,18 @@ class RolloutGroup(Section):
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
-        message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
-        for name in _FIELDS_OF_VLLM if self.engine is not EngineName.VLLM else ():
+        if not is_engine(self.engine):
+            known = ", ".join(EngineName)
+            message = f"is unknown; use one of {known}, or package.module:Class for your own"
+            conflicts.append(conflict("engine", value=self.engine, message=message))
+        message = "engine 'hf' does not use it; remove it or use engine 'vllm'"
+        for name in _FIELDS_NOT_OF_HF if self.engine == EngineName.HF else ():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
                 conflicts.append(conflict(to_camel(name), value=value, message=message))
+        owned = _OWNED_ARGUMENTS if self.engine == EngineName.VLLM else {}
         for name, value in self.engine_arguments.items():
-            if (cure := _OWNED_ARGUMENTS.get(name)) is not None:
+            if (cure := owned.get(name)) is not None:
                 conflicts.append(conflict("engineArguments", name, value=value, message=cure))
         refuse(conflicts)
         return self

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self, TypeVar, overload
 from vcpo.wire.errors import InvalidMessageError
 
 _SIZE_BYTES = 4
-_HIGHEST_LOGPROB = 1e-3
+HIGHEST_LOGPROB = 1e-3
 """Largest accepted log-probability; rounding may lift that of a certain token just above 0."""
-_LOWEST_LOGPROB = -100.0
+LOWEST_LOGPROB = -100.0
 """Smallest accepted log-probability of a sampled token. An engine draws with noise of float32. It
 reaches no token below about -40, and a probability below e^-104 is 0."""
 
@@ -175,15 +175,15 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
     numbers = logprobs.tolist()
     # A NaN makes the sum one, wherever it stands; min and max may pass over it.
     if numbers and not (
-        _LOWEST_LOGPROB <= min(numbers) <= max(numbers) <= _HIGHEST_LOGPROB
+        LOWEST_LOGPROB <= min(numbers) <= max(numbers) <= HIGHEST_LOGPROB
         and math.isfinite(sum(numbers))
     ):
         index, wrong = next(
             (index, each)
             for index, each in enumerate(numbers)
-            if not _LOWEST_LOGPROB <= each <= _HIGHEST_LOGPROB
+            if not LOWEST_LOGPROB <= each <= HIGHEST_LOGPROB
         )
-        raise InvalidMessageError(f"{field}[{index}]", wrong, f"from {_LOWEST_LOGPROB:g} to 0 nats")
+        raise InvalidMessageError(f"{field}[{index}]", wrong, f"from {LOWEST_LOGPROB:g} to 0 nats")
     return logprobs
 
 

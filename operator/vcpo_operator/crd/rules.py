@@ -15,8 +15,10 @@ from typing import Final, TypedDict
 from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
 from vcpo.spec.algorithm import Algorithm
 from vcpo.spec.environments import BUILT_IN
+from vcpo.spec.fields import IMPORT_PATH
 from vcpo.spec.run import BASELINES_OF_PAIRS
 from vcpo.spec.tracking import SINKS_BY_FIELD
+from vcpo.spec.workloads import EngineName
 
 
 class Rule(TypedDict):
@@ -182,10 +184,17 @@ ENVIRONMENT: Final = (
 )
 
 ROLLOUT_GROUP: Final = (
+    Rule(
+        rule=f"!has(self.engine) || self.engine in {_words(EngineName)}"
+        f" || self.engine.matches('^{IMPORT_PATH}$')",
+        message="`engine` must be one of "
+        + ", ".join(f"'{name}'" for name in EngineName)
+        + ", or package.module:Class for your own",
+    ),
     *(
         Rule(
-            rule=f"{unused} || (has(self.engine) && self.engine == 'vllm')",
-            message=f"`{field}` may be given only where `engine` is 'vllm'",
+            rule=f"{unused} || (has(self.engine) && self.engine != 'hf')",
+            message=f"`{field}` may not be given where `engine` is 'hf'",
         )
         for field, unused in (
             ("kvCacheGibibytes", "!has(self.kvCacheGibibytes)"),

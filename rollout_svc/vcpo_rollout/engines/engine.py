@@ -1,15 +1,51 @@
-"""The interface of generation engines: token ids in; token ids, logprobs and version spans out."""
+"""The contract of generation engines: token ids in; token ids, logprobs and version spans out.
+
+`rollouts[].engine` names a class: `hf` and `vllm` by a short name, a user's own one by
+`package.module:Class`. All come in by the same door. An author implements
+
+    load           a class method that makes the engine from an `EngineSetting`; it may take seconds
+    generate       samples one sequence; many calls run at a time, and the engine batches them
+    swap_weights   brings a version into the model between two decoding steps
+    close          ends the engine
+    policy_version, context_tokens, end_token_ids, stop_strings: as `Engine` describes them
+
+and keeps three promises that training rests on:
+
+    *Numbers*: a token's log-probability is that of the distribution it was drawn from, after the
+        temperature, over the tokens of the model's vocabulary (`vcpo.service.vocabulary`). So a
+        cut of the distribution (top-k, top-p) is not sampled from, and no draft decides.
+    *Versions*: each token carries the version whose weights gave that distribution. A running
+        sequence goes on with the new weights after a swap, its cache computed again with them.
+    *Whole state*: once `swap_weights` returns, the model holds every parameter (rounded to its own
+        format) and persistent buffer of the version, and no other. If not, the call raises.
+
+What is checked: `vcpo validate` and the worker's start find the class, its methods and the
+arguments of `load`. `vcpo_rollout.engines.checked` checks every answer of `generate` and
+`swap_weights`: types, lengths, log-probabilities in range, versions that were in use. Only the
+engine can look into its model, and does so before the next token is drawn;
+`held_state.StateChecksums` compares a torch module with a version. The learner computes the
+log-probabilities of fresh tokens itself in every step, and a gap that rounding does not explain is
+told or ends the run (`docs/design/063-mismatch.md`).
+
+Errors: an `EngineError` says what failed in one sentence, and becomes a typed failure of the
+prompt; eight in a row end the worker with it. `InvalidRequestError` blames the request alone. Any
+other exception counts as an `EngineError` that names its type. What a user can correct is a
+`ValueError` of `load` that begins with the field, such as `spec.rollouts[].engineArguments.x:`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.stop_strings import StopStrings
@@ -120,6 +156,42 @@ class PolicyWeights:
         """Return a version in one shard."""
         shards = (WeightShard(payload=payload),)
         return cls(policy_version=policy_version, shards=shards, changes=changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetting:
+    """What an engine is made from."""
+
+    spec: VCPORunSpec
+    """The run. `model.name` is a folder, or a name on the Hugging Face hub."""
+    group: RolloutGroup
+    """The worker's rollout group: precision, slots, threads."""
+    tokenizer: PreTrainedTokenizerBase
+    end_token_ids: frozenset[int]
+    """Tokens that end a response."""
+    stop_strings: StopStrings | None
+    """Strings that end a response; None if only end tokens do."""
+    seed: int
+    """Seeds what requests do not seed; every worker has its own."""
+    online_quantization: str | None = None
+    """For vLLM: its name of the quantization that it applies when it loads weights. Any other
+    engine gets weights that the worker has rounded."""
+    serves_adapters: bool = False
+    """For vLLM: whether versions are adapters that it applies beside the base model. Any other
+    engine gets versions of all parameters."""
+
+
+class EngineClass(Protocol):
+    """The class that `rollouts[].engine` names."""
+
+    def load(self, *, setting: EngineSetting, **arguments: Any) -> Engine:
+        """Make the engine (a class method). It may block; weights come with the first swap.
+
+        arguments: those of `rollouts[].engineArguments`; the signature says which it knows.
+
+        Raises:
+            ValueError: beginning with the field, when the user must correct something.
+        """
 
 
 class SequenceSampler(Protocol):

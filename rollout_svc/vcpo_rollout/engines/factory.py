@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final, cast
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
-from vcpo.service.lifecycle import gpu_memory_ratio
+from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterPlan, AdapterUse, plan_adapters
 from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.engine import Engine
-from vcpo_rollout.engines.hf.engine import HfEngine
-from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
+from vcpo_rollout.engines.checked import ENGINE_METHODS, CheckedEngine, lacking_of_engine
+from vcpo_rollout.engines.engine import Engine, EngineClass, EngineSetting
+from vcpo_rollout.engines.loading import load_end_token_ids, load_tokenizer
 from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
 from vcpo_rollout.engines.stop_strings import StopStrings
 
 _LOGGER = logging.getLogger(__name__)
-_VLLM_LOGGING = Path(__file__).parent / "vllm" / "logging.json"
+_SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        EngineName.HF: "vcpo_rollout.engines.hf.engine:HfEngine",
+        EngineName.VLLM: "vcpo_rollout.engines.vllm.engine:VllmEngine",
+    }
+)
+_CURE_OF_VLLM: Final = (
+    "pip install 'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or"
+    " engine: hf"
+)
+_VLLM_LOGGING: Final = Path(__file__).parent / "vllm" / "logging.json"
 """Configuration of vLLM's loggers, in the form of `logging.config.dictConfig`."""
 
 
@@ -47,14 +56,15 @@ def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
     """Decide what becomes of versions on this machine; log each decision and its reason.
 
     Raises:
-        ValueError: when the group asks for vLLM and it is not installed.
+        ValueError: as `find_engine`, when the group asks for vLLM.
     """
     lora = spec.model.lora
     quantizes = group.quantization is not Quantization.NONE
     device = None
-    if group.engine is EngineName.VLLM and (quantizes or lora is not None):
-        with _require_vllm():
-            from vcpo_rollout.engines.vllm.start import vllm_device
+    if group.engine == EngineName.VLLM and (quantizes or lora is not None):
+        find_engine(spec, group)  # it says what to do if vLLM is missing
+        from vcpo_rollout.engines.vllm.start import vllm_device
+
         device = vllm_device()
     quantization = plan_quantization(group.quantization, precision=group.precision, device=device)
     if quantizes:
@@ -74,7 +84,7 @@ def load_engine(
     seed: int,
     today: date | None = None,
 ) -> tuple[Engine, PromptCodec]:
-    """Start a group's engine, and make the codec of its prompts.
+    """Make a group's engine, and the codec of its prompts.
 
     seed: seeds the sampling; every worker has its own.
     today: day on which the run began, for templates that write a date.
@@ -82,6 +92,7 @@ def load_engine(
     Raises:
         ValueError: when the model does not exist, or the engine cannot run it on this machine.
     """
+    engine_class = find_engine(spec, group)
     name, revision = spec.model.name, spec.model.revision
     tokenizer = load_tokenizer(
         name, revision=revision, trust_remote_code=spec.model.trust_remote_code
@@ -94,97 +105,85 @@ def load_engine(
         plain_control_tokens=environment.plain_control_tokens,
         today=today,
     )
-    end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
-    if group.engine is EngineName.VLLM:
-        return _start_vllm(spec, group, plan, tokenizer, end_token_ids, seed), codec
-    return _start_hf(spec, group, tokenizer, end_token_ids, seed), codec
-
-
-def _start_hf(
-    spec: VCPORunSpec,
-    group: RolloutGroup,
-    tokenizer: PreTrainedTokenizerBase,
-    end_token_ids: frozenset[int],
-    seed: int,
-) -> Engine:
-    if group.threads is not None:
-        torch.set_num_threads(group.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and (ratio := gpu_memory_ratio()) is not None:
-        torch.cuda.set_per_process_memory_fraction(ratio)
-    pad_token_id = tokenizer.pad_token_id
-    return HfEngine(
-        load_model_skeleton(
-            spec.model.name,
-            revision=spec.model.revision,
-            trust_remote_code=spec.model.trust_remote_code,
-            precision=group.precision,
-            context_tokens=spec.context_tokens,
-        ),
-        end_token_ids=end_token_ids,
-        pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
-        max_concurrent_sequences=group.max_concurrent_sequences,
-        seed=seed,
-        device=device,
-        precision=group.precision,
+    setting = EngineSetting(
+        spec=spec,
+        group=group,
+        tokenizer=tokenizer,
+        end_token_ids=load_end_token_ids(name, tokenizer, revision=revision),
         stop_strings=StopStrings.of(spec.sampling, tokenizer),
-        returns_routes=spec.algorithm.router_replay,
-        max_model_len=group.max_model_len,
-    )
-
-
-def _start_vllm(
-    spec: VCPORunSpec,
-    group: RolloutGroup,
-    plan: WeightPlan,
-    tokenizer: PreTrainedTokenizerBase,
-    end_token_ids: frozenset[int],
-    seed: int,
-) -> Engine:
-    with _require_vllm():
-        from vcpo_rollout.engines.vllm.engine import VllmEngine
-        from vcpo_rollout.engines.vllm.start import VllmSettings
-    settings = VllmSettings(
-        model_name=spec.model.name,
-        revision=spec.model.revision,
-        trust_remote_code=spec.model.trust_remote_code,
-        precision=group.precision,
-        max_concurrent_sequences=group.max_concurrent_sequences,
         seed=seed,
-        kv_cache_gibibytes=group.kv_cache_gibibytes,
         online_quantization=plan.quantization.online_method,
-        lora=spec.model.lora if plan.served_adapters else None,
-        tensor_parallel_size=group.tensor_parallel_size,
-        max_model_len=group.max_model_len,
-        arguments=group.engine_arguments,
-        gpu_memory_ratio=gpu_memory_ratio(),
-        returns_routes=spec.algorithm.router_replay,
+        serves_adapters=plan.served_adapters,
     )
-    return VllmEngine.start(
-        settings,
-        end_token_ids=end_token_ids,
-        stop_strings=StopStrings.of(spec.sampling, tokenizer),
-    )
+    return _load(engine_class, setting), codec
 
 
-@contextmanager
-def _require_vllm() -> Iterator[None]:
-    """Import vLLM in the body; a failed import becomes an error with a cure.
-
-    vLLM configures its loggers when an engine starts, in its processes too: here, to write lines as
-    ours. At its default level it logs three lines per swap, so the level is WARNING unless the user
-    sets another.
+def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
+    """Make an engine from a class.
 
     Raises:
-        ValueError: when vLLM cannot be imported.
+        ValueError: naming the field, when `load` does, or a user's class does not keep to the
+            contract.
+    """
+    group = setting.group
+    field, name = _field(setting.spec, group), group.engine
+    try:
+        engine = engine_class.load(setting=setting, **group.engine_arguments)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        if name in _SHIPPED:
+            raise
+        raise ValueError(
+            f"{field}: {name!r} cannot be loaded ({type(error).__name__}: {error}); correct the"
+            " class or engineArguments"
+        ) from error
+    if lacking := lacking_of_engine(engine):
+        raise ValueError(
+            f"{field}: {name!r}: `load` returned {engine!r:.100}, which has no"
+            f" {', no '.join(lacking)}; it must return an engine"
+            " (`vcpo_rollout.engines.engine.Engine`)"
+        )
+    return CheckedEngine(engine)
+
+
+def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
+    """Import the class of a group's engine, and check its methods and its arguments' names.
+
+    Raises:
+        ValueError: naming the field, the value and the cure.
+    """
+    field, name = _field(spec, group), group.engine
+    cure = beside_or_in("rollout")
+    if name == EngineName.VLLM:
+        cure = _CURE_OF_VLLM
+        _configure_logging_of_vllm()
+    found = import_named(_SHIPPED.get(name, name), field=field, cure=cure, name=name)
+    engine_class = require_class(
+        found, field=field, name=name, what="an engine", methods=ENGINE_METHODS
+    )
+    if inspect.ismethod(load := getattr(engine_class, "load", None)):
+        require_arguments(
+            load,
+            group.engine_arguments,
+            beside=("setting",),
+            field=f"{field}Arguments",
+            name=name,
+        )
+        return cast("EngineClass", engine_class)
+    raise ValueError(f"{field}: {name!r}: its `load` must be a class method")
+
+
+def _field(spec: VCPORunSpec, group: RolloutGroup) -> str:
+    """Return the path of the field that names a group's engine."""
+    return f"spec.rollouts[{spec.rollouts.index(group)}].engine"
+
+
+def _configure_logging_of_vllm() -> None:
+    """Have vLLM write lines as ours; it configures its loggers when it is imported or started.
+
+    At its default level it logs three lines per swap, so the level is WARNING unless the user sets
+    another.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_LOGGING))
-    try:
-        yield
-    except (ImportError, RuntimeError) as error:  # RuntimeError: of an incompatible torchvision
-        raise ValueError(
-            f"spec.rollouts[].engine: vllm cannot be loaded here ({error}). Cure: pip install "
-            "'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or "
-            "engine: hf"
-        ) from error

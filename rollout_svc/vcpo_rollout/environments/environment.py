@@ -6,23 +6,18 @@ after a crash.
 
 Built-in environments are found in the same way as a user's class `package.module:Class`: the class
 is called with the run's parameters and `seed` as keyword arguments, and its signature lists the
-parameters it knows. The import of a class runs its module, so a run can execute any Python that is
-installed in the worker's image. This is intended.
+parameters it knows (`vcpo.service.plugins`).
 """
 
-import inspect
 import reprlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
-from vcpo.spec import VCPORun
+from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
 from vcpo.spec.environments import BUILT_IN
-from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
@@ -158,32 +153,19 @@ def find_environment(
     elif library == "reasoning_gym" and package:
         name, parameters = _REASONING_GYM, {**parameters, "dataset": package}
     environment_class = _environment_class(name)
-    signature = inspect.signature(environment_class)
     if "seed" in parameters:
         raise ValueError(
             f"environment.parameters.seed: {parameters['seed']!r} is not read here; "
             "remove it and set the run's seed instead"
         )
-    try:
-        signature.bind(**parameters, seed=0)
-    except TypeError as error:
-        known = ", ".join(sorted(set(signature.parameters) - {"seed"})) or "none"
-        raise ValueError(
-            f"environment.parameters: {dict(parameters)!r} does not suit {name!r} ({error}); "
-            f"the known parameters are {known}"
-        ) from error
+    require_arguments(
+        environment_class,
+        parameters,
+        beside=("seed",),
+        field="environment.parameters",
+        name=name,
+    )
     return environment_class, parameters
-
-
-def import_from_run_folder(run: VCPORun) -> None:
-    """Put the folder of the run's file first on the import path.
-
-    A user's environment can lie beside the run's file, as a relative model directory can. In a
-    cluster there is no such folder, and the environment must be installed in the image.
-    """
-    folder = run.metadata.annotations.get(RUN_FOLDER_ANNOTATION)
-    if folder is not None and folder not in sys.path:
-        sys.path.insert(0, folder)
 
 
 def _verifiers_class() -> str:
@@ -213,18 +195,8 @@ def _environment_class(name: str) -> type:
             f"environment.name: {name!r} is unknown; use one of {', '.join(sorted(BUILT_IN))}, "
             "or package.module:Class for your own"
         )
-    try:
-        found = getattr(import_module(module_name), class_name)
-    except Exception as error:  # an import runs user code, which may raise anything
-        raise ValueError(
-            f"environment.name: {name!r} cannot be imported ({type(error).__name__}: {error}); "
-            "put its module beside the run's file, or install it (in a cluster, in the rollout "
-            "image), and check the spelling"
-        ) from error
-    # Checked before the call: a name must not be a way to call any object with arguments.
-    if not (isinstance(found, type) and hasattr(found, "prompt") and hasattr(found, "reward")):
-        raise ValueError(
-            f"environment.name: {name!r} is not an environment; "
-            "it must be a class with the methods prompt and reward"
-        )
-    return found
+    field = "environment.name"
+    found = import_named(implementation, field=field, cure=beside_or_in("rollout"), name=name)
+    return require_class(
+        found, field=field, name=name, what="an environment", methods=("prompt", "reward")
+    )

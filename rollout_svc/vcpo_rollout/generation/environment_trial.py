@@ -21,6 +21,7 @@ import grpc
 
 from vcpo.metrics import RolloutMetrics
 from vcpo.service.lifecycle import NOT_TRIED, StartError, report_start_error, start_errors
+from vcpo.service.plugins import import_from_run_folder
 from vcpo.spec import VCPORun, parse_run
 from vcpo.wire.failures import FailureCause
 from vcpo_rollout.environments.environment import (
@@ -29,7 +30,6 @@ from vcpo_rollout.environments.environment import (
     MultiTurnEnvironment,
     Prompt,
     Split,
-    import_from_run_folder,
     make_environment,
 )
 from vcpo_rollout.gauges import RolloutGauges

@@ -324,6 +324,18 @@ class TestEnvironments:
         (problem,) = problems_of(run_of(environment=environment), folder)
         assert all(word in problem for word in words)
 
+    def test_an_own_engine_that_a_worker_could_not_have_is_named_beside_the_environment(
+        self, folder
+    ):
+        (folder / "own_engine.py").write_text("class Own: ...")
+        run = run_of(
+            environment="{name: 'no_such_task:Echo'}",
+            rollouts="[{name: main}, {name: more, engine: 'own_engine:Own'}]",
+        )
+        task, engine = problems_of(run, folder)
+        assert task.startswith("spec.environment.name: ")
+        assert engine.startswith("spec.rollouts[1].engine: 'own_engine:Own' is not an engine")
+
     def test_one_that_raises_at_once_is_named_with_the_call_and_the_line(self, folder):
         (folder / "raising.py").write_text(OWN_CLASS.replace("return 0.0", "return prompt.rewart"))
         environment = "{name: 'raising:Echo', parameters: {word: ho}}"

@@ -210,7 +210,7 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
         ("engineArguments", "{block_size: 32}", "{'block_size': 32}"),
     ],
 )
-def test_what_only_vllm_uses_is_refused_for_another_engine(field, value, got):
+def test_what_hf_does_not_use_is_refused_for_it_alone(field, value, got):
     given = f"{field}: {value}"
     assert problem_lines(f"rollouts: [{{name: a, {given}}}]") == [
         (
@@ -218,7 +218,23 @@ def test_what_only_vllm_uses_is_refused_for_another_engine(field, value, got):
             f" engine 'vllm' (got {got})"
         )
     ]
-    assert run_with(f"rollouts: [{{name: a, engine: vllm, {given}}}]").spec.rollouts
+    for other in ("vllm", "my_package.engines:Own"):
+        assert run_with(f"rollouts: [{{name: a, engine: '{other}', {given}}}]").spec.rollouts
+
+
+@pytest.mark.parametrize("name", ["vlm", "package.module", "my-package:Own", ":Own", "a:b:c"])
+def test_an_engine_is_a_shipped_one_or_a_class(name):
+    assert problem_lines(f"rollouts: [{{name: a, engine: '{name}'}}]") == [
+        (
+            "spec.rollouts[0].engine: is unknown; use one of hf, vllm, or package.module:Class"
+            f" for your own (got '{name}')"
+        )
+    ]
+
+
+def test_an_own_engine_may_have_arguments_that_other_fields_set_for_vllm():
+    run = run_with("rollouts: [{name: a, engine: 'own:Engine', engineArguments: {dtype: half}}]")
+    assert run.spec.rollouts[0].engine_arguments == {"dtype": "half"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from vcpo.records.step_record import GAUGES
 from vcpo.records.unit import Unit
 from vcpo.spec.algorithm import Algorithm, Sampling
 from vcpo.spec.tracking import SinkName
-from vcpo.spec.workloads import EngineName
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
@@ -112,7 +111,7 @@ LAG_ESS = gauge(
 MISMATCH_BY_ENGINE = gauge(
     "vcpo_mismatch_engine_nats",
     "Mean absolute log pi - log mu of fresh tokens of the median worker, by engine.",
-    Label("engine", tuple(EngineName)),
+    Label("engine", at_most=8),
 )
 MISMATCH_BY_POSITION = gauge(
     "vcpo_mismatch_position_nats",

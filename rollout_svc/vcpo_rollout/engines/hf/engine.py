@@ -18,15 +18,16 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
 
-from vcpo.service.lifecycle import StartError
+from vcpo.service.lifecycle import StartError, gpu_memory_ratio
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import (
     EngineError,
+    EngineSetting,
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
@@ -36,7 +37,7 @@ from vcpo_rollout.engines.held_state import StateChecksums
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.hf.routes import RouteRecorder
 from vcpo_rollout.engines.limits import RequestLimits
-from vcpo_rollout.engines.loading import place_model, torch_dtype
+from vcpo_rollout.engines.loading import load_model_skeleton, place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, read_weights, stage_weights
 from vcpo_rollout.engines.stop_strings import StopStrings
 
@@ -132,6 +133,42 @@ class HfEngine:
         self._swap_order = asyncio.Lock()
         self._thread = threading.Thread(target=self._serve, name="hf-engine", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def load(cls, *, setting: EngineSetting) -> Self:
+        """Make the engine of a rollout group, on the GPU if there is one.
+
+        Raises:
+            ValueError: when there is no such model, or it has no routers whose choices the run
+                wants.
+        """
+        spec, group = setting.spec, setting.group
+        if group.threads is not None:
+            torch.set_num_threads(group.threads)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and (ratio := gpu_memory_ratio()) is not None:
+            torch.cuda.set_per_process_memory_fraction(ratio)
+        pad_token_id = setting.tokenizer.pad_token_id
+        return cls(
+            load_model_skeleton(
+                spec.model.name,
+                revision=spec.model.revision,
+                trust_remote_code=spec.model.trust_remote_code,
+                precision=group.precision,
+                context_tokens=spec.context_tokens,
+            ),
+            end_token_ids=setting.end_token_ids,
+            pad_token_id=(
+                pad_token_id if isinstance(pad_token_id, int) else min(setting.end_token_ids)
+            ),
+            max_concurrent_sequences=group.max_concurrent_sequences,
+            seed=setting.seed,
+            device=device,
+            precision=group.precision,
+            stop_strings=setting.stop_strings,
+            returns_routes=spec.algorithm.router_replay,
+            max_model_len=group.max_model_len,
+        )
 
     @property
     def context_tokens(self) -> int | None:

@@ -31,6 +31,7 @@ from vcpo.service.vocabulary import vocabulary_of
 from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.engine import (
     EngineError,
+    EngineSetting,
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
@@ -107,6 +108,21 @@ class VllmEngine:
         self._open: set[asyncio.Task[Any]] = set()
         self._ended: str | None = None
         self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, *, setting: EngineSetting, **arguments: Any) -> Self:
+        """Start vLLM for a rollout group.
+
+        arguments: the user's, of vLLM's `AsyncEngineArgs`.
+
+        Raises:
+            ValueError: as `start`.
+        """
+        return cls.start(
+            VllmSettings.of(setting, arguments),
+            end_token_ids=setting.end_token_ids,
+            stop_strings=setting.stop_strings,
+        )
 
     @classmethod
     def start(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -19,9 +19,11 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.service.rotary_table import table_length
 from vcpo.spec.workloads import Lora, Precision
 from vcpo_rollout.engines.adapters import SERVED_RANKS
+from vcpo_rollout.engines.engine import EngineSetting
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
@@ -82,6 +84,27 @@ class VllmSettings:
     """The user's other arguments of vLLM's `AsyncEngineArgs`, by name."""
     returns_routes: bool = False
     """Whether responses carry the experts that computed their tokens."""
+
+    @classmethod
+    def of(cls, setting: EngineSetting, arguments: Mapping[str, Any]) -> Self:
+        """Return those of a rollout group; `arguments` are the user's."""
+        model, group = setting.spec.model, setting.group
+        return cls(
+            model_name=model.name,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            precision=group.precision,
+            max_concurrent_sequences=group.max_concurrent_sequences,
+            seed=setting.seed,
+            kv_cache_gibibytes=group.kv_cache_gibibytes,
+            online_quantization=setting.online_quantization,
+            lora=model.lora if setting.serves_adapters else None,
+            tensor_parallel_size=group.tensor_parallel_size,
+            max_model_len=group.max_model_len,
+            arguments=arguments,
+            gpu_memory_ratio=gpu_memory_ratio(),
+            returns_routes=setting.spec.algorithm.router_replay,
+        )
 
 
 def vllm_device() -> Device:

@@ -99,6 +99,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"optimizer": {"name": "muon"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"rollouts": [{"name": "a", "tensorParallelSize": 2}]}, "`tensorParallelSize`"),
+        ({"rollouts": [{"name": "a", "engine": "vlm"}]}, "`engine` must be one of 'hf', 'vllm', o"),
         ({"rollouts": [{"name": "a", "maxModelLen": 1024}]}, "`sampling.maxNewTokens`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
@@ -135,6 +136,7 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
         {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 1}},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
         {"rollouts": [{"name": "a", "tensorParallelSize": 1}]},
+        {"rollouts": [{"name": "a", "engine": "pkg.own:Engine", "tensorParallelSize": 2}]},
         {
             "rollouts": [
                 {
