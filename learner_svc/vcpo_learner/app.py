@@ -29,7 +29,7 @@ from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
-from vcpo.tracking.services import check_packages
+from vcpo.tracking.services import check_sinks
 from vcpo.tracking.sink import TrackedRun
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
@@ -106,7 +106,7 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
-        check_packages(run.spec.tracking)
+        check_sinks(run)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
         with shared_files():  # caches of models, which other users may share
             policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)

@@ -19,12 +19,12 @@ from vcpo.spec import SpecError, load_run
 from vcpo.spec.errors import problems_of
 from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.tracking.backfill import missing_records, ordered_records
-from vcpo.tracking.services import check_packages, open_sink
+from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 
 _CHECKPOINT_FILE: Final = "meta.json"
 """Manifest in a checkpoint's folder."""
-_OPTIONS: Final = {"mode": "--offline", "directory": "--output"}
+_OPTIONS: Final = {"name": "--to", "mode": "--offline", "directory": "--output"}
 """Options that have another name than the field of the sink that they set."""
 
 
@@ -60,8 +60,12 @@ _Output = Annotated[
     ),
 ]
 _To = Annotated[
-    SinkName | None,
-    typer.Option(help="Copy the records to this tracking service; write no model."),
+    str | None,
+    typer.Option(
+        metavar="SERVICE",
+        help="Copy the records to this tracking service (tensorboard, wandb, mlflow, or your own"
+        " package.module:Class); write no model.",
+    ),
 ]
 _Project = Annotated[
     str | None,
@@ -127,7 +131,7 @@ def export(
             "DIR, --step, --best, --adapters, --dtype: choose what of a model is written, and"
             " where; leave them out beside --to"
         )
-    if output is not None and to is not SinkName.TENSORBOARD:
+    if output is not None and to != SinkName.TENSORBOARD:
         fail(f"--output: {to} has no folder; give --project or --url")
     given = {
         "name": to,
@@ -144,7 +148,10 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
     try:
         run = load_run(RunDir(run_dir).spec)
         settings = _settings(run.spec.tracking, run_dir, given)
-        check_packages(Tracking(sinks=(settings,)))
+        tracking = Tracking(sinks=(settings,))
+        check_sinks(
+            run.model_copy(update={"spec": run.spec.model_copy(update={"tracking": tracking})})
+        )
     except ValidationError as error:
         problems = (
             replace(problem, path=_OPTIONS.get(problem.path, f"--{problem.path}"))
@@ -177,6 +184,6 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
 def _settings(tracking: Tracking, run_dir: Path, given: dict[str, str | None]) -> Sink:
     of_spec = next((sink for sink in tracking.sinks if sink.name == given["name"]), None)
     chosen = of_spec.model_dump(exclude={"directory"}) if of_spec else {}
-    if given["name"] is SinkName.TENSORBOARD:
+    if given["name"] == SinkName.TENSORBOARD:
         chosen["directory"] = str(run_dir / "exports" / "tensorboard")
     return Sink.model_validate({**chosen, **{k: v for k, v in given.items() if v is not None}})

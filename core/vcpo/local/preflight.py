@@ -19,7 +19,7 @@ from vcpo.service.lifecycle import NOT_TRIED, START_ERROR_MARK
 from vcpo.service.model_files import is_url
 from vcpo.spec import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
-from vcpo.tracking.services import package_problems
+from vcpo.tracking.services import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
@@ -97,7 +97,7 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
     return MachineFindings(
         problems=(
             *model_problems(run),
-            *package_problems(run.spec.tracking),
+            *sink_problems(run),
             *(problem for each in tried for problem in each.problems),
         ),
         warnings=(*machine_warnings(run), *(told for each in tried for told in each.warnings)),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from vcpo.spec.cluster import ObjectName
-from vcpo.spec.fields import Section, Text, conflict, refuse
+from vcpo.spec.fields import FINITE, IMPORT_PATH, Section, Text, conflict, refuse
 
 
 class SinkName(StrEnum):
-    """A tracking service that records of a run are copied to."""
+    """A tracking service whose sink is shipped."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -34,16 +35,16 @@ SINKS_BY_FIELD: Final = {
     "url": (SinkName.WANDB, SinkName.MLFLOW),
     "mode": (SinkName.WANDB,),
 }
-"""Services that use a field."""
+"""Shipped sinks that use a field; no other one does."""
 
 
 class Sink(Section):
     """One tracking service that gets the run's numbers."""
 
-    name: SinkName
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
     """Tracking service: `tensorboard` (files that TensorBoard reads), `wandb` (Weights & Biases),
-    or `mlflow`. The learner's environment or image must have the extra `tracking` of this
-    package."""
+    `mlflow`, or `package.module:Class` for your own. The learner's environment or image must have
+    the extra `tracking` of this package, or your class."""
     directory: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     """Folder for TensorBoard's files. If unset, `tensorboard` in the run directory. In a cluster
     give a path of a volume that your TensorBoard mounts too. Only for `tensorboard`."""
@@ -61,18 +62,40 @@ class Sink(Section):
     `wandb` in the run directory, and `wandb sync` sends them later. If unset, `online`. Only for
     `wandb`."""
 
+    parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
+    """Settings of your own class. Only for `package.module:Class`."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if not self.is_shipped and re.fullmatch(IMPORT_PATH, self.name) is None:
+            known = ", ".join(SinkName)
+            message = f"is unknown; use one of {known}, or package.module:Class for your own"
+            refuse([conflict("name", value=self.name, message=message)])
+        return self
+
     @model_validator(mode="after")
     def _fields_suit_service(self) -> Self:
+        unused = [
+            field
+            for field, users in SINKS_BY_FIELD.items()
+            if getattr(self, field) is not None and self.name not in users
+        ]
+        if self.parameters and self.is_shipped:
+            unused.append("parameters")
         refuse(
             conflict(
                 to_camel(field),
                 value=str(getattr(self, field)),
                 message=f"sink '{self.name}' does not use it; remove it",
             )
-            for field, users in SINKS_BY_FIELD.items()
-            if getattr(self, field) is not None and self.name not in users
+            for field in unused
         )
         return self
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the sink is not a class of the user's own."""
+        return self.name in frozenset(SinkName)
 
 
 class Tracking(Section):
@@ -80,7 +103,7 @@ class Tracking(Section):
 
     sinks: Annotated[
         tuple[Sink, ...],
-        Field(max_length=len(SinkName), json_schema_extra={"x-kubernetes-list-type": "map"}),
+        Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"}),
     ] = ()
     """Services, each at most once. A service that is slow, absent or full never delays or fails a
     step: what it cannot take is dropped and counted in `vcpo_sink_dropped_total`. The run's own

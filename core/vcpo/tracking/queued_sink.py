@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from vcpo.records.step_record import StepRecord
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.backfill import missing_records
 from vcpo.tracking.sink import Record, Sink, deliver
 
@@ -30,7 +29,7 @@ class QueuedSink:
 
     def __init__(
         self,
-        name: SinkName,
+        name: str,
         open_sink: Callable[[], Sink],
         *,
         history: Sequence[tuple[Record, int]] = (),

@@ -1,54 +1,79 @@
-"""Which package a tracking service needs, and how its sink is opened.
+"""Which package a tracking service needs, and how its sink is found and opened.
 
-A sink's constructor imports its client, because most runs need none of them, and the core holds
-no heavy package.
+A sink's module is imported where a run names it: most runs need none, and the core holds no heavy
+package. `package.module:Class` of the user's own comes in by the same door as the shipped sinks.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, cast
 
-from vcpo.spec import FieldProblem, SpecError
+from vcpo.service.plugins import (
+    beside_or_in,
+    import_from_run_folder,
+    import_named,
+    require_arguments,
+    require_class,
+)
+from vcpo.spec import FieldProblem, SpecError, VCPORun
 from vcpo.spec.tracking import Sink as SinkSettings
-from vcpo.spec.tracking import SinkName, Tracking
-from vcpo.tracking.mlflow import MlflowSink
+from vcpo.spec.tracking import SinkName
 from vcpo.tracking.sink import Sink, TrackedRun
-from vcpo.tracking.tensorboard import TensorBoardSink
-from vcpo.tracking.weights_and_biases import WandbSink
 
-_PACKAGES: Final = {
+_SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        SinkName.TENSORBOARD: "vcpo.tracking.tensorboard:TensorBoardSink",
+        SinkName.WANDB: "vcpo.tracking.weights_and_biases:WandbSink",
+        SinkName.MLFLOW: "vcpo.tracking.mlflow:MlflowSink",
+    }
+)
+_PACKAGES: Final[dict[str, str]] = {
     SinkName.TENSORBOARD: "tensorboardX",
     SinkName.WANDB: "wandb",
     SinkName.MLFLOW: "mlflow",
 }
-"""Package of each service's client; the extra `tracking` has them all."""
+"""Package of each shipped service's client; the extra `tracking` has them all."""
+_METHODS: Final = ("sent_steps", "step", "evaluation", "event", "close")
 
 _PRIVATE: Final = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
 """A run reports nothing to third parties but what it was told to send."""
 
 
-def check_packages(tracking: Tracking) -> None:
-    """Check that the clients of all sinks are installed.
+def check_sinks(run: VCPORun) -> None:
+    """Check that all sinks of a run can be opened here.
 
     Raises:
-        SpecError: naming each missing package and the cure.
+        SpecError: naming each that cannot, and the cure.
     """
-    if problems := list(package_problems(tracking)):
+    if problems := list(sink_problems(run)):
         raise SpecError("spec.tracking", problems)
 
 
-def package_problems(tracking: Tracking) -> Iterator[FieldProblem]:
-    """Yield each sink whose client is not installed here, with the cure."""
-    for index, sink in enumerate(tracking.sinks):
-        if importlib.util.find_spec(_PACKAGES[sink.name]) is None:
+def sink_problems(run: VCPORun) -> Iterator[FieldProblem]:
+    """Yield each sink whose client or class is not installed here, with the cure.
+
+    It imports the user's own classes.
+    """
+    import_from_run_folder(run)
+    for index, sink in enumerate(run.spec.tracking.sinks):
+        field = f"spec.tracking.sinks[{index}].name"
+        package = _PACKAGES.get(sink.name)
+        if package is None:
+            try:
+                _find(sink, field)
+            except ValueError as error:
+                path, _, message = str(error).partition(": ")
+                yield FieldProblem(path=path, value="", message=message)
+        elif importlib.util.find_spec(package) is None:
             yield FieldProblem(
-                path=f"spec.tracking.sinks[{index}].name",
-                value=repr(sink.name.value),
-                message=f"needs the package {_PACKAGES[sink.name]}, which is not installed; pip"
-                " install 'vcpo[tracking]'",
+                path=field,
+                value=repr(sink.name),
+                message=f"needs the package {package}, which is not installed; pip install"
+                " 'vcpo[tracking]'",
             )
 
 
@@ -56,10 +81,26 @@ def open_sink(settings: SinkSettings, tracked: TrackedRun) -> Sink:
     """Open a sink; it may take seconds, and the service's client may raise any error."""
     for variable, value in _PRIVATE.items():
         os.environ.setdefault(variable, value)
-    match settings.name:
-        case SinkName.TENSORBOARD:
-            return TensorBoardSink(settings, tracked)
-        case SinkName.WANDB:
-            return WandbSink(settings, tracked)
-        case SinkName.MLFLOW:
-            return MlflowSink(settings, tracked)
+    import_from_run_folder(tracked.run)
+    sink_class = _find(settings, "spec.tracking.sinks[].name")
+    return cast("Sink", sink_class(settings=settings, tracked=tracked, **settings.parameters))
+
+
+def _find(settings: SinkSettings, field: str) -> type:
+    """Import the class of a sink, and check its methods and its parameters' names.
+
+    Raises:
+        ValueError: naming the field, the value and the cure.
+    """
+    name = settings.name
+    path, cure = _SHIPPED.get(name, name), beside_or_in("learner")
+    found = import_named(path, field=field, cure=cure, name=name)
+    sink_class = require_class(found, field=field, name=name, what="a sink", methods=_METHODS)
+    require_arguments(
+        sink_class,
+        settings.parameters,
+        beside=("settings", "tracked"),
+        field=f"{field.removesuffix('.name')}.parameters",
+        name=name,
+    )
+    return sink_class

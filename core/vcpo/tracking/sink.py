@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.spec import VCPORun
-from vcpo.spec.tracking import SinkName
 
 DEFAULT_PROJECT = "vcpo"
 _SENT = {
@@ -39,6 +38,10 @@ Record = StepRecord | EvaluationRecord | EventRecord
 
 class Sink(Protocol):
     """One run in one tracking service. Each call may block and may raise any error.
+
+    The contract of `tracking.sinks[].name`. A class is called with the keyword arguments
+    `settings` (the entry of `tracking.sinks`), `tracked` (the run), and the entry's `parameters`.
+    It lives in a thread of its own: what it does not take is dropped, and never delays a step.
 
     At a start the service says which steps it has, and gets the rest from the run's records
     (`missing_records`); then come new records. A learner that resumes from a checkpoint may take
@@ -99,7 +102,7 @@ class TrackedRun:
         """Name of the run for people."""
         return f"{self.run.metadata.name}{' (copy)' if self.is_copy else ''}"
 
-    def known_id(self, sink: SinkName) -> str | None:
+    def known_id(self, sink: str) -> str | None:
         """Return the id of this run in a service; None before its first start there."""
         try:
             known: str = json.loads(self._id_file(sink).read_text(encoding="utf-8"))["run_id"]
@@ -107,7 +110,7 @@ class TrackedRun:
             return None
         return known
 
-    def keep_id(self, sink: SinkName, run_id: str) -> str:
+    def keep_id(self, sink: str, run_id: str) -> str:
         """Keep and return the id, so that a restarted learner continues the same run there."""
         path = self._id_file(sink)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +119,7 @@ class TrackedRun:
         partial.replace(path)
         return run_id
 
-    def _id_file(self, sink: SinkName) -> Path:
+    def _id_file(self, sink: str) -> Path:
         return self.run_dir / _FOLDER / f"{sink}{'-copy' if self.is_copy else ''}.json"
 
 

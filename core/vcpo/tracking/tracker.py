@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.backfill import ordered_records
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.services import open_sink
@@ -47,7 +46,7 @@ class Tracker:
             sink.put(record)
 
     @property
-    def dropped(self) -> Mapping[SinkName, int]:
+    def dropped(self) -> Mapping[str, int]:
         """Number of records that each sink did not get."""
         return {sink.name: sink.dropped for sink in self._sinks}
 

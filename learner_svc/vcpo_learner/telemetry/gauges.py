@@ -17,7 +17,6 @@ from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightFo
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
-from vcpo.spec.tracking import SinkName
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
@@ -46,7 +45,7 @@ class LearnerGauges:
         self._waited_s = 0.0
         self._served_bytes: Mapping[WeightForm, int] = {}
         self._refused: Mapping[CallRefusal, int] = {}
-        self._sink_dropped: Mapping[SinkName, int] = {}
+        self._sink_dropped: Mapping[str, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
         self._set_aside: Mapping[SetAsideCause, int] = {}
@@ -200,7 +199,7 @@ class LearnerGauges:
         for trust in Trust:
             metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
-    def count_sink_drops(self, dropped: Mapping[SinkName, int]) -> None:
+    def count_sink_drops(self, dropped: Mapping[str, int]) -> None:
         """Count the records that sinks did not get since the last call.
 
         dropped: records since the learner's start, by sink.

@@ -10,6 +10,7 @@ fills in the defaults inside. So the rules of sections pass where a field is abs
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 from typing import Final, TypedDict
 
 from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
@@ -17,7 +18,7 @@ from vcpo.spec.algorithm import Algorithm
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.fields import IMPORT_PATH
 from vcpo.spec.run import BASELINES_OF_PAIRS
-from vcpo.spec.tracking import SINKS_BY_FIELD
+from vcpo.spec.tracking import SINKS_BY_FIELD, SinkName
 from vcpo.spec.workloads import EngineName
 
 
@@ -35,6 +36,17 @@ def _words(values: Iterable[str]) -> str:
 def _where_given(*fields: str, rule: str) -> str:
     absent = " || ".join(f"!has(self.{field})" for field in fields)
     return f"{absent} || {rule}"
+
+
+def _shipped_or_own(field: str, names: type[StrEnum]) -> Rule:
+    """Return the rule of a field that names something shipped, or a user's class."""
+    return Rule(
+        rule=f"!has(self.{field}) || self.{field} in {_words(names)}"
+        f" || self.{field}.matches('^{IMPORT_PATH}$')",
+        message=f"`{field}` must be one of "
+        + ", ".join(f"'{name}'" for name in names)
+        + ", or package.module:Class for your own",
+    )
 
 
 def _immutable_field_rule(field: str) -> Rule:
@@ -184,13 +196,7 @@ ENVIRONMENT: Final = (
 )
 
 ROLLOUT_GROUP: Final = (
-    Rule(
-        rule=f"!has(self.engine) || self.engine in {_words(EngineName)}"
-        f" || self.engine.matches('^{IMPORT_PATH}$')",
-        message="`engine` must be one of "
-        + ", ".join(f"'{name}'" for name in EngineName)
-        + ", or package.module:Class for your own",
-    ),
+    _shipped_or_own("engine", EngineName),
     *(
         Rule(
             rule=f"{unused} || (has(self.engine) && self.engine != 'hf')",
@@ -227,13 +233,16 @@ LEARNER: Final = (
     ),
 )
 
-TRACKING_SINK: Final = tuple(
-    Rule(
-        rule=f"!has(self.{field}) || self.name in {_words(names)}",
-        message=f"`{field}` may be given only where `name` is "
-        + " or ".join(f"'{name}'" for name in names),
-    )
-    for field, names in SINKS_BY_FIELD.items()
+TRACKING_SINK: Final = (
+    _shipped_or_own("name", SinkName),
+    *(
+        Rule(
+            rule=f"!has(self.{field}) || self.name in {_words(names)}",
+            message=f"`{field}` may be given only where `name` is "
+            + " or ".join(f"'{name}'" for name in names),
+        )
+        for field, names in SINKS_BY_FIELD.items()
+    ),
 )
 
 EGRESS: Final = (

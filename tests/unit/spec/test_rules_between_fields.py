@@ -355,7 +355,15 @@ def test_a_temperature_that_vllm_does_not_sample_at_is_refused(section):
             "sinks[0].mode: sink 'mlflow' does not use it; remove it (got 'offline')",
         ),
         ("[{name: wandb}, {name: wandb}]", "sinks[1].name: is there twice; remove one (got"),
-        ("[{name: comet}]", "sinks[0].name: Input should be 'tensorboard', 'wandb' or 'mlflow'"),
+        ("[{name: comet}]", "sinks[0].name: is unknown; use one of tensorboard, wandb, mlflow, or"),
+        (
+            "[{name: wandb, parameters: {a: 1}}]",
+            "sinks[0].parameters: sink 'wandb' does not use it; remove it (got",
+        ),
+        (
+            "[{name: 'own:Sink', parameters: {a: 1}, project: p}]",
+            "sinks[0].project: sink 'own:Sink' does not use it; remove it (got 'p')",
+        ),
     ],
 )
 def test_a_sink_takes_the_fields_of_its_service_once(sinks, problem):

@@ -23,7 +23,7 @@ from vcpo.spec import SpecError, VCPORun
 from vcpo.spec.tracking import Sink, SinkName, Tracking
 from vcpo.tracking import services
 from vcpo.tracking.scalars import LAST_NAME, step_scalars
-from vcpo.tracking.services import check_packages, open_sink
+from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun
 
 REWARD = "task/reward_mean"
@@ -244,8 +244,53 @@ def test_services_get_what_is_trained_and_no_password_path_or_pod(tmp_path):
     assert sent["steps"] == 10
 
 
+def with_sinks(*sinks: Sink) -> VCPORun:
+    run = make_run()
+    spec = run.spec.model_copy(update={"tracking": Tracking(sinks=sinks)})
+    return run.model_copy(update={"spec": spec})
+
+
 def test_a_missing_package_is_named_with_its_field_and_the_extra(monkeypatch):
     monkeypatch.setitem(services._PACKAGES, SinkName.WANDB, "a_package_that_nobody_has")
-    tracking = Tracking(sinks=(Sink(name="tensorboard"), Sink(name="wandb")))
+    run = with_sinks(Sink(name="tensorboard"), Sink(name="wandb"))
     with pytest.raises(SpecError, match=r"sinks\[1\]\.name: needs the package a_package.*vcpo\[tr"):
-        check_packages(tracking)
+        check_sinks(run)
+
+
+OWN_SINK = """
+class Own:
+    def __init__(self, *, settings, tracked, folder): ...
+    def sent_steps(self): return ()
+    def step(self, record): ...
+    def evaluation(self, record): ...
+    def event(self, record, step): ...
+    def close(self, *, failed): ...
+
+class Half:
+    def step(self, record): ...
+"""
+
+
+def test_own_classes_that_are_no_sinks_are_named_all_at_once(tmp_path, monkeypatch):
+    (tmp_path / "own_sink.py").write_text(OWN_SINK)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    sinks = [
+        Sink(name="own_sink:Own", parameters={"folder": "here"}),
+        Sink(name="own_sink:Half"),
+        Sink(name="no_such_package:Own"),
+        Sink(name="own_sink.more:Own"),
+        Sink(name="own_sink:Own", parameters={"fodler": "here"}),
+    ]
+    found = list(services.sink_problems(with_sinks(*sinks[:4])))
+    found += services.sink_problems(with_sinks(sinks[4]))
+    lines = [str(problem) for problem in found]
+    assert [line.partition(": ")[0] for line in lines] == [
+        "spec.tracking.sinks[1].name",
+        "spec.tracking.sinks[2].name",
+        "spec.tracking.sinks[3].name",
+        "spec.tracking.sinks[0].parameters",
+    ]
+    assert "is not a sink (it has no sent_steps and no evaluation and no event" in lines[0]
+    assert "cannot be imported (ModuleNotFoundError: No module named 'no_such_package')" in lines[1]
+    assert "in the learner image), and check the spelling" in lines[2]
+    assert "the known parameters are folder" in lines[3]

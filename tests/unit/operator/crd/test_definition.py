@@ -91,6 +91,7 @@ def test_only_templates_parameters_arguments_and_our_own_state_are_open():
         "spec.learner.template",
         "spec.rollouts.engineArguments",
         "spec.rollouts.template",
+        "spec.tracking.sinks.parameters",
         "status.control",
     ]
 

@@ -103,6 +103,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"rollouts": [{"name": "a", "maxModelLen": 1024}]}, "`sampling.maxNewTokens`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
+        ({"tracking": {"sinks": [{"name": "comet"}]}}, "`name` must be one of 'tensorboard', 'wan"),
         ({"tracking": {"sinks": [{"name": "mlflow", "mode": "offline"}]}}, "`mode`"),
         (
             {"pods": {"extraEgress": [{"port": 443, "cidr": "10.0.0.0/8", "namespace": "obs"}]}},
@@ -153,6 +154,7 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
         {"environment": {"name": "tasks.chess:Chess"}},
         {"tracking": {"sinks": [{"name": "wandb", "mode": "offline", "entity": "me"}]}},
         {"tracking": {"sinks": [{"name": "mlflow", "url": "http://mlflow:5000"}]}},
+        {"tracking": {"sinks": [{"name": "own.sinks:Csv", "parameters": {"folder": "/logs"}}]}},
         {"pods": {"extraEgress": [{"port": 443}, {"port": 5000, "namespace": "obs"}]}},
         {"environment": {"name": "verifiers:wordle"}},
         {"model": {"name": "/models/tiny"}},
