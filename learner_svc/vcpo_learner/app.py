@@ -25,6 +25,7 @@ from vcpo.service.lifecycle import (
     start_errors,
     write_ready,
 )
+from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
@@ -105,6 +106,7 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
     """Build the learner, resume it if asked to, and serve it; the run directory is locked."""
     with start_errors():
         run = load_run(options.run_file)
+        import_from_run_folder(run)
         logs.identify_process(run=run.metadata.name)
         check_sinks(run)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})

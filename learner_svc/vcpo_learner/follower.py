@@ -22,6 +22,7 @@ from vcpo.service.lifecycle import (
     start_errors,
     write_ready,
 )
+from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
 from vcpo.spec import load_run
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
@@ -48,6 +49,7 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
     """
     with start_errors():
         run = load_run(options.run_file)
+        import_from_run_folder(run)
         logs.identify_process(run=run.metadata.name, rank=str(environment.rank))
         with shared_files():  # caches of models, which other users may share
             policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)

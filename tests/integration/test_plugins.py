@@ -15,7 +15,7 @@ import pytest
 from vcpo.records.journal import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("engine", "environment", "tracker")
+PACKAGES = ("engine", "environment", "loss", "tracker")
 SPEC = f"""
 apiVersion: vcpo.dev/v1alpha1
 kind: VCPORun
@@ -26,7 +26,11 @@ spec:
   steps: 4
   sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: 4, trajectoriesPerPrompt: 4}}
-  algorithm: {{maxPolicyLagSteps: 1}}
+  algorithm:
+    method: grpo
+    loss: soft_clip:soft_clip
+    baseline: soft_clip:length_weighted
+    maxPolicyLagSteps: 1
   tracking:
     sinks:
       - {{name: "csv_tracker:CsvTracker", parameters: {{columns: [task/reward_mean]}}}}
@@ -53,7 +57,7 @@ def installed(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": str(site)}
 
 
-def test_engine_environment_and_tracker_of_other_packages_train_a_model(installed, tmp_path):
+def test_engine_environment_loss_and_tracker_of_other_packages_train_a_model(installed, tmp_path):
     (tmp_path / "run.yaml").write_text(SPEC)
     command = [sys.executable, "-m", "vcpo.cli.main", "run", "run.yaml", "--json"]
     run = subprocess.run(

@@ -52,9 +52,12 @@ Source of the method: VCPO, "Stable Asynchrony: Variance-Controlled Off-Policy R
 
 from vcpo.algo.advantage import (
     BASELINES_OF_SCOPE,
+    SHARED_NUMBERS,
+    AdvantageFunction,
     BaselineScope,
     advantages,
     batch_advantages,
+    numbers_wanted,
 )
 from vcpo.algo.agreement import is_rounding
 from vcpo.algo.baseline import (
@@ -125,6 +128,7 @@ from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
     LOSS_CONFIGS,
+    SURROGATE_LOSS,
     Aggregation,
     Clipping,
     GroupFilter,
@@ -146,9 +150,12 @@ __all__ = [
     "MISMATCH_CEILING",
     "MISMATCH_LIMITS_NATS",
     "REWARD_WINDOW_STEPS",
+    "SHARED_NUMBERS",
     "STALE_STEPS",
+    "SURROGATE_LOSS",
     "TARGET_ESS_RATIO",
     "WINDOW_BLOCKS",
+    "AdvantageFunction",
     "Aggregation",
     "Baseline",
     "BaselineScope",
@@ -221,6 +228,7 @@ __all__ = [
     "mean_baseline",
     "near_equal_blocks",
     "near_rewards",
+    "numbers_wanted",
     "on_policy_mean_weight",
     "optimal_baseline",
     "pessimistic_baseline",

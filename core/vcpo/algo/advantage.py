@@ -14,9 +14,11 @@ This module takes the population's, as the VCPO release does, and adds nothing. 
 of one trajectory; other implementations return its raw reward.
 """
 
+import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Final
@@ -61,12 +63,20 @@ BASELINES_OF_SCOPE: Final[Mapping[BaselineScope, Collection[Baseline]]] = Mappin
 """Baselines that can be computed from the trajectories of a scope."""
 
 
+SHARED_NUMBERS: Final = ("rewards", "num_tokens", "log_weights", "squared_norms", "coverage")
+"""Numbers of the trajectories that share a baseline, by the names of a baseline's parameters."""
+
+AdvantageFunction = Callable[..., Sequence[float]]
+"""A baseline: from those of `SHARED_NUMBERS` that its parameters name to the advantages, [n]."""
+
+
 def advantages(
     rewards: Vector,
-    baseline: Baseline,
+    baseline: Baseline | AdvantageFunction,
     squared_norms: Vector | None = None,
     log_weights: Vector | None = None,
     coverage: Scalar = 1.0,
+    num_tokens: Vector | None = None,
 ) -> list[float]:
     """Return the advantages of trajectories that share one baseline, in their order.
 
@@ -82,9 +92,11 @@ def advantages(
     |                 | 0 if std is 0                          |                                 |
     | none            | R_i                                    |                                 |
 
+    baseline: a row of `BASELINES`, or a function of the same kind.
     rewards: [n] raw rewards, finite.
-    squared_norms, log_weights: [n] as for `published_baseline`; ignored by other baselines.
-    coverage: as for `pessimistic_baseline`; ignored by other baselines.
+    squared_norms, log_weights: [n] as for `published_baseline`.
+    coverage: as for `pessimistic_baseline`.
+    num_tokens: [n] trained tokens.
     Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
     Raises: ValueError if an argument that the baseline needs is missing; and as
     `published_baseline`.
@@ -92,38 +104,47 @@ def advantages(
     """
     rewards = vector(rewards, "rewards")
     require_rewards(rewards)
-    match baseline:
-        case Baseline.OPOB:
-            norms = _require_values("squared_norms", squared_norms, baseline)
-            return _above(rewards, optimal_baseline(rewards, norms))
-        case Baseline.OPOB_LEAVE_ONE_OUT:
-            norms = _require_values("squared_norms", squared_norms, baseline)
-            left_out = left_out_baselines(rewards, norms)
-            return [reward - other for reward, other in zip(rewards, left_out, strict=True)]
-        case Baseline.PESSIMISTIC:
-            norms = _require_values("squared_norms", squared_norms, baseline)
-            return _above(rewards, pessimistic_baseline(rewards, norms, coverage))
-        case Baseline.PUBLISHED:
-            norms = _require_values("squared_norms", squared_norms, baseline)
-            weights = _require_values("log_weights", log_weights, baseline)
-            return _above(rewards, published_baseline(rewards, norms, weights))
-        case Baseline.GROUP_MEAN:
-            return _above(rewards, mean_baseline(rewards))
-        case Baseline.RLOO:
-            return _leave_one_out_advantages(rewards)
-        case Baseline.GRPO:
-            return _standardized_rewards(rewards)
-        case Baseline.NONE:
-            return rewards
+    function = BASELINES[baseline] if isinstance(baseline, Baseline) else baseline
+    given = {
+        "rewards": rewards,
+        "squared_norms": squared_norms,
+        "log_weights": log_weights,
+        "num_tokens": num_tokens,
+        "coverage": coverage,
+    }
+    wanted = {name: given[name] for name in numbers_wanted(function)}
+    for name, values in wanted.items():
+        if values is None:
+            raise ValueError(f"{name} is None: baseline {baseline} needs one per trajectory")
+    return list(function(**wanted))
+
+
+@cache
+def numbers_wanted(function: AdvantageFunction) -> tuple[str, ...]:
+    """Return the names of the numbers that a baseline gets, which are those of its parameters.
+
+    Raises: ValueError naming a parameter that is no such number and has no default.
+    """
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in SHARED_NUMBERS:
+            found.append(name)
+        elif parameter.default is parameter.empty:
+            raise ValueError(
+                f"its parameter `{name}` is none of {', '.join(SHARED_NUMBERS)}; rename it, or give"
+                " it a default"
+            )
+    return tuple(found)
 
 
 def batch_advantages(
     groups: Matrix,
-    baseline: Baseline,
+    baseline: Baseline | AdvantageFunction,
     scope: BaselineScope = BaselineScope.GROUP,
     squared_norms: Matrix | None = None,
     log_weights: Matrix | None = None,
     coverages: Vector | None = None,
+    num_tokens: Matrix | None = None,
 ) -> list[list[float]]:
     """Return the advantages of a batch of groups, in the shape of the rewards.
 
@@ -131,7 +152,7 @@ def batch_advantages(
     scope: `group` gives each group its own baseline. `batch` gives all groups one, and `shrunk`
         each its own, shrunk toward that one, for the baselines in `BASELINES_OF_SCOPE`; a group of
         equal rewards may then have advantages other than 0.
-    squared_norms, log_weights: the shape of groups; as for `advantages`.
+    squared_norms, log_weights, num_tokens: the shape of groups; as for `advantages`.
     coverages: C of those that a baseline is computed from: [num_groups] with scope `group`, else
         [1]; 1 if None. With scope `shrunk`, min R is the batch's too.
     Returns: [num_groups][n_g].
@@ -141,35 +162,44 @@ def batch_advantages(
     groups = matrix(groups, "groups")
     squared_norms = None if squared_norms is None else matrix(squared_norms, "squared_norms")
     log_weights = None if log_weights is None else matrix(log_weights, "log_weights")
+    num_tokens = None if num_tokens is None else matrix(num_tokens, "num_tokens")
     if not groups:
         raise ValueError("groups is empty: at least one group of rewards is needed")
     _require_shape("squared_norms", squared_norms, groups)
     _require_shape("log_weights", log_weights, groups)
+    _require_shape("num_tokens", num_tokens, groups)
     shown = _coverages(coverages, len(groups) if scope is BaselineScope.GROUP else 1)
-    if baseline not in BASELINES_OF_SCOPE[scope]:
+    is_own = not isinstance(baseline, Baseline) and scope is not BaselineScope.SHRUNK
+    if not is_own and baseline not in BASELINES_OF_SCOPE[scope]:
         raise ValueError(
-            f"baseline is {baseline.value} with scope {scope.value}: only "
+            f"baseline is {baseline} with scope {scope.value}: only "
             f"{', '.join(BASELINES_OF_SCOPE[scope])} can have it; use scope group"
         )
     match scope:
         case BaselineScope.GROUP:
             norms = repeat(None) if squared_norms is None else squared_norms
             weights = repeat(None) if log_weights is None else log_weights
-            rows = zip(groups, norms, weights, shown, strict=False)
+            lengths = repeat(None) if num_tokens is None else num_tokens
+            rows = zip(groups, norms, weights, shown, lengths, strict=False)
             return [
-                advantages(group, baseline, norms_of_group, weights_of_group, part)
-                for group, norms_of_group, weights_of_group, part in rows
+                advantages(own, baseline, norms_of_own, weights_of_own, part, lengths_of_own)
+                for own, norms_of_own, weights_of_own, part, lengths_of_own in rows
             ]
         case BaselineScope.BATCH:
             rewards = list(chain.from_iterable(groups))
             flat = advantages(
-                rewards, baseline, _flatten(squared_norms), _flatten(log_weights), shown[0]
+                rewards,
+                baseline,
+                _flatten(squared_norms),
+                _flatten(log_weights),
+                shown[0],
+                _flatten(num_tokens),
             )
             remaining = iter(flat)
             return [[next(remaining) for _ in group] for group in groups]
         case BaselineScope.SHRUNK:
             if squared_norms is None:
-                raise ValueError(f"squared_norms is None: baseline {baseline.value} needs them")
+                raise ValueError(f"squared_norms is None: baseline {baseline} needs them")
             part = shown[0] if baseline is Baseline.PESSIMISTIC else 1.0
             least = min(chain.from_iterable(groups))
             return [
@@ -178,29 +208,44 @@ def batch_advantages(
             ]
 
 
+def _optimal(rewards: Sequence[float], squared_norms: Vector) -> list[float]:
+    return _above(rewards, optimal_baseline(rewards, squared_norms))
+
+
+def _optimal_of_others(rewards: Sequence[float], squared_norms: Vector) -> list[float]:
+    left_out = left_out_baselines(rewards, squared_norms)
+    return [reward - other for reward, other in zip(rewards, left_out, strict=True)]
+
+
+def _pessimistic(rewards: Sequence[float], squared_norms: Vector, coverage: Scalar) -> list[float]:
+    return _above(rewards, pessimistic_baseline(rewards, squared_norms, coverage))
+
+
+def _published(rewards: Sequence[float], squared_norms: Vector, log_weights: Vector) -> list[float]:
+    return _above(rewards, published_baseline(rewards, squared_norms, log_weights))
+
+
+def _deviations(rewards: Sequence[float]) -> list[float]:
+    return _above(rewards, mean_baseline(rewards))
+
+
 def _leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
     """Return R_i minus the mean of the other rewards, as n / (n - 1) (R_i - mean R)."""
     if len(rewards) < 2:
         raise ValueError("rewards has 1 entry: baseline rloo needs at least 2 trajectories")
     factor = len(rewards) / (len(rewards) - 1)
-    return [factor * deviation for deviation in _above(rewards, mean_baseline(rewards))]
+    return [factor * deviation for deviation in _deviations(rewards)]
 
 
 def _standardized_rewards(rewards: Sequence[float]) -> list[float]:
     """Return (R_i - mean R) / population std R; `hypot` keeps a tiny std from underflowing."""
-    deviations = _above(rewards, mean_baseline(rewards))
+    deviations = _deviations(rewards)
     std = math.hypot(*deviations) / math.sqrt(len(deviations))
     return [deviation / std for deviation in deviations] if std > 0.0 else deviations
 
 
 def _above(rewards: Sequence[float], baseline: float) -> list[float]:
     return [reward - baseline for reward in rewards]
-
-
-def _require_values(name: str, values: Vector | None, baseline: Baseline) -> Vector:
-    if values is None:
-        raise ValueError(f"{name} is None: baseline {baseline.value} needs one per trajectory")
-    return values
 
 
 def _require_shape(
@@ -228,3 +273,22 @@ def _coverages(coverages: Vector | None, number: int) -> list[float]:
 
 def _flatten(groups: Sequence[Sequence[float]] | None) -> list[float] | None:
     return None if groups is None else list(chain.from_iterable(groups))
+
+
+def _rewards(rewards: Sequence[float]) -> Sequence[float]:
+    return rewards
+
+
+BASELINES: Final[Mapping[Baseline, AdvantageFunction]] = MappingProxyType(
+    {
+        Baseline.OPOB: _optimal,
+        Baseline.OPOB_LEAVE_ONE_OUT: _optimal_of_others,
+        Baseline.PESSIMISTIC: _pessimistic,
+        Baseline.PUBLISHED: _published,
+        Baseline.GROUP_MEAN: _deviations,
+        Baseline.RLOO: _leave_one_out_advantages,
+        Baseline.GRPO: _standardized_rewards,
+        Baseline.NONE: _rewards,
+    }
+)
+"""The shipped baselines; a run's file can name any other function of this kind."""

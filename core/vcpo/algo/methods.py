@@ -22,7 +22,9 @@ The clipped and masked methods use the ratio u = pi/mu of the target policy (the
 behavior policy (the one that sampled): at the start of a step, the "old" policy of PPO is the
 learner itself, and its ratio to the learner is 1.
 
-`docs/methods.md` has a row with formula and source for each method. `LOSS_CONFIGS` has the numbers.
+`docs/methods.md` has a row with formula and source for each method. `LOSS_CONFIGS` has the numbers:
+a method is a row of it. The stages are computed by one function, which the row names as a run's
+file names a function of the user's own (`algorithm.loss`).
 """
 
 import math
@@ -137,11 +139,18 @@ class Aggregation(StrEnum):
     """1/(B L), with L the longest response allowed."""
 
 
+SURROGATE_LOSS: Final = "vcpo_learner.estimator.loss:surrogate_coefficients"
+"""The function that computes the stages above, `package.module:function`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
     """The stages of one method's loss, and their numbers."""
 
-    baseline: Baseline = Baseline.GROUP_MEAN
+    loss: str = SURROGATE_LOSS
+    """Function that computes the coefficients, `package.module:function`."""
+    baseline: Baseline | str = Baseline.GROUP_MEAN
+    """A baseline of the table `vcpo.algo.advantage.BASELINES`, or `package.module:function`."""
     baseline_scope: BaselineScope = BaselineScope.GROUP
     """Which trajectories a baseline is computed from."""
     kl_penalty: KLPenalty = KLPenalty.NONE
@@ -179,6 +188,11 @@ class LossConfig:
         return min(self.weight_cap, math.exp(LARGEST_LOG_RATIO))
 
     @property
+    def is_shipped(self) -> bool:
+        """Whether neither loss nor baseline is a function of the user's own."""
+        return self.loss == SURROGATE_LOSS and isinstance(self.baseline, Baseline)
+
+    @property
     def has_fixed_shape(self) -> bool:
         """Whether k_it = c_i a_it, with c_i known before any norm but for one number.
 
@@ -189,7 +203,8 @@ class LossConfig:
             self.baseline is not Baseline.OPOB_LEAVE_ONE_OUT
             and self.baseline_scope is not BaselineScope.SHRUNK
         )
-        return self.clipping is Clipping.OPEN and not self.has_critic and shares_baseline
+        is_open = self.clipping is Clipping.OPEN and not self.has_critic
+        return is_open and shares_baseline and self.is_shipped
 
 
 _SEQUENCE_TIS = LossConfig(weight=Weight.SEQUENCE, weight_cap=8.0)

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from vcpo.tracking.services import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
-_ROLLOUT_PACKAGE = "vcpo_rollout"
+_ROLLOUT_PACKAGE, _LEARNER_PACKAGE = "vcpo_rollout", "vcpo_learner"
 _TRIAL_TIMEOUT_S = 120.0
 _DECISIVE_FIELDS = {
     "spec.algorithm": "spec.algorithm",
@@ -91,9 +91,9 @@ def with_one_replica(run: VCPORun) -> VCPORun:
 def inspect_machine(run: VCPORun) -> MachineFindings:
     """Return what this machine lacks for a run with local paths, and what could not be checked.
 
-    It may take a minute, because it tries the environment, and engines of the user's own.
+    It may take a minute, because it tries the environment, and what else is the user's own.
     """
-    tried = (_try_environment(run), _try_engines(run))
+    tried = (_try_environment(run), _try_engines(run), _try_algorithm(run))
     return MachineFindings(
         problems=(
             *model_problems(run),
@@ -149,22 +149,37 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
             f" machine the learner has the ranks of one pod, {learner.ranks_per_replica}"
             " (`learner.processes`)"
         )
-    own = {"spec.environment.name": run.spec.environment.name}
+    of_workers = {"spec.environment.name": run.spec.environment.name}
     for index, group in enumerate(run.spec.rollouts):
-        own[f"spec.rollouts[{index}].engine"] = group.engine
-    is_checked = importlib.util.find_spec(_ROLLOUT_PACKAGE) is not None
-    for field, name in own.items() if not is_checked else ():
+        of_workers[f"spec.rollouts[{index}].engine"] = group.engine
+    yield from _unchecked(of_workers, _ROLLOUT_PACKAGE, "rollout worker")
+    yield from _unchecked(_own_functions(run), _LEARNER_PACKAGE, "learner")
+
+
+def _own_functions(run: VCPORun) -> dict[str, str]:
+    """Return the loss and baseline of the user's own, by field."""
+    given = {"loss": run.spec.algorithm.loss, "baseline": run.spec.algorithm.baseline}
+    return {
+        f"spec.algorithm.{field}": name for field, name in given.items() if name and ":" in name
+    }
+
+
+def _unchecked(names: Mapping[str, str], package: str, service: str) -> Iterator[str]:
+    if importlib.util.find_spec(package) is not None:
+        return
+    for field, name in names.items():
         if ":" in name:
             yield (
-                f"{field}: {name!r} was not checked, because the rollout worker is not installed"
-                " here; pip install 'vcpo[local]' installs it"
+                f"{field}: {name!r} was not checked, because the {service} is not installed here;"
+                " pip install 'vcpo[local]' installs it"
             )
 
 
 def _try_environment(run: VCPORun) -> MachineFindings:
     """Return the error that a rollout worker would report of its environment, or a warning."""
     name = run.spec.environment.name
-    return _try(run, "generation.environment_trial", field="spec.environment.name", name=name)
+    module = f"{_ROLLOUT_PACKAGE}.generation.environment_trial"
+    return _try(run, module, field="spec.environment.name", name=name)
 
 
 def _try_engines(run: VCPORun) -> MachineFindings:
@@ -172,23 +187,30 @@ def _try_engines(run: VCPORun) -> MachineFindings:
     for index, group in enumerate(run.spec.rollouts):
         if ":" in group.engine:
             field = f"spec.rollouts[{index}].engine"
-            return _try(run, "engines.engine_trial", field=field, name=group.engine)
+            module = f"{_ROLLOUT_PACKAGE}.engines.engine_trial"
+            return _try(run, module, field=field, name=group.engine)
+    return MachineFindings()
+
+
+def _try_algorithm(run: VCPORun) -> MachineFindings:
+    """Return the error that a learner would report of a loss or baseline of the user's own."""
+    for field, name in _own_functions(run).items():
+        return _try(run, f"{_LEARNER_PACKAGE}.estimator.trial", field=field, name=name)
     return MachineFindings()
 
 
 def _try(run: VCPORun, module: str, *, field: str, name: str) -> MachineFindings:
-    """Return what a trial of the rollout worker's package says of a run.
+    """Return what a trial says of a run, a module that reads its file; nothing if it is missing.
 
     Another process does it, because that runs the user's code. Nothing is downloaded.
 
-    module: of the package.
     field, name: what is tried.
     """
-    if importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
         return MachineFindings()
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
-            [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.{module}"],
+            [sys.executable, "-m", module],
             input=run_to_yaml(run),
             env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
             capture_output=True,

@@ -35,8 +35,9 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     )
     return (
         ("method", algorithm.method.value),
+        *((("loss", algorithm.loss),) if algorithm.loss else ()),
         *((name, stage.value) for name, stage in optional if stage.value not in _OFF),
         ("aggregation", config.aggregation.value),
-        ("baseline", f"{config.baseline.value}{scope}"),
+        ("baseline", f"{config.baseline}{scope}"),
         ("learning-rate rule", config.learning_rate_rule.value),
     )

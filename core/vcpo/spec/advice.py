@@ -25,7 +25,14 @@ def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
     the method's own KL penalty.
     """
     config = algorithm.loss_config
-    return (*_about_rule(config), *_about_baseline(config), *_about_data(algorithm, config))
+    if algorithm.loss is not None:
+        return tuple(_about_filter(config))  # nothing is known of the gradient's weights
+    return (
+        *_about_rule(config),
+        *_about_baseline(config),
+        *_about_data(algorithm, config),
+        *_about_filter(config),
+    )
 
 
 def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
@@ -95,6 +102,9 @@ def _about_data(algorithm: Algorithm, config: LossConfig) -> Iterator[str]:
             f" is {algorithm.max_policy_lag_steps}; use 0, or a method that corrects, such as"
             " 'sequenceTis'"
         )
+
+
+def _about_filter(config: LossConfig) -> Iterator[str]:
     if config.group_filter is GroupFilter.DYNAMIC_SAMPLING:
         yield (
             "groupFilter 'informative' (dynamic sampling) waits for groups whose rewards differ: if"

@@ -33,7 +33,16 @@ from vcpo.algo import (
     Weight,
     horizon_of_lag,
 )
-from vcpo.spec.fields import Ratio, Section, Steps, StopString, conflict, refuse
+from vcpo.spec.fields import (
+    Ratio,
+    Section,
+    Steps,
+    StopString,
+    Text,
+    conflict,
+    is_import_path,
+    refuse,
+)
 
 NORM_BASELINES: Final = (
     Baseline.OPOB,
@@ -61,12 +70,16 @@ class Algorithm(Section):
     max_policy_lag_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """Largest lag of a token that an update may use, in policy versions. 0 is synchronous training.
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
-    baseline: Baseline | None = None
+    loss: Annotated[Text, Field(max_length=256)] | None = None
+    """Your own loss, `package.module:function`: it computes the coefficient of every token from the
+    batch (`docs/methods.md`). All else stays that of `method`. If unset, the method's own."""
+    baseline: Annotated[Text, Field(max_length=256)] | None = None
     """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
     `opobLeaveOneOut` (the same of the other responses), `pessimistic` (`opob`, lowered toward the
     least reward by the part of the policy that stale data does not show), `groupMean`, `rloo` (mean
     of the other responses), `grpo` (mean, then divided by the deviation), `published` (as the VCPO
-    release computes it, for comparison), `none`. If unset, the method's own."""
+    release computes it, for comparison), `none`, or `package.module:function` for your own. If
+    unset, the method's own."""
     baseline_scope: BaselineScope | None = None
     """Trajectories that a baseline is computed from: `group` (those of one prompt), `batch` (all of
     the step) or `shrunk` (those of one prompt, shrunk toward `batch` by how noisy they are).
@@ -151,6 +164,8 @@ class Algorithm(Section):
             for field, name in _REPLACES.items()
             if (value := getattr(self, field)) is not None
         }
+        if self.baseline in frozenset(Baseline):
+            given["baseline"] = Baseline(self.baseline)
         config = replace(LOSS_CONFIGS[self.method], **given)
         if (
             self.baseline_scope is None
@@ -196,6 +211,7 @@ class Algorithm(Section):
         refuse(
             [
                 *self._unused_fields(),
+                *self._path_conflicts(),
                 *self._rule_conflicts(),
                 *self._baseline_conflicts(),
                 *self._norm_conflicts(),
@@ -214,6 +230,16 @@ class Algorithm(Section):
                 message = f"method '{self.method}' does not use it; remove it or use {having}"
                 yield conflict(to_camel(field), value=value, message=message)
 
+    def _path_conflicts(self) -> Iterator[InitErrorDetails]:
+        if self.loss is not None and not is_import_path(self.loss):
+            message = "must be package.module:function; remove it for the loss of the method"
+            yield conflict("loss", value=self.loss, message=message)
+        baseline = self.loss_config.baseline
+        if not isinstance(baseline, Baseline) and not is_import_path(baseline):
+            known = ", ".join(Baseline)
+            message = f"is unknown; use one of {known}, or package.module:function for your own"
+            yield conflict("baseline", value=baseline, message=message)
+
     def _rule_conflicts(self) -> Iterator[InitErrorDetails]:
         if self.target_ess_ratio is not None and self.trust_region is None:
             rule = self.loss_config.learning_rate_rule
@@ -223,19 +249,22 @@ class Algorithm(Section):
     def _baseline_conflicts(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
         fixed = own.has_critic or own.kl_penalty is not KLPenalty.NONE
-        if self.baseline is not None and fixed and self.baseline is not own.baseline:
+        if self.baseline is not None and fixed and self.baseline != own.baseline:
             message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
-            yield conflict("baseline", value=str(self.baseline), message=message)
+            yield conflict("baseline", value=self.baseline, message=message)
         baseline, scope = self.loss_config.baseline, self.loss_config.baseline_scope
-        if baseline not in BASELINES_OF_SCOPE[scope]:
+        takes_any = not isinstance(baseline, Baseline) and scope is not BaselineScope.SHRUNK
+        if baseline not in BASELINES_OF_SCOPE[scope] and not takes_any:
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_SCOPE[scope]))
             message = f"'{scope}' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(scope), message=message)
 
     def _norm_conflicts(self) -> Iterator[InitErrorDetails]:
         config, estimator = self.loss_config, self.gradient_norms
-        uses_norms = config.baseline in NORM_BASELINES
-        if estimator is not GradientNormEstimator.EXACT and not uses_norms:
+        may_use_norms = config.baseline in NORM_BASELINES or not isinstance(
+            config.baseline, Baseline
+        )
+        if estimator is not GradientNormEstimator.EXACT and not may_use_norms:
             allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
             message = f"baseline '{config.baseline}' uses no norms; give a `baseline` of {allowed}"
             yield conflict("gradientNorms", value=str(estimator), message=message)
@@ -243,6 +272,7 @@ class Algorithm(Section):
 
 _REPLACES: Final = MappingProxyType(
     {
+        "loss": "loss",
         "baseline": "baseline",
         "baseline_scope": "baseline_scope",
         "importance_weight_cap": "weight_cap",

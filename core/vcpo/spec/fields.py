@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether a name may be that of a user's own class or function."""
+    return re.fullmatch(IMPORT_PATH, name) is not None
 
 
 class Section(BaseModel):
@@ -78,7 +84,7 @@ FINITE = AfterValidator(_without_infinity)
 """For a dictionary of any values: no number in it is infinite or NaN."""
 
 IMPORT_PATH: Final = r"[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
-"""Pattern of `package.module:Class`, by which a run names a user's own class."""
+"""Pattern of `package.module:Name`, by which a run names a class or function of the user."""
 
 Text = Annotated[str, AfterValidator(_without_nul)]
 """A string that may be used as a path or as an argument of a process."""

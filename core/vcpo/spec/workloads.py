@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -20,7 +19,6 @@ from vcpo.spec.cluster import (
 from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import (
     FINITE,
-    IMPORT_PATH,
     DnsLabel,
     Ratio,
     Seconds,
@@ -28,6 +26,7 @@ from vcpo.spec.fields import (
     Steps,
     Text,
     conflict,
+    is_import_path,
     refuse,
 )
 
@@ -230,7 +229,7 @@ _FIELDS_NOT_OF_HF: Final = (
 
 def is_engine(name: str) -> bool:
     """Return whether a name is that of a shipped engine, or can be that of a user's class."""
-    return name in frozenset(EngineName) or re.fullmatch(IMPORT_PATH, name) is not None
+    return name in frozenset(EngineName) or is_import_path(name)
 
 
 class RolloutGroup(Section):

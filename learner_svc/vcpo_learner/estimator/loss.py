@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -43,19 +42,10 @@ from vcpo.algo import (
 )
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo_learner.estimator.clipping import clip_factors
-from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.estimator.own_functions import advantage_function, loss_function
+from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenCoefficients:
-    """The factor of each token's log-probability in the loss."""
-
-    values: Tensor
-    """[N] float64 k_it."""
-    masked_share: float
-    """Share of tokens whose clip factor is 0, in [0, 1]."""
 
 
 def shaped_rewards(record: BatchRecord, config: LossConfig) -> Tensor:
@@ -96,23 +86,26 @@ def trajectory_advantages(
     log_weights: Sequence[Sequence[float]],
     config: LossConfig,
     on_policy_weight: float = 1.0,
+    num_tokens: Sequence[Sequence[int]] | None = None,
 ) -> list[float]:
     """Return reward minus baseline of each trajectory, [B], the groups one after another.
 
-    rewards, squared_norms, log_weights: [num_groups][n_g].
+    rewards, squared_norms, log_weights, num_tokens: [num_groups][n_g].
     on_policy_weight: mean truncated weight that the batch would have on policy, in (0, 1].
-    Raises: NonFiniteWeightError if a norm is not a number.
+    Raises: NonFiniteWeightError if a norm is not a number; OwnFunctionError if a user's baseline
+        fails.
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
     is_of_groups = config.baseline_scope is BaselineScope.GROUP
     sharing = log_weights if is_of_groups else [list(chain.from_iterable(log_weights))]
     groups = batch_advantages(
         rewards,
-        config.baseline,
+        advantage_function(config.baseline),
         config.baseline_scope,
         squared_norms=squared_norms,
         log_weights=log_weights,
         coverages=[shared_coverage(each, config, on_policy_weight) for each in sharing],
+        num_tokens=num_tokens,
     )
     return list(chain.from_iterable(groups))
 
@@ -125,7 +118,7 @@ def shared_coverage(
     log_weights: nats, untruncated. on_policy_weight: as for `trajectory_advantages`.
     Raises: NonFiniteWeightError for a weight that is not a number.
     """
-    if config.baseline is not Baseline.PESSIMISTIC:
+    if config.baseline is not Baseline.PESSIMISTIC and isinstance(config.baseline, Baseline):
         return 1.0
     return policy_coverage(log_weights, config.largest_weight, on_policy_weight)
 
@@ -133,26 +126,37 @@ def shared_coverage(
 def token_coefficients(
     record: BatchRecord, advantages: Sequence[float], config: LossConfig
 ) -> TokenCoefficients:
-    """Return the coefficients of a whole batch.
+    """Return the coefficients of a whole batch, by the loss that the configuration names.
+
+    advantages: [B] after the baseline.
+    Raises: NonFiniteWeightError, with the trajectory's index, if a coefficient is not a number;
+        OwnFunctionError if a user's loss fails or returns something else.
+    """
+    compute = loss_function(config.loss)
+    found = compute(record, record.rewards.new_tensor(advantages), config)
+    for index, total in enumerate(record.sums(found.values).tolist()):
+        if not math.isfinite(total):
+            raise NonFiniteWeightError("coefficients", index, total)
+    return found
+
+
+def surrogate_coefficients(
+    record: BatchRecord, advantages: Tensor, config: LossConfig
+) -> TokenCoefficients:
+    """Return the coefficients of the shipped methods.
 
     advantages: [B] after the baseline. A token whose weight or clip factor is 0 has coefficient 0,
         whatever its advantage.
-    Raises: NonFiniteWeightError, with the trajectory's index, if a coefficient is not a number.
     """
     per_token = token_advantages(record, advantages, config)
     factors = clip_factors(record, per_token, config)
     weights = token_weights(record, config) * factors
     values = (-per_token * weights).masked_fill(weights == 0.0, 0.0)
-    for index, total in enumerate(record.sums(values).tolist()):
-        if not math.isfinite(total):
-            raise NonFiniteWeightError("coefficients", index, total)
     masked_share = float((factors == 0.0).double().mean())
     return TokenCoefficients(values=values, masked_share=masked_share)
 
 
-def token_advantages(
-    record: BatchRecord, advantages: Sequence[float], config: LossConfig
-) -> Tensor:
+def token_advantages(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
     """Return the advantage A_it of each token, [N] float64.
 
     A trajectory's advantage [B], minus tau log W for Kimi, whitened over tokens for REINFORCE++;
@@ -162,7 +166,7 @@ def token_advantages(
         if record.advantages is None:
             raise ValueError("advantages is None: this method needs one per token")
         return record.advantages
-    by_trajectory = record.rewards.new_tensor(advantages)
+    by_trajectory = advantages
     if config.kl_penalty is KLPenalty.BEHAVIOR:
         by_trajectory = by_trajectory - config.kl_coefficient * record.sums(record.log_ratios)
     per_token = record.spread(by_trajectory)
@@ -189,7 +193,8 @@ def group_offsets(
     rewards: [num_groups][n_g]. squared_weights: sum_t a_it^2 of each trajectory.
     """
     if config.baseline not in NORM_BASELINES:
-        return [[-each for each in advantages(own, config.baseline)] for own in rewards]
+        baseline = Baseline(config.baseline)
+        return [[-each for each in advantages(own, baseline)] for own in rewards]
     rows = zip(rewards, squared_weights, strict=True)
     return [relative_offsets([-reward for reward in own], squares) for own, squares in rows]
 

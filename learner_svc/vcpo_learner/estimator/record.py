@@ -155,6 +155,16 @@ class BatchRecord:
         return stretches
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenCoefficients:
+    """The factor of each token's log-probability in the loss."""
+
+    values: Tensor
+    """[N] float64 k_it."""
+    masked_share: float = 0.0
+    """Share of tokens whose clip factor is 0, in [0, 1]; it is shown, and changes nothing."""
+
+
 def batch_record(
     trajectories: Sequence[Trajectory],
     *,

@@ -62,7 +62,8 @@ def may_have_advantage(rewards: Sequence[Sequence[float]], config: LossConfig) -
     If all rewards that share a baseline are equal, every advantage is 0, whatever the gradients.
     rewards: [num_groups][n_g]. Returns one flag per trajectory, the groups one after another.
     """
-    if config.kl_penalty is not KLPenalty.NONE or config.is_whitened or config.has_critic:
+    has_other_terms = config.kl_penalty is not KLPenalty.NONE or config.has_critic
+    if has_other_terms or config.is_whitened or not config.is_shipped:
         return [True for group in rewards for _ in group]
     if config.baseline is Baseline.NONE:
         return [reward != 0.0 for reward in chain.from_iterable(rewards)]

@@ -42,6 +42,7 @@ from vcpo_learner.estimator.loss import (
     shaped_rewards,
     token_coefficients,
 )
+from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -123,7 +124,7 @@ class GradientAccumulation:
         self._fits_one_pass = (
             spec.algorithm.fits_one_pass and spec.learner.gradient_mode is not GradientMode.TWO_PASS
         )
-        has_norms = self._config.baseline in NORM_BASELINES
+        has_norms = self._config.baseline in NORM_BASELINES or wants_norms(self._config.baseline)
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
         self._sharded: ShardedGradient | None = None
         if self._ranks.communication is not None:
@@ -233,7 +234,7 @@ class GradientAccumulation:
             dtype=self._runner.logprob_dtype,
         )
         self._ranks.blank(record.learner_logprobs)
-        if self._config.clipping is not Clipping.PROXIMAL_CLIP:
+        if self._config.clipping is not Clipping.PROXIMAL_CLIP and self._config.is_shipped:
             return record
         lags = token_lags(trajectories, policy_version).to(self._runner.device)
         return replace(record, lags=lags)

@@ -56,6 +56,8 @@ from vcpo_learner.device import (
     restore_random_states,
 )
 from vcpo_learner.estimator.loss import trajectory_advantages
+from vcpo_learner.estimator.own_functions import wants_norms
+from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -99,8 +101,8 @@ class PolicyUpdate:
     The model stays in evaluation mode: with dropout, learner and rollout workers would disagree
     about the policy. Owner: the tensor thread.
 
-    Raises: StartError if the norms that the method needs cannot be measured with the model, or if
-        the optimizer's package is missing.
+    Raises: StartError if the norms that the method needs cannot be measured with the model, if the
+        optimizer's package is missing, or if a function of the user's own cannot be used.
     """
 
     def __init__(
@@ -118,11 +120,13 @@ class PolicyUpdate:
         self._algorithm = spec.algorithm
         self._max_gradient_norm = spec.optimizer.max_gradient_norm
         self._rate = StepRate(spec)
+        require_own_functions(spec)
         set_checkpoints(self._model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks)
         if spec.algorithm.router_replay:
             require_replayable(self._network)
-        if spec.algorithm.loss_config.baseline in NORM_BASELINES:
+        baseline = spec.algorithm.loss_config.baseline
+        if baseline in NORM_BASELINES or wants_norms(baseline):
             packs = spec.batch.row_layout is RowLayout.PACKED
             require_measurable_norms(
                 self._network,
@@ -319,6 +323,7 @@ class PolicyUpdate:
             split_groups(summary.log_weights, summary.group_sizes),
             config,
             expected_weight,
+            split_groups(summary.num_tokens, summary.group_sizes),
         )
         masked_share = self._gradient.accumulate(scored, advantages)
         if scored.is_accumulated:

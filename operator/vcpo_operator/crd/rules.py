@@ -87,6 +87,10 @@ _HAS_SHARED_BASELINE: Final = " && ".join(
         ("baselineScope", BaselineScope.SHRUNK),
     )
 )
+_IS_SHIPPED: Final = (
+    "!has(self.algorithm.loss)"
+    " && (!has(self.algorithm.baseline) || !self.algorithm.baseline.contains(':'))"
+)
 SPEC: Final = (
     Rule(
         rule="self.batch.trajectoriesPerPrompt >= 2"
@@ -123,7 +127,7 @@ SPEC: Final = (
     Rule(
         rule="self.learner.gradientMode != 'onePass'"
         f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}"
-        f" && {_HAS_SHARED_BASELINE}",
+        f" && {_HAS_SHARED_BASELINE} && {_IS_SHIPPED}",
         message="`learner.gradientMode` may not be 'onePass' where the method or its baseline"
         " needs two passes; use 'auto'",
     ),
@@ -146,18 +150,34 @@ SPEC: Final = (
     ),
 )
 
-ALGORITHM: Final = tuple(
-    Rule(
+
+def _scope_rule(scope: BaselineScope) -> Rule:
+    baselines = BASELINES_OF_SCOPE[scope]
+    allowed = _baseline_among(baselines, "self")
+    if scope is BaselineScope.BATCH:
+        allowed += " || (has(self.baseline) && self.baseline.contains(':'))"
+    return Rule(
         rule=_where_given(
-            "method",
-            "baselineScope",
-            rule=f"self.baselineScope != '{scope}' || {_baseline_among(baselines, 'self')}",
+            "method", "baselineScope", rule=f"self.baselineScope != '{scope}' || {allowed}"
         ),
         message=f"`baselineScope` may be '{scope}' only when the baseline is one of "
         + ", ".join(f"'{name}'" for name in baselines),
     )
-    for scope, baselines in BASELINES_OF_SCOPE.items()
-    if scope is not BaselineScope.GROUP
+
+
+ALGORITHM: Final = (
+    Rule(
+        rule=f"!has(self.loss) || self.loss.matches('^{IMPORT_PATH}$')",
+        message="`loss` must be package.module:function",
+    ),
+    Rule(
+        rule=f"!has(self.baseline) || self.baseline in {_words(Baseline)}"
+        f" || self.baseline.matches('^{IMPORT_PATH}$')",
+        message="`baseline` must be one of "
+        + ", ".join(f"'{name}'" for name in Baseline)
+        + ", or package.module:function for your own",
+    ),
+    *(_scope_rule(scope) for scope in BASELINES_OF_SCOPE if scope is not BaselineScope.GROUP),
 )
 
 BATCH: Final = (

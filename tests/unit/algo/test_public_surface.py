@@ -11,6 +11,7 @@ PURE = {
     "dataclasses",
     "enum",
     "functools",
+    "inspect",
     "itertools",
     "math",
     "statistics",

@@ -52,6 +52,7 @@ def run_of(
     environment: str = "{name: countdown}",
     learner: str = "",
     rollouts: str = "[{name: main}]",
+    algorithm: str = "{}",
 ) -> VCPORun:
     return parse_run(f"""
         metadata: {{name: r}}
@@ -61,6 +62,7 @@ def run_of(
           steps: 3
           sampling: {{maxNewTokens: 64}}
           learner: {{{learner}}}
+          algorithm: {algorithm}
           rollouts: {rollouts}
     """)
 
@@ -335,6 +337,11 @@ class TestEnvironments:
         task, engine = problems_of(run, folder)
         assert task.startswith("spec.environment.name: ")
         assert engine.startswith("spec.rollouts[1].engine: 'own_engine:Own' is not an engine")
+
+    def test_an_own_loss_beside_the_file_is_tried_as_a_learner_calls_it(self, folder):
+        (folder / "own_loss.py").write_text("def mine(record, advantages, config): ...")
+        (problem,) = problems_of(run_of(algorithm="{loss: 'own_loss:mine'}"), folder)
+        assert problem.startswith("spec.algorithm.loss: 'own_loss:mine' returned NoneType")
 
     def test_one_that_raises_at_once_is_named_with_the_call_and_the_line(self, folder):
         (folder / "raising.py").write_text(OWN_CLASS.replace("return 0.0", "return prompt.rewart"))

@@ -83,6 +83,33 @@ def test_a_baseline_that_has_no_scope_of_batches_is_of_the_group(baseline):
     assert "'batch' needs a `baseline`" in refusal(baseline=baseline, baselineScope="batch")
 
 
+def test_a_loss_of_the_users_own_takes_the_numbers_of_the_method():
+    config = algorithm(method="grpo", loss="mine.losses:soft", clipHigh=0.3).loss_config
+    assert (config.loss, config.clip_high, config.is_shipped) == ("mine.losses:soft", 0.3, False)
+
+
+@pytest.mark.parametrize("path", ["soft", "mine:", ":soft", "mine.1:soft", "mine:soft()"])
+def test_a_loss_is_named_by_module_and_function(path):
+    assert refusal(loss=path) == (
+        "loss: must be package.module:function; remove it for the loss of the method"
+        f" (got {path!r})"
+    )
+
+
+def test_an_unknown_baseline_is_told_the_known_ones_and_the_form_of_an_own_one():
+    assert refusal(baseline="best") == (
+        "baseline: is unknown; use one of opob, opobLeaveOneOut, pessimistic, groupMean, rloo,"
+        " grpo, published, none, or package.module:function for your own (got 'best')"
+    )
+
+
+def test_a_baseline_of_the_users_own_spans_the_group_or_the_batch():
+    assert algorithm(baseline="mine:b").loss_config.baseline_scope is BaselineScope.GROUP
+    config = algorithm(baseline="mine:b", baselineScope="batch", gradientNorms="logitEnergy")
+    assert config.loss_config.baseline_scope is BaselineScope.BATCH
+    assert "not 'mine:b'" in refusal(baseline="mine:b", baselineScope="shrunk")
+
+
 def test_the_scope_is_held_against_the_methods_own_baseline():
     assert "not 'grpo'" in refusal(method="grpo", baselineScope="batch")
 

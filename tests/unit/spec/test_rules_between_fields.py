@@ -405,6 +405,8 @@ def test_a_call_of_the_environment_has_half_of_a_lease_unless_the_run_says_more(
         ("{baselineScope: batch}", True),
         ("{baselineScope: shrunk}", False),
         ("{baseline: opobLeaveOneOut}", False),
+        ("{baseline: mine:b}", False),
+        ("{loss: mine:soft}", False),
         ("{baseline: rloo}", True),
     ],
 )

@@ -205,7 +205,19 @@ METHODS = {
 }
 """On two ranks only: one pass, whitened, sorted tokens, lags, entropies, a reference policy, a KL
 penalty of rollouts, and a critic."""
-ALL = {**CASES, **METHODS}
+OWN = "tests.fixtures.learner.own_losses"
+OWN_FUNCTIONS = {
+    "loss": f"{OWN}:written_grpo",
+    "baseline": f"{OWN}:written_opob",
+    "onPolicyEssRatio": 1.0,
+}
+ALL = {
+    **CASES,
+    **METHODS,
+    "a loss and a baseline of the user's own": Case(
+        sections={"algorithm": OWN_FUNCTIONS, "batch": {"microBatchTrajectories": 1}}
+    ),
+}
 
 
 def names_of(mesh: str) -> list[str]:

@@ -83,6 +83,13 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"algorithm": {"baseline": "groupMean", "baselineScope": "shrunk"}}, "`baselineScope`"),
+        ({"algorithm": {"baseline": "mine:b", "baselineScope": "shrunk"}}, "`baselineScope`"),
+        ({"algorithm": {"baseline": "best"}}, "`baseline` must be one of 'opob',"),
+        ({"algorithm": {"loss": "mine"}}, "`loss` must be package.module:function"),
+        (
+            {"algorithm": {"loss": "mine:soft"}, "learner": {"gradientMode": "onePass"}},
+            "`learner.gradientMode`",
+        ),
         (
             {"algorithm": {"baselineScope": "shrunk"}, "learner": {"gradientMode": "onePass"}},
             "`learner.gradientMode`",
@@ -216,7 +223,7 @@ def test_a_learner_of_several_pods_may_get_another_number_of_ranks():
     assert changes(before, {"learner": {"replicas": 2, "gpusPerReplica": 4}}) == []
 
 
-@pytest.mark.parametrize("baseline", [None, "opob", "opobLeaveOneOut"])
+@pytest.mark.parametrize("baseline", [None, "opob", "opobLeaveOneOut", "mine:b"])
 @pytest.mark.parametrize("scope", [None, "group", "batch", "shrunk"])
 @pytest.mark.parametrize("method", list(Method))
 def test_rules_and_model_agree_about_one_pass(method, scope, baseline):
@@ -240,7 +247,7 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
 
 
 @given(
-    baseline=st.sampled_from([None, *Baseline]),
+    baseline=st.sampled_from([None, "mine:b", *Baseline]),
     method=st.sampled_from(["vcpo", "vcpo2", "reinforce", "grpo", "rloo", "sequenceTis"]),
     scope=st.sampled_from([None, *BaselineScope]),
     size=st.integers(1, 4),
