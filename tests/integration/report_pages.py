@@ -90,10 +90,18 @@ def a_step(step: int) -> StepRecord:
 def middle_of(page: Page, chart: str) -> tuple[float, float]:
     """A point in the middle of a chart's plot area."""
     page.ask(f"document.querySelector('{chart}').scrollIntoView({{block: 'center'}})")
-    box = page.box(f"{chart} > svg")
-    return box["x"] + (46 + box["width"] - 12) / 2, box["y"] + box["height"] / 2
+    box = page.box(f"{chart} .u-over")
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-def ticks(page: Page, chart: str = "#chart-lag") -> list[str]:
-    """The labels of a chart's horizontal axis."""
-    return page.all(f"{chart} .x-tick", "textContent")
+def plot(chart: str) -> str:
+    """The uPlot of a chart, as an expression of the page's script."""
+    return f"page.drawn.find(({{ figure }}) => figure.id === '{chart.removeprefix('#')}').plot"
+
+
+def ticks(page: Page, chart: str = "#chart-lag", *, axis: int = 0) -> list[str]:
+    """The labels of a chart's axis: 0 is the horizontal one."""
+    labels: list[str] = page.ask(
+        f"{plot(chart)}.axes[{axis}]._values.filter((label) => label !== '')"
+    )
+    return labels

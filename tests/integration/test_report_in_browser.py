@@ -3,16 +3,18 @@
 import csv
 import io
 import json
-import re
 import zlib
+from dataclasses import replace
 
 import pytest
 
 from tests.integration.report_pages import (
     BROKEN_WORDS,
     PHONE,
+    a_step,
     event,
     middle_of,
+    plot,
     ticks,
     write_run,
 )
@@ -20,8 +22,6 @@ from vcpo.records.journal import Journal
 from vcpo.report import write_report
 
 pytestmark = pytest.mark.browser
-
-MAIN = ("reward", "warning", "ess", "step-size", "lag")
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,35 @@ def page(browser, report):
     page.close()
 
 
-def path_of(page, chart, ink):
-    return page.ask(f"document.querySelector('#chart-{chart} g path.{ink}')?.getAttribute('d')")
+def column_of(page, chart, label):
+    """The values of a curve, as uPlot has them; None if it is hidden."""
+    curves = f"page.drawn.find(({{ chart }}) => chart.name === '{chart}').chart.curves"
+    index = page.ask(f"{curves}.findIndex((curve) => curve.label === '{label}')") + 1
+    drawn = plot(f"chart-{chart}")
+    return page.ask(f"{drawn}.series[{index}].show ? {drawn}.data[{index}] : null")
 
 
-def test_the_main_curves_are_drawn(opened):
-    longest = "Math.max(...[...document.querySelectorAll('#chart-NAME g path')].map(LENGTH))"
-    length = "(path) => path.getAttribute('d').length"
-    for name in MAIN:
-        assert opened.ask(longest.replace("NAME", name).replace("LENGTH", length)) > 1000
+def colors_of(page, chart, *, at_least=20):
+    """How many pixels of a chart have each color that no gray is."""
+    pixels = page.ask(f"""(() => {{
+      const {{ ctx }} = {plot(f"chart-{chart}")};
+      const found = {{}};
+      const {{ data }} = ctx.getImageData(0, 0, ctx.canvas.width, ctx.canvas.height);
+      for (let at = 0; at < data.length; at += 4) {{
+        const [red, green, blue, alpha] = data.slice(at, at + 4);
+        if (alpha < 255 || Math.max(red, green, blue) - Math.min(red, green, blue) < 40) continue;
+        const name = [red, green, blue].map((part) => part.toString(16).padStart(2, "0")).join("");
+        found[name] = (found[name] ?? 0) + 1;
+      }}
+      return found;
+    }})()""")
+    return {name: count for name, count in pixels.items() if count >= at_least}
+
+
+def test_the_main_curves_are_drawn_in_their_colors(opened):
+    inks = {"reward": "2563c9", "warning": "2563c9", "ess": "2563c9", "lag": "14806a"}
+    for name, ink in inks.items():
+        assert ink in colors_of(opened, name), name
 
 
 def test_the_header_names_the_method_and_its_stages(opened):
@@ -73,28 +93,43 @@ def test_the_header_of_another_method_has_no_gap(browser, tmp_path):
     page.close()
 
 
+def test_a_value_between_gaps_is_a_dot(browser, tmp_path):
+    page = browser.page()
+    page.open(write_report(write_run(tmp_path, num_steps=1)).as_uri())
+    assert 4 <= colors_of(page, "reward", at_least=1)["2563c9"] <= 16
+    page.close()
+
+
 def test_the_wall_time_includes_the_start(opened):
     assert "Wall time 15m 00s" in opened.words(".headlines")
 
 
-def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(opened):
-    titles = opened.all("#chart-step-size .mark title", "textContent")
-    assert titles == [f"step {step} skipped: no_gradient" for step in (150, 300)]
-    trend = opened.ask("document.querySelector('#chart-step-size g path.line').getAttribute('d')")
-    assert trend.count("M") == 3
-    heights = {float(point.split()[1]) for point in re.split("[ML]", trend.replace("h0", ""))[1:]}
-    assert len(heights) == 1
+def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(page):
+    scale = column_of(page, "step-size", "each step")
+    known = page.ask(f"{plot('chart-step-size')}.data[0]")
+    assert [known[row] for row, value in enumerate(scale) if value is None] == [150, 300]
+    assert {value for value in scale if value is not None} == {0.8}
+    assert "c0304a" in colors_of(page, "step-size")
+    x, y = middle_of(page, "#chart-step-size")
+    offset = page.ask(f"{plot('chart-step-size')}.valToPos(150, 'x')")
+    width = page.box("#chart-step-size .u-over")["width"]
+    page.mouse("Moved", x - width / 2 + offset, y)
+    assert page.words("#readout").startswith("step 150 · 5m skipped: no_gradient")
 
 
-def test_the_bands_and_the_cells_are_drawn(opened):
-    assert opened.ask("document.querySelectorAll('#chart-warning .band').length") == 2
-    cells = opened.all("#chart-ess-by-lag g .heat", "getAttribute('class')")
-    assert cells == ["heat heat-3", "heat heat-7"]
+def test_the_bands_and_the_cells_are_painted(opened):
+    cells = colors_of(opened, "ess-by-lag")
+    assert {"eda35a", "3d7cc2"} <= cells.keys()  # 0.4 and 0.9 of 1, in eight levels
+    band = f"""(() => {{
+      const {{ ctx, bbox }} = {plot("chart-warning")};
+      const heights = [0.15, 0.5, 0.9].map((share) => bbox.top + share * bbox.height);
+      return heights.map((y) => ctx.getImageData(bbox.left + 4, y, 1, 1).data[3] > 0);
+    }})()"""
+    assert opened.ask(band) == [True, True, False]  # critical, warn, none
 
 
 def test_a_logarithmic_axis_has_powers_of_ten(opened):
-    labels = opened.all("#chart-kl-per-token .y-tick", "textContent")
-    assert labels == ["0.001", "0.01", "0.1", "1"]
+    assert ticks(opened, "#chart-kl-per-token", axis=1) == ["0.001", "0.01", "0.1", "1"]
 
 
 def test_a_small_chart_without_numbers_is_left_out(opened):
@@ -124,8 +159,8 @@ def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(page):
     assert page.words("#readout") == (
         "step 200 · 6m 40s max 5 p50 2 mean, smoothed 2 admission 8 bound 8 8"
     )
-    drawn = page.ask("document.querySelectorAll('figure:not([hidden])').length")
-    assert page.ask("document.querySelectorAll('.cursor[visibility=visible]').length") == drawn
+    shown = "page.drawn.filter(({ figure }) => !figure.hidden)"
+    assert page.ask(f"{shown}.every(({{ plot }}) => plot.cursor.left > 0)")
 
 
 def test_dragging_zooms_all_charts_and_a_double_click_shows_all(page):
@@ -142,12 +177,13 @@ def test_dragging_zooms_all_charts_and_a_double_click_shows_all(page):
 
 def test_a_legend_entry_hides_its_curve_and_brings_it_back(page):
     entry = "#chart-lag .entry[data-key='lag/max']"
-    before = path_of(page, "lag", "ink-2")
+    before = column_of(page, "lag", "max")
     page.click(entry)
-    assert path_of(page, "lag", "ink-2") is None
+    assert column_of(page, "lag", "max") is None
+    assert "d0651b" not in colors_of(page, "lag")
     assert page.ask(f'document.querySelector("{entry}").getAttribute("aria-pressed")') == "false"
     page.click(entry)
-    assert path_of(page, "lag", "ink-2") == before
+    assert column_of(page, "lag", "max") == before
 
 
 def test_the_horizontal_axis_can_be_time(page):
@@ -181,7 +217,7 @@ def test_what_is_shown_can_be_saved_as_json(page):
 
 
 def test_a_keyboard_reads_out_zooms_and_shows_all(page):
-    page.ask("document.querySelector('#chart-lag > svg').focus()")
+    page.ask("document.querySelector('#chart-lag .plot').focus()")
     page.press("Home")
     assert page.words("#readout").startswith("step 1 ·")
     for key in ("ArrowRight", "PageDown", "ArrowLeft"):
@@ -207,8 +243,10 @@ def test_a_phone_shows_everything_without_scrolling_sideways_or_breaking_words(p
     page.resize(*PHONE)
     assert page.ask("document.documentElement.scrollWidth") == PHONE[0]
     assert page.ask(BROKEN_WORDS) == []
-    widths = "viewBox.baseVal.width / one.clientWidth"
-    assert set(page.all("figure:not([hidden]) > svg", widths)) == {1}
+    widths = page.all(
+        "figure:not([hidden]) .plot", "clientWidth / one.querySelector('.uplot').clientWidth"
+    )
+    assert set(widths) == {1}
 
 
 def test_a_phone_shows_events_as_cards(page):
@@ -225,6 +263,27 @@ def test_the_page_wears_the_reader_s_color_scheme(page, scheme, color):
     assert first_pixel_of(page.picture()).hex() == color
 
 
+def test_a_dark_page_is_printed_in_light_colors_on_the_width_of_paper(page):
+    page.prefer("dark")
+    shown = "page.drawn.filter(({ figure }) => !figure.hidden).map(({ plot }) => plot.width)"
+    wide = page.ask(shown)
+    page.ask("window.dispatchEvent(new Event('beforeprint'))")
+    assert set(page.ask(shown)) == {330}
+    assert "2563c9" in colors_of(page, "reward")
+    page.ask("window.dispatchEvent(new Event('afterprint'))")
+    assert page.ask(shown) == wide
+    assert "2563c9" not in colors_of(page, "reward")
+
+
+def test_a_finger_zooms_too(page):
+    x, y = middle_of(page, "#chart-lag")
+    for kind, at in (("down", x), ("up", x + 60)):
+        options = f"{{ pointerType: 'touch', clientX: {at}, clientY: {y}, bubbles: true }}"
+        event = f"new PointerEvent('pointer{kind}', {options})"
+        page.ask(f"document.querySelector('#chart-lag .u-over').dispatchEvent({event})")
+    assert page.words("#range").startswith("steps 200 to 24")
+
+
 def first_pixel_of(png):
     """Red, green and blue of the upper left corner, which no filter of the format changes."""
     start = png.index(b"IDAT") + 4
@@ -237,8 +296,25 @@ def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
     page.mouse("Moved", *middle_of(page, "#chart-reward"))
     assert "to 0." in page.words("#readout")
     assert page.words("#readout").startswith("steps ")
-    raw = path_of(page, "reward", "ink-1")
-    assert 780 <= raw.count("V") <= 800  # one for each pair of steps on different pixels
+    raw = column_of(page, "reward", "each step")
+    strokes = [value for value in raw if value is not None]
+    assert len(strokes) == 1600  # two ends for each pair of steps
+    assert min(strokes) == pytest.approx(0.3, abs=1e-3)
+    assert max(strokes) == pytest.approx(0.7, abs=1e-3)
+    page.close()
+
+
+@pytest.mark.parametrize("sizes", [(0.098, 1.0), (1e-300, 1e9, 1e299)])
+def test_numbers_of_any_size_are_drawn(browser, tmp_path, sizes):
+    run_dir = write_run(tmp_path, num_steps=1)
+    journal = Journal(run_dir)
+    for step, size in enumerate(sizes, start=2):
+        extremes = {"reward_mean": -size, "gradient_norm": size, "dropped": {"lag": 10**step}}
+        kl = {"kl_per_token": size}
+        journal.step(replace(a_step(step), **extremes, diagnostics=kl))
+    page = browser.page()
+    page.open(write_report(run_dir).as_uri())
+    assert page.messages() == []
     page.close()
 
 

@@ -27,7 +27,16 @@ from vcpo.spec import run_to_yaml
 
 REPORT_FILE = "report.html"
 
-SCRIPTS = ("scale.js", "drawing.js", "view.js", "pointer.js", "download.js", "page.js")
+STYLES = ("vendor/uPlot.min.css", "page.css")
+SCRIPTS = (
+    "labels.js",
+    "vendor/uPlot.iife.min.js",
+    "drawing.js",
+    "view.js",
+    "pointer.js",
+    "download.js",
+    "page.js",
+)
 """The page's script, in the order in which its parts need each other."""
 FOLLOWING = ("follow.js",)
 """Scripts of a page that is served, which updates itself."""
@@ -65,7 +74,7 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
     run, metrics = recorded.run, recorded.metrics
     charts, details = main_charts(recorded), sections(recorded)
     everything = [*charts, *(chart for section in details for chart in section.charts)]
-    style = _asset("page.css")
+    style = "".join(map(_asset, STYLES))
     script = "".join(map(_asset, (*SCRIPTS, *(FOLLOWING if follows else ()))))
     content = {
         "run": run,
@@ -82,7 +91,7 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "spec_yaml": run_to_yaml(run),
         "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
         "follows": follows,
-        "style": Markup(style),  # noqa: S704  both are files of this package
+        "style": Markup(style),  # noqa: S704  all are files of this package
         "script": Markup(script),  # noqa: S704
         "style_digest": _digest(style),
         "script_digest": _digest(script),

@@ -1,20 +1,26 @@
-// Draws a chart into its SVG element, one unit to a pixel, from the page's data and the view.
+// Draws a chart with uPlot, from the page's data and the view. uPlot has curves, axes, cursor and
+// selection; cells, bands and marks are painted here.
 
-const SVG = document.querySelector("figure > svg").namespaceURI;
-const MARGIN = { left: 46, right: 12, top: 10, bottom: 26 };
-const LARGE = { height: 232, intervals: 6, fallback: 560 };
-const SMALL = { height: 138, intervals: 4, fallback: 280 };
+const LARGE = { height: 232, tickSpace: 36 };
+const SMALL = { height: 138, tickSpace: 28 };
+const PRINTED_WIDTH = 330;
 const HEAT_LEVELS = 8;
-const MOST_LARGE_DOTS = 60;
-
-const svgNode = (name, attributes = {}, ...children) => {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+const FONT = "11px system-ui, sans-serif";
+const COUNTS = Array.from({ length: 16 }, (_, digits) => [1, 2, 5].map((first) => first * 10 ** digits)).flat();
+const TIMES_S = [
+  0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, MINUTE_S, 120, 300, 600, 900, 1800,
+  HOUR_S, 7200, 10800, 21600, 43200, ...[1, 2, 7, 14, 28, 56, 112].map((days) => days * DAY_S),
+];
+const STYLES = {
+  line: { width: 2.2 },
+  raw: { width: 1, alpha: 0.35 },
+  thin: { width: 1.2, alpha: 0.8 },
+  dots: { width: 1.2, alpha: 0.8 },
+  reference: { width: 1.4, dash: [5, 4] },
 };
 
-const sizeOf = (figure) => (figure.closest(".small") ? SMALL : LARGE);
+// A color of the style sheet, as it is now: light, dark or printed.
+const colorOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 const hasData = (chart) =>
   chart.curves.some((curve) => curve.low.some((value) => value !== null)) ||
@@ -22,158 +28,209 @@ const hasData = (chart) =>
 
 const shownCurves = (chart, view) => chart.curves.filter((curve) => !view.hidden.has(keyOf(chart, curve)));
 
-// The values of a curve in its rows within the range; both ends of buckets.
-const valuesWithin = (curve, table, view) => {
-  const [first, pastLast] = rowsWithin(table[view.x], ...view.range);
-  const columns = curve.high ? [curve.low, curve.high] : [curve.low];
-  return columns.flatMap((column) => column.slice(first, pastLast)).filter((value) => value !== null);
+const tableNames = (chart) => [...new Set(chart.curves.map((curve) => curve.table))];
+
+// Curves in the order of their columns: those of one table follow each other.
+const curvesOf = (chart) => tableNames(chart).flatMap((name) => chart.curves.filter((curve) => curve.table === name));
+
+// A bucket is a stroke from its lowest to its highest value, so a curve of buckets is an envelope.
+const strokesOf = (curve, isOfBuckets) =>
+  isOfBuckets
+    ? curve.low.flatMap((low, row) => (row % 2 ? [curve.high?.[row] ?? low, low] : [low, curve.high?.[row] ?? low]))
+    : curve.low;
+
+// uPlot's columns: x, and one for each curve. A row of another table is undefined, which is no gap.
+const plottedColumns = (chart, view, data) => {
+  if (chart.heatmap) {
+    const xs = data.tables[chart.heatmap.table][view.x];
+    return [xs, xs.map(() => null)];
+  }
+  const parts = tableNames(chart).map((name) => {
+    const isOfBuckets = data.tables[name].rows > 1;
+    const xs = data.tables[name][view.x];
+    const columns = chart.curves.filter((curve) => curve.table === name).map((curve) => strokesOf(curve, isOfBuckets));
+    return { xs: isOfBuckets ? xs.flatMap((x) => [x, x]) : xs, columns };
+  });
+  const rows = parts.flatMap(({ xs }, part) => xs.map((x, row) => ({ x, part, row }))).sort((a, b) => a.x - b.x);
+  const spread = ({ columns }, part) =>
+    columns.map((column) => rows.map((each) => (each.part === part ? column[each.row] : undefined)));
+  return [rows.map(({ x }) => x), ...parts.flatMap(spread)];
 };
 
-const verticalRange = (chart, view, data) => {
-  const values = shownCurves(chart, view).flatMap((curve) => valuesWithin(curve, data.tables[curve.table], view));
-  if (!values.length) return chart.log ? [0.1, 1] : [chart.low ?? 0, chart.high ?? 1];
-  const least = values.reduce((a, b) => Math.min(a, b));
-  const most = values.reduce((a, b) => Math.max(a, b));
-  if (chart.log) return least < most ? [least / 1.2, most * 1.2] : [least / 2, most * 2];
+// A little more than is shown: of rows at the same x uPlot takes the first one for the last.
+const horizontalRange = () => {
+  const [low, high] = page.view.range;
+  return [low - 1e-6 * (high - low), high + 1e-6 * (high - low)];
+};
+
+const verticalRange = (chart, least, most) => {
+  if (chart.heatmap) return [0, chart.heatmap.categories.length];
+  if (least === null || least === undefined) return chart.log ? [0.1, 1] : [chart.low ?? 0, chart.high ?? 1];
+  if (chart.log) return uPlot.rangeLog(least, most, 10, false);
   const [low, high] = [chart.low ?? least, chart.high ?? most];
   const margin = high > low ? 0.05 * (high - low) : 0.5 * Math.abs(low) || 0.5;
   return [chart.low ?? low - margin, chart.high ?? high + margin];
 };
 
-// A bucket is a stroke from its lowest to its highest value, so a curve of buckets is an envelope.
-const curvePath = (curve, xs, rows, axes) => {
-  let path = "";
-  let isOpen = false;
-  let isUp = true;
-  for (let row = rows[0]; row < rows[1]; row++) {
-    if (curve.low[row] === null) {
-      isOpen = false;
-      continue;
-    }
-    const low = axes.y.pixel(curve.low[row]);
-    const high = curve.high ? axes.y.pixel(curve.high[row]) : low;
-    path += `${isOpen ? "L" : "M"}${axes.x.pixel(xs[row])} ${isUp ? low : high}`;
-    if (low !== high) path += `V${isUp ? high : low}`;
-    else if (!isOpen) path += "h0";
-    if (low !== high) isUp = !isUp;
-    isOpen = true;
-  }
-  return path;
+// Ticks of a logarithmic axis: powers of ten, or both ends where there are few. uPlot's own do not end above 1e32.
+const logTicks = (low, high) => {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const stride = Math.max(1, Math.ceil((last - first + 1) / 5));
+  const powers = Array.from({ length: Math.ceil((last - first + 1) / stride) }, (_, index) => first + index * stride);
+  return powers.length > 1 ? powers.map((power) => 10 ** power) : [low, high];
 };
 
-const curveNodes = (chart, view, data, axes) =>
-  shownCurves(chart, view).flatMap((curve) => {
-    const xs = data.tables[curve.table][view.x];
-    const [first, pastLast] = rowsWithin(xs, ...view.range);
-    const rows = [Math.max(0, first - 1), Math.min(xs.length, pastLast + 1)];
-    const line = svgNode("path", { class: `${curve.style} ${curve.ink}`, d: curvePath(curve, xs, rows, axes) });
-    if (curve.style !== "dots") return [line];
-    const r = pastLast - first <= MOST_LARGE_DOTS ? 3.2 : 2;
-    const dots = [];
-    for (let row = first; row < pastLast; row++)
-      if (curve.low[row] !== null)
-        dots.push(svgNode("circle", { class: curve.ink, r, cx: axes.x.pixel(xs[row]), cy: axes.y.pixel(curve.low[row]) }));
-    return [line, ...dots];
-  });
-
-// One path for each level of color: thousands of cells are few elements.
-const heatNodes = (chart, view, data, axes) => {
-  const { table, categories, cells } = chart.heatmap;
-  const xs = data.tables[table][view.x];
-  const paths = Array.from({ length: HEAT_LEVELS }, () => "");
-  const height = (axes.y.start - axes.y.end) / categories.length;
-  const [first, pastLast] = rowsWithin(xs, ...view.range);
-  for (let row = Math.max(0, first - 1); row < pastLast; row++) {
-    const left = axes.x.pixel(xs[row]);
-    const right = row + 1 < xs.length ? axes.x.pixel(xs[row + 1]) : left + (row ? left - axes.x.pixel(xs[row - 1]) : 20);
-    const width = Math.max(0.6, right - left + 0.3);
-    cells.forEach((column, index) => {
-      if (column[row] === null) return;
-      const level = Math.min(HEAT_LEVELS - 1, Math.floor(column[row] * HEAT_LEVELS));
-      const top = axes.y.start - (index + 1) * height + 0.5;
-      paths[level] += `M${left} ${top.toFixed(1)}h${width.toFixed(1)}v${(height - 1).toFixed(1)}h${(-width).toFixed(1)}z`;
-    });
-  }
-  return paths.flatMap((d, level) => (d ? [svgNode("path", { class: `heat heat-${level}`, d })] : []));
-};
-
-const bandNodes = (chart, axes) =>
-  chart.bands.map((band) => {
-    const top = axes.y.pixel(Math.min(band.high, axes.y.high));
-    const bottom = axes.y.pixel(band.low);
-    const size = { x: axes.x.start, y: top, width: axes.x.end - axes.x.start, height: Math.max(0, bottom - top) };
-    return svgNode("rect", { class: `band ${band.level}`, ...size });
-  });
-
-const textNode = (name, x, y, words) => {
-  const made = svgNode("text", { class: name, x, y });
-  made.textContent = words;
-  return made;
-};
-
-const verticalTicks = (chart, axes, intervals) => {
-  if (chart.heatmap) {
-    const height = (axes.y.start - axes.y.end) / chart.heatmap.categories.length;
-    return chart.heatmap.categories.map((label, index) => [axes.y.start - (index + 0.5) * height, label]);
-  }
-  const { low, high } = axes.y;
-  const ticks = chart.log ? logTicks(low, high, intervals) : linearTicks(low, high, intervals, chart.whole);
-  return ticks.map((value) => [axes.y.pixel(value), numberLabel(value)]);
-};
-
-const gridNodes = (chart, view, axes, intervals) => {
-  const { start: left, end: right } = axes.x;
-  const floor = axes.y.start;
-  const levels = verticalTicks(chart, axes, intervals).flatMap(([y, label]) => [
-    ...(chart.heatmap ? [] : [svgNode("path", { class: "grid", d: `M${left} ${y}H${right}` })]),
-    textNode("y-tick", left - 7, y + 3.5, label),
-  ]);
-  const about = Math.max(2, Math.floor((right - left) / 70));
-  const ticks = view.x === "time" ? timeTicks(...view.range, about) : linearTicks(...view.range, about, true);
-  const label = view.x === "time" ? timeLabel : countLabel;
-  const places = ticks.map((value) => textNode("x-tick", axes.x.pixel(value), floor + 17, label(value)));
-  return [...levels, svgNode("path", { class: "axis", d: `M${left} ${floor}H${right}` }), ...places];
-};
-
-const markNodes = (view, data, axes) => {
-  const byPixel = new Map();
-  for (const { label, step, ...rest } of data.marks)
-    step.forEach((number, index) => {
-      const x = view.x === "time" ? rest.time[index] : number;
-      if (x < view.range[0] || x > view.range[1]) return;
-      byPixel.set(Math.round(axes.x.pixel(x)), `step ${countLabel(number)} ${label}`);
-    });
-  return [...byPixel].map(([x, label]) => {
-    const title = svgNode("title");
-    title.textContent = label;
-    return svgNode("path", { class: "mark", d: `M${x} ${axes.y.start}l-4 7h8z` }, title);
-  });
-};
-
-// Draws a chart and keeps its axes, its cursor and its selection for the pointer.
-const drawChart = (drawn, view, data) => {
-  const { chart, figure, svg } = drawn;
-  const size = sizeOf(figure);
-  const width = svg.clientWidth || size.fallback;
-  const floor = size.height - MARGIN.bottom;
-  const axes = {
-    x: axisOf(...view.range, MARGIN.left, width - MARGIN.right),
-    y: axisOf(...(chart.heatmap ? [0, 1] : verticalRange(chart, view, data)), floor, MARGIN.top, chart.log),
-  };
-  const clip = `clip-${chart.name}`;
-  const area = { x: MARGIN.left, y: 0, width: width - MARGIN.left - MARGIN.right, height: floor + 1 };
-  const cursor = svgNode("path", { class: "cursor", d: `M0 ${MARGIN.top}V${floor}`, visibility: "hidden" });
-  const selection = svgNode("rect", { class: "selection", y: MARGIN.top, height: floor - MARGIN.top, visibility: "hidden" });
-  const curves = chart.heatmap ? heatNodes(chart, view, data, axes) : curveNodes(chart, view, data, axes);
-  svg.setAttribute("viewBox", `0 0 ${width} ${size.height}`);
-  svg.replaceChildren(
-    svgNode("clipPath", { id: clip }, svgNode("rect", area)),
-    ...bandNodes(chart, axes),
-    ...gridNodes(chart, view, axes, size.intervals),
-    svgNode("g", { "clip-path": `url(#${clip})` }, ...curves),
-    ...markNodes(view, data, axes),
-    selection,
-    cursor,
+// Rows whose neighbors are gaps: a line has no length there.
+const lonelyRows = (plot, series) =>
+  plot.data[series].flatMap((value, row, all) =>
+    value != null && all[row - 1] == null && all[row + 1] == null ? [row] : [],
   );
-  Object.assign(drawn, { axes, cursor, selection, width });
+
+const seriesOf = (curve) => {
+  const stroke = () => colorOf(curve.ink);
+  const isDots = curve.style === "dots";
+  const points = { show: true, stroke, fill: stroke, width: 0, size: isDots ? 6 : 3, space: 0 };
+  return { ...STYLES[curve.style], stroke, points: isDots ? points : { ...points, filter: lonelyRows } };
+};
+
+const axesOf = (chart, size) => {
+  const [stroke, edge] = [() => colorOf("soft"), () => colorOf("edge")];
+  const words = (label) => (_, values) => values.map((value) => (value === null ? "" : label(value)));
+  const isOfTime = () => page.view.x === "time";
+  const common = { stroke, font: FONT, ticks: { show: false } };
+  const categories = chart.heatmap?.categories;
+  return [
+    {
+      ...common,
+      size: 26,
+      gap: 9,
+      space: 70,
+      grid: { show: false },
+      border: { show: true, stroke: edge, width: 1 },
+      incrs: () => (isOfTime() ? TIMES_S : COUNTS),
+      values: (plot, values) => words(isOfTime() ? timeLabel : countLabel)(plot, values),
+    },
+    {
+      ...common,
+      size: 46,
+      gap: 7,
+      space: size.tickSpace,
+      grid: { show: !categories, stroke: () => colorOf("grid"), width: 1 },
+      values: words(numberLabel),
+      ...(chart.whole && { incrs: COUNTS }),
+      ...(chart.log && { splits: (_, __, low, high) => logTicks(low, high), filter: (_, values) => values }),
+      ...(categories && { splits: () => categories.map((_, index) => index + 0.5), values: () => categories }),
+    },
+  ];
+};
+
+// Paints within the plot area. paint: takes the context.
+const paintIn = ({ ctx, bbox }, paint) => {
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  paint(ctx);
+  ctx.restore();
+};
+
+const paintBands = (plot, bands) =>
+  paintIn(plot, (ctx) => {
+    for (const { low, high, level } of bands) {
+      const [top, bottom] = [high, low].map((value) => plot.valToPos(value, "y", true));
+      ctx.globalAlpha = level === "critical" ? 0.13 : 0.1;
+      ctx.fillStyle = colorOf(level === "critical" ? "bad" : "notice");
+      ctx.fillRect(plot.bbox.left, top, plot.bbox.width, bottom - top);
+    }
+  });
+
+const paintCells = (plot, { cells }) =>
+  paintIn(plot, (ctx) => {
+    const [xs] = plot.data;
+    const colors = Array.from({ length: HEAT_LEVELS }, (_, level) => colorOf(`h${level}`));
+    const height = plot.bbox.height / cells.length;
+    const lefts = xs.map((x) => Math.round(plot.valToPos(x, "x", true)));
+    const [first, pastLast] = rowsWithin(xs, ...page.view.range);
+    for (let row = Math.max(0, first - 1); row < pastLast; row++) {
+      const width = row + 1 < lefts.length ? lefts[row + 1] - lefts[row] : row ? lefts[row] - lefts[row - 1] : 20;
+      cells.forEach((column, index) => {
+        if (column[row] === null) return;
+        ctx.fillStyle = colors[Math.min(HEAT_LEVELS - 1, Math.floor(column[row] * HEAT_LEVELS))];
+        const top = plot.bbox.top + (cells.length - 1 - index) * height;
+        ctx.fillRect(lefts[row], top + 1, Math.max(1, width), height - 1);
+      });
+    }
+  });
+
+// A triangle below the axis at each mark; the readout has its words.
+const paintMarks = (plot, marks) => {
+  const { ctx, bbox } = plot;
+  const [floor, unit] = [bbox.top + bbox.height, uPlot.pxRatio];
+  ctx.fillStyle = colorOf("bad");
+  for (const x of marks.flatMap((mark) => mark[page.view.x])) {
+    if (x < page.view.range[0] || x > page.view.range[1]) continue;
+    const at = plot.valToPos(x, "x", true);
+    ctx.beginPath();
+    ctx.moveTo(at, floor);
+    ctx.lineTo(at - 4 * unit, floor + 7 * unit);
+    ctx.lineTo(at + 4 * unit, floor + 7 * unit);
+    ctx.fill();
+  }
+};
+
+const takeSelection = (plot) => {
+  const { left, width } = plot.select;
+  if (width === 0) return;
+  const range = [left, left + width].map((at) => plot.posToVal(at, "x"));
+  plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  zoomTo(range);
+};
+
+const sizeOf = (figure) => (figure.closest(".small") ? SMALL : LARGE);
+
+const widthOf = (area) => (page.isPrinted ? PRINTED_WIDTH : area.clientWidth);
+
+const plotOf = ({ chart, figure, area }, view, data) => {
+  const size = sizeOf(figure);
+  const series = chart.heatmap ? [{ stroke: "transparent", points: { show: false } }] : curvesOf(chart).map(seriesOf);
+  const options = {
+    width: widthOf(area),
+    height: size.height,
+    padding: [10, 12, 0, 0],
+    legend: { show: false },
+    cursor: {
+      y: false,
+      points: { show: false },
+      drag: { x: true, y: false, setScale: false, dist: 6 },
+      bind: { dblclick: () => () => zoomTo(null) },
+    },
+    scales: {
+      x: { time: false, range: horizontalRange },
+      y: { distr: chart.log ? 3 : 1, range: (_, least, most) => verticalRange(chart, least, most) },
+    },
+    axes: axesOf(chart, size),
+    series: [{}, ...series],
+    hooks: {
+      drawClear: [(plot) => paintBands(plot, chart.bands)],
+      draw: [
+        (plot) => chart.heatmap && paintCells(plot, chart.heatmap),
+        (plot) => paintMarks(plot, page.data.marks),
+      ],
+      setSelect: [takeSelection],
+    },
+  };
+  return new uPlot(options, plottedColumns(chart, view, data), area);
+};
+
+const drawChart = (drawn, view, data) => {
+  const { chart, figure, area } = drawn;
+  if (!drawn.plot) drawn.plot = plotOf(drawn, view, data);
+  const { plot } = drawn;
+  plot.batch(() => {
+    if (plot.width !== widthOf(area)) plot.setSize({ width: widthOf(area), height: sizeOf(figure).height });
+    curvesOf(chart).forEach((curve, index) =>
+      plot.setSeries(index + 1, { show: !view.hidden.has(keyOf(chart, curve)) }),
+    );
+    plot.setData(plottedColumns(chart, view, data));
+  });
 };

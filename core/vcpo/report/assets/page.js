@@ -17,7 +17,15 @@ new ResizeObserver(() => {
   drawnWidth = window.innerWidth;
   redraw();
 }).observe(document.body);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+const setPrinted = (isPrinted) => {
+  page.isPrinted = isPrinted;
+  document.documentElement.classList.toggle("printed", isPrinted);
+  redraw();
+};
 window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
+  setPrinted(true);
 });
+window.addEventListener("afterprint", () => setPrinted(false));
 document.documentElement.dataset.charts = String(page.drawn.length);

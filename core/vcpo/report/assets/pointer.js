@@ -1,13 +1,11 @@
-// Reads out the values at the pointer or at the keyboard's cursor, and zooms by dragging and by keys.
+// Reads out the values at the pointer or at the keyboard's cursor, and zooms by keys and by touch.
 
 const SHORTEST_DRAG = 6;
 const readout = document.getElementById("readout");
 
-const atPointer = (drawn, event) => {
-  const box = drawn.svg.getBoundingClientRect();
-  const pixel = ((event.clientX - box.left) / box.width) * drawn.width;
-  const { start, end } = drawn.axes.x;
-  return drawn.axes.x.invert(Math.min(end, Math.max(start, pixel)));
+const atPointer = ({ plot }, event) => {
+  const { left, width } = plot.over.getBoundingClientRect();
+  return plot.posToVal(Math.min(width, Math.max(0, event.clientX - left)), "x");
 };
 
 const valueWords = (low, high) => {
@@ -51,15 +49,27 @@ const heatRows = (chart, x) => {
     .reverse();
 };
 
-// The step, or the steps of the bucket, and the time of the row nearest to x.
-const titleAt = (chart, x) => {
+const tableAt = (chart, x) => {
   const names = chart.heatmap ? [chart.heatmap.table] : shownCurves(chart, page.view).map((curve) => curve.table);
-  const table = page.data.tables[names.find((name) => rowAt(page.data.tables[name], x) !== null) ?? names[0]];
+  return page.data.tables[names.find((name) => rowAt(page.data.tables[name], x) !== null) ?? names[0]];
+};
+
+// First and last step of a row: a bucket has several.
+const stepsOf = (table, row) => {
+  const isLast = row + 1 >= table.step.length;
+  return [table.step[row], isLast || table.rows === 1 ? table.step[row] : table.step[row + 1] - 1];
+};
+
+// The step, or the steps of the bucket, and the time of the row nearest to x; then its marks.
+const titlesAt = (chart, x) => {
+  const table = tableAt(chart, x);
   const row = table && rowAt(table, x);
-  if (row === null || row === undefined) return page.view.x === "time" ? timeLabel(x) : `step ${countLabel(Math.round(x))}`;
-  const last = row + 1 < table.step.length ? table.step[row + 1] - 1 : table.step[row];
-  const steps = table.rows > 1 && last > table.step[row] ? `steps ${countLabel(table.step[row])} to ${countLabel(last)}` : `step ${countLabel(table.step[row])}`;
-  return `${steps} · ${timeLabel(table.time[row])}`;
+  if (row === null || row === undefined)
+    return [page.view.x === "time" ? timeLabel(x) : `step ${countLabel(Math.round(x))}`];
+  const [first, last] = stepsOf(table, row);
+  const steps = last > first ? `steps ${countLabel(first)} to ${countLabel(last)}` : `step ${countLabel(first)}`;
+  const marks = page.data.marks.filter(({ step }) => step.some((each) => each >= first && each <= last));
+  return [`${steps} · ${timeLabel(table.time[row])}`, ...marks.map(({ label }) => label)];
 };
 
 const place = (left, top) => {
@@ -69,49 +79,27 @@ const place = (left, top) => {
   readout.style.transform = `translate(${Math.max(8, x)}px, ${Math.max(8, y)}px)`;
 };
 
+const moveCursors = (left) => {
+  for (const { figure, plot } of page.drawn) if (!figure.hidden) plot.setCursor({ left: left(plot), top: 0 }, false);
+};
+
 const showAt = (drawn, x, clientX, clientY) => {
-  const title = document.createElement("b");
-  title.textContent = titleAt(drawn.chart, x);
-  readout.replaceChildren(title, ...(drawn.chart.heatmap ? heatRows : curveRows)(drawn.chart, x));
+  const titles = titlesAt(drawn.chart, x).map((words) => {
+    const title = document.createElement("b");
+    title.textContent = words;
+    return title;
+  });
+  readout.replaceChildren(...titles, ...(drawn.chart.heatmap ? heatRows : curveRows)(drawn.chart, x));
   readout.hidden = false;
   place(clientX, clientY);
   page.cursor = x;
-  for (const other of page.drawn) {
-    if (other.figure.hidden) continue;
-    other.cursor.setAttribute("transform", `translate(${other.axes.x.pixel(x)} 0)`);
-    other.cursor.setAttribute("visibility", "visible");
-  }
+  moveCursors((plot) => plot.valToPos(x, "x"));
 };
 
 const hideReadout = () => {
   readout.hidden = true;
   page.cursor = null;
-  for (const drawn of page.drawn) drawn.cursor?.setAttribute("visibility", "hidden");
-};
-
-const drag = { drawn: null, from: 0, clientX: 0 };
-
-const showSelection = (drawn, x) => {
-  const [left, right] = [drag.from, x].map(drawn.axes.x.pixel).sort((a, b) => a - b);
-  drawn.selection.setAttribute("x", left);
-  drawn.selection.setAttribute("width", right - left);
-  drawn.selection.setAttribute("visibility", "visible");
-};
-
-const endDrag = (event) => {
-  const { drawn, from, clientX } = drag;
-  drag.drawn = null;
-  if (!drawn) return;
-  drawn.selection.setAttribute("visibility", "hidden");
-  if (Math.abs(event.clientX - clientX) < SHORTEST_DRAG) return;
-  zoomTo([from, atPointer(drawn, event)].sort((a, b) => a - b));
-  hideReadout();
-};
-
-const onMove = (drawn, event) => {
-  const x = atPointer(drawn, event);
-  if (drag.drawn === drawn) showSelection(drawn, x);
-  showAt(drawn, x, event.clientX, event.clientY);
+  moveCursors(() => -10);
 };
 
 // Moves the keyboard's cursor by rows of the chart's first table.
@@ -122,8 +110,8 @@ const moveCursor = (drawn, rows) => {
   if (pastLast <= first) return;
   const from = page.cursor === null ? (rows > 0 ? first - 1 : pastLast) : nearest(xs, page.cursor);
   const x = xs[Math.min(pastLast - 1, Math.max(first, from + rows))];
-  const box = drawn.svg.getBoundingClientRect();
-  showAt(drawn, x, box.left + (drawn.axes.x.pixel(x) / drawn.width) * box.width, box.top);
+  const box = drawn.plot.over.getBoundingClientRect();
+  showAt(drawn, x, box.left + drawn.plot.valToPos(x, "x"), box.top);
 };
 
 const zoomBy = (factor) => {
@@ -149,26 +137,31 @@ const KEYS = {
   },
 };
 
+// uPlot hears the mouse only.
+const listenToTouch = (drawn) => {
+  let start = null;
+  drawn.area.addEventListener("pointerdown", (event) => {
+    start = event.pointerType === "touch" ? { x: atPointer(drawn, event), at: event.clientX } : null;
+  });
+  drawn.area.addEventListener("pointerup", (event) => {
+    if (start && Math.abs(event.clientX - start.at) >= SHORTEST_DRAG)
+      zoomTo([start.x, atPointer(drawn, event)].sort((a, b) => a - b));
+    start = null;
+  });
+};
+
 const listenTo = (drawn) => {
-  const { svg } = drawn;
-  svg.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    Object.assign(drag, { drawn, from: atPointer(drawn, event), clientX: event.clientX });
-    if (event.isTrusted) svg.setPointerCapture(event.pointerId);
-  });
-  svg.addEventListener("pointermove", (event) => onMove(drawn, event));
-  svg.addEventListener("pointerup", endDrag);
-  svg.addEventListener("pointercancel", () => {
-    drag.drawn?.selection.setAttribute("visibility", "hidden");
-    drag.drawn = null;
-  });
-  svg.addEventListener("pointerleave", hideReadout);
-  svg.addEventListener("blur", hideReadout);
-  svg.addEventListener("dblclick", () => zoomTo(null));
-  svg.addEventListener("keydown", (event) => {
+  const { area } = drawn;
+  area.addEventListener("pointermove", (event) =>
+    showAt(drawn, atPointer(drawn, event), event.clientX, event.clientY),
+  );
+  area.addEventListener("pointerleave", hideReadout);
+  area.addEventListener("blur", hideReadout);
+  area.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.metaKey || event.altKey ? undefined : KEYS[event.key];
     if (!act) return;
     event.preventDefault();
     act(drawn);
   });
+  listenToTouch(drawn);
 };

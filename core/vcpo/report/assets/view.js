@@ -5,6 +5,7 @@ const page = {
   drawn: [],
   view: { x: "step", range: [0, 1], isZoomed: false, hidden: new Set() },
   cursor: null,
+  isPrinted: false,
 };
 
 const keyOf = (chart, curve) => `${chart.name}/${curve.label}`;
@@ -47,10 +48,10 @@ const zoomTo = (range) => {
   redraw();
 };
 
-const sample = (curve) => {
-  const parts = [svgNode("path", { class: `${curve.style} ${curve.ink}`, d: "M1 4H19" })];
-  if (curve.style === "dots") parts.push(svgNode("circle", { class: curve.ink, cx: 10, cy: 4, r: 3 }));
-  return svgNode("svg", { viewBox: "0 0 20 8", "aria-hidden": "true" }, ...parts);
+const sample = (names) => {
+  const made = document.createElement("i");
+  made.className = names;
+  return made;
 };
 
 const toggle = (key) => {
@@ -70,18 +71,15 @@ const entryOf = (chart, curve) => {
   button.dataset.key = key;
   button.title = `Hide or show ${curve.label}`;
   button.setAttribute("aria-pressed", String(!page.view.hidden.has(key)));
-  button.append(sample(curve), curve.label);
+  button.append(sample(`sample ${curve.style} ${curve.ink}`), curve.label);
   button.addEventListener("click", () => toggle(key));
   return button;
 };
 
 const heatScale = () => {
-  const cells = Array.from({ length: HEAT_LEVELS }, (_, level) =>
-    svgNode("path", { class: `heat heat-${level}`, d: `M${level * 10} 0h10v8h-10z` }),
-  );
   const scale = document.createElement("span");
   scale.className = "scale";
-  scale.append("0", svgNode("svg", { viewBox: "0 0 80 8", "aria-hidden": "true" }, ...cells), "1");
+  scale.append("0", sample("heat"), "1");
   return scale;
 };
 
@@ -97,8 +95,9 @@ const load = (data) => {
   for (const chart of data.charts) {
     const figure = document.getElementById(`chart-${chart.name}`);
     const known = page.drawn.find((drawn) => drawn.figure === figure);
-    const drawn = known ?? { figure, svg: figure.querySelector(":scope > svg") };
-    drawn.chart = chart;
+    const drawn = known ?? { figure, area: figure.querySelector(".plot") };
+    drawn.plot?.destroy();
+    Object.assign(drawn, { chart, plot: null });
     if (!known) page.drawn.push(drawn);
     figure.hidden = !hasData(chart);
     fillLegend(drawn);

@@ -2,7 +2,7 @@
 
 Curves are columns of a table, and all columns of a table share its rows: the steps of a run, or its
 evaluations. So a row's step and time are written once. Colors and widths are not here: a curve
-carries classes (`line`, `reference`, `ink-1`...) that the page's style sheet paints.
+carries names (`line`, `reference`, `ink-1`...), and the page's style sheet has the colors.
 """
 
 from __future__ import annotations
