@@ -10,7 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from vcpo.tracking.services import sink_problems
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
 _ROLLOUT_PACKAGE, _LEARNER_PACKAGE = "vcpo_rollout", "vcpo_learner"
+_TENSORS = "torch"
+"""What engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
 _DECISIVE_FIELDS = {
     "spec.algorithm": "spec.algorithm",
@@ -149,11 +151,6 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
             f" machine the learner has the ranks of one pod, {learner.ranks_per_replica}"
             " (`learner.processes`)"
         )
-    of_workers = {"spec.environment.name": run.spec.environment.name}
-    for index, group in enumerate(run.spec.rollouts):
-        of_workers[f"spec.rollouts[{index}].engine"] = group.engine
-    yield from _unchecked(of_workers, _ROLLOUT_PACKAGE, "rollout worker")
-    yield from _unchecked(_own_functions(run), _LEARNER_PACKAGE, "learner")
 
 
 def _own_functions(run: VCPORun) -> dict[str, str]:
@@ -164,22 +161,11 @@ def _own_functions(run: VCPORun) -> dict[str, str]:
     }
 
 
-def _unchecked(names: Mapping[str, str], package: str, service: str) -> Iterator[str]:
-    if importlib.util.find_spec(package) is not None:
-        return
-    for field, name in names.items():
-        if ":" in name:
-            yield (
-                f"{field}: {name!r} was not checked, because the {service} is not installed here;"
-                " pip install 'vcpo[local]' installs it"
-            )
-
-
 def _try_environment(run: VCPORun) -> MachineFindings:
     """Return the error that a rollout worker would report of its environment, or a warning."""
     name = run.spec.environment.name
     module = f"{_ROLLOUT_PACKAGE}.generation.environment_trial"
-    return _try(run, module, field="spec.environment.name", name=name)
+    return _try(run, module, needs=_ROLLOUT_PACKAGE, field="spec.environment.name", name=name)
 
 
 def _try_engines(run: VCPORun) -> MachineFindings:
@@ -188,26 +174,32 @@ def _try_engines(run: VCPORun) -> MachineFindings:
         if ":" in group.engine:
             field = f"spec.rollouts[{index}].engine"
             module = f"{_ROLLOUT_PACKAGE}.engines.engine_trial"
-            return _try(run, module, field=field, name=group.engine)
+            return _try(run, module, needs=_TENSORS, field=field, name=group.engine)
     return MachineFindings()
 
 
 def _try_algorithm(run: VCPORun) -> MachineFindings:
     """Return the error that a learner would report of a loss or baseline of the user's own."""
     for field, name in _own_functions(run).items():
-        return _try(run, f"{_LEARNER_PACKAGE}.estimator.trial", field=field, name=name)
+        module = f"{_LEARNER_PACKAGE}.estimator.trial"
+        return _try(run, module, needs=_TENSORS, field=field, name=name)
     return MachineFindings()
 
 
-def _try(run: VCPORun, module: str, *, field: str, name: str) -> MachineFindings:
-    """Return what a trial says of a run, a module that reads its file; nothing if it is missing.
+def _try(run: VCPORun, module: str, *, needs: str, field: str, name: str) -> MachineFindings:
+    """Return what a trial says of a run, a module that reads its file.
 
     Another process does it, because that runs the user's code. Nothing is downloaded.
 
+    needs: the package without which it cannot; a warning then names what is the user's own.
     field, name: what is tried.
     """
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        return MachineFindings()
+    if importlib.util.find_spec(needs) is None:
+        warning = (
+            f"{field}: {name!r} was not checked, because {needs} is not installed here; pip"
+            " install 'vcpo[local]' installs it"
+        )
+        return MachineFindings(warnings=(warning,) if ":" in name else ())
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
             [sys.executable, "-m", module],

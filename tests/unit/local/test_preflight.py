@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from tests.fixtures.models import write_model
+from vcpo.local import preflight
 from vcpo.local.models import context_tokens, model_problems
 from vcpo.local.preflight import (
     RUN_MODULES,
@@ -342,6 +343,18 @@ class TestEnvironments:
         (folder / "own_loss.py").write_text("def mine(record, advantages, config): ...")
         (problem,) = problems_of(run_of(algorithm="{loss: 'own_loss:mine'}"), folder)
         assert problem.startswith("spec.algorithm.loss: 'own_loss:mine' returned NoneType")
+
+    def test_a_machine_without_torch_warns_of_an_own_engine_and_loss(self, folder, monkeypatch):
+        # Such a machine only sends the file to a cluster.
+        monkeypatch.setattr(preflight, "_TENSORS", "a_package_that_nobody_has")
+        engine, loss = "[{name: main, engine: 'own_engine:Own'}]", "{loss: 'own_loss:mine'}"
+        found = findings_of(run_of(rollouts=engine, algorithm=loss), folder)
+        assert found.problems == ()
+        for field in ("spec.rollouts[0].engine", "spec.algorithm.loss"):
+            assert any(
+                line.startswith(f"{field}: ") and "was not checked" in line
+                for line in found.warnings
+            )
 
     def test_one_that_raises_at_once_is_named_with_the_call_and_the_line(self, folder):
         (folder / "raising.py").write_text(OWN_CLASS.replace("return 0.0", "return prompt.rewart"))
