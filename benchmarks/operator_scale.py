@@ -43,7 +43,7 @@ from tests.fixtures.kubernetes.control_plane import ControlPlane
 from tests.fixtures.kubernetes.operator_process import operator_process
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
-from vcpo_operator.crd import run_crd, scaler_crd
+from vcpo_operator.crd import run_crd
 from vcpo_operator.names import RUN_LABEL
 
 RUNS = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"
@@ -177,8 +177,7 @@ async def run_operator() -> AsyncIterator[MeasuredOperator]:
         server = await stack.enter_async_context(FakeApiServer())
         access = ApiAccess(url=server.url)
         client = await stack.enter_async_context(KubeClient(access))
-        for definition in (run_crd(), scaler_crd()):
-            await client.create(DEFINITIONS, definition)
+        await client.create(DEFINITIONS, run_crd())
         answering, learner = grpc.aio.server(), QuietLearner()
         control_pb2_grpc.add_ControlServiceServicer_to_server(learner, answering)
         network = await stack.enter_async_context(OneAddress(client))

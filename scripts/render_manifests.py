@@ -1,10 +1,10 @@
-"""Write the chart's definitions and the files of ``deploy/``; with ``--check`` only compare.
+"""Write the chart's definition and the files of ``deploy/``; with ``--check`` only compare.
 
-The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definitions,
-``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it also creates. The definitions
-have a file of their own because deleting a definition deletes every object of its kind: ``kubectl
-delete -f deploy/vcpo.yaml`` must remove the operator and no run. Left out is what only Helm
-understands: its labels, its test pod, and the annotation that keeps definitions on uninstall.
+The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definition of
+VCPORun, ``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it also creates. The
+definition has a file of its own because deleting it deletes every run: ``kubectl delete -f
+deploy/vcpo.yaml`` must remove the operator and no run. Left out is what only Helm understands: its
+labels, its test pod, and the annotation that keeps the definition on uninstall.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Final
 import helm_python
 from ruamel.yaml import YAML
 
-from vcpo_operator.crd import DEFINITIONS as BUILDERS
-from vcpo_operator.crd import to_yaml
+from vcpo_operator.crd import run_crd, to_yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
@@ -27,9 +26,9 @@ DEFINITIONS: Final = ROOT / "deploy" / "crds.yaml"
 MANIFESTS: Final = ROOT / "deploy" / "vcpo.yaml"
 
 _DEFINITIONS_HEADER = """\
-# The definitions of VCPO's kinds. Generated: python scripts/render_manifests.py
+# The definition of VCPORun. Generated: python scripts/render_manifests.py
 #   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml
-# Deleting them deletes every run of the cluster.
+# Deleting it deletes every run of the cluster.
 """
 _HEADER = """\
 # The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
@@ -66,12 +65,9 @@ def rendered_documents() -> list[str]:
     return [document for document in documents if document and "helm.sh/hook:" not in document]
 
 
-def chart_definitions() -> dict[Path, str]:
-    """Text of each definition as the chart's files hold it."""
-    return {
-        CHART / "files" / f"{name}.crd.yaml": to_yaml(build(), name)
-        for name, build in BUILDERS.items()
-    }
+def chart_definition() -> dict[Path, str]:
+    """Text of the definition as the chart's file holds it."""
+    return {CHART / "files" / "run.crd.yaml": to_yaml(run_crd())}
 
 
 def rendered_files() -> dict[Path, str]:
@@ -97,7 +93,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
     stale: list[Path] = []
-    for files in (chart_definitions, rendered_files):  # the second renders what the first wrote
+    for files in (chart_definition, rendered_files):  # the second renders what the first wrote
         drifted = {path: text for path, text in files().items() if not _holds(path, text)}
         stale += drifted
         if not arguments.check:

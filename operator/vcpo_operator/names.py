@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 GROUP: Final = "vcpo.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "vcporuns"
-SCALER_KIND: Final = "VCPORolloutScaler"
-SCALER_PLURAL: Final = "vcporolloutscalers"
 
 OPERATOR_MANAGER: Final = "vcpo.dev/operator"
 """Value of `spec.managedBy` for this operator; also its default."""
@@ -46,6 +44,10 @@ HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
 
 ADOPT_ANNOTATION: Final = "vcpo.dev/adopt"
 """`true` on an object without an owner allows the run to take it over."""
+
+SUSPENDED_ANNOTATION: Final = "vcpo.dev/suspended-replicas"
+"""Workers that a Deployment had before its run was suspended; on Deployments that the operator has
+set to zero for that reason."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
 """Digest of its template, on a pod; distinguishes pods of an older template."""
@@ -121,7 +123,7 @@ def ranks_name(run: str) -> str:
 
 
 def rollout_name(run: str, group: str) -> str:
-    """Return the name of a rollout group's Deployment, budget and scaler.
+    """Return the name of a rollout group's Deployment and budget.
 
     It gets a digest where another run's group or learner could have the same name: group
     `b-rollout-c` of run `a`, and group `c` of run `a-rollout-b`.

@@ -34,7 +34,7 @@ from tests.fakes.kubelet.settings import ApiAccess
 from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fakes.kubernetes.faults import Effect, Fault, broken, overloaded, stale
 from tests.fixtures.ports import free_port
-from vcpo_operator.crd import run_crd, scaler_crd
+from vcpo_operator.crd import run_crd
 
 _RUNS: Final = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"
 _DEFINITIONS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -77,8 +77,7 @@ class LiveCluster:
         await self.proxy.__aenter__()
         self.client = KubeClient(ApiAccess(url=self.server.url))
         await self.client.__aenter__()
-        for definition in (run_crd(), scaler_crd()):
-            await self.client.create(_DEFINITIONS, definition)
+        await self.client.create(_DEFINITIONS, run_crd())
         await self.client.create(_RUNS, _RUN)
         kubeconfig = self.server.kubeconfig()
         kubeconfig["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{self.proxy.port}"

@@ -9,10 +9,8 @@
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service.enabled) }}
 {{- fail "metrics.serviceMonitor.enabled is true and metrics.service.enabled is false: there would be nothing to scrape. Cure: set metrics.service.enabled=true" }}
 {{- end }}
-{{- range $name := list "run" "scaler" }}
-{{- if and $.Values.crds.enabled (not ($.Files.Get (printf "files/%s.crd.yaml" $name))) }}
-{{- fail (printf "files/%s.crd.yaml is missing from the chart. Cure: python -m vcpo_operator.crd %s > charts/vcpo/files/%s.crd.yaml" $name $name $name) }}
-{{- end }}
+{{- if and .Values.crds.enabled (not (.Files.Get "files/run.crd.yaml")) }}
+{{- fail "files/run.crd.yaml is missing from the chart. Cure: python -m vcpo_operator.crd > charts/vcpo/files/run.crd.yaml" }}
 {{- end }}
 {{- range $name := list "operator" "learner" "rollout" }}
 {{- $image := index $.Values.images $name }}

@@ -28,7 +28,7 @@ class Scaling(StrEnum):
     DIRECT = "Direct"
     """The operator, from the learner's signals."""
     EXTERNAL = "External"
-    """An autoscaler or a person, on the group's VCPORolloutScaler; the operator follows it."""
+    """An autoscaler or a person, by the scale of the group's Deployment."""
 
 
 class StorageRetention(StrEnum):

@@ -276,7 +276,10 @@ class RolloutGroup(Section):
     """CPU threads of the tensor library. If unset, the library chooses."""
     scaling: Scaling = Scaling.DIRECT
     """Who sets the number of workers in a cluster: `Direct` (the operator, from the learner's
-    signals) or `External` (an autoscaler, or a person, on the group's VCPORolloutScaler)."""
+    signals) or `External` (an autoscaler or a person, by the scale of the group's Deployment).
+    An `External` group starts with `minReplicas` workers, at least one; after that the autoscaler's
+    own bounds hold. The operator sets the number to 0 while the run is suspended, and back when it
+    resumes."""
     image: Image | None = None
     """Container image of the workers in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 60

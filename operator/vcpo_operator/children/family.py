@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import service_account
 from vcpo_operator.children.config import run_config_map
 from vcpo_operator.children.credential import certificates_secret, keys_secret
@@ -13,7 +12,6 @@ from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
 from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout_deployment
-from vcpo_operator.children.scaler import rollout_scaler
 from vcpo_operator.children.service import learner_service, ranks_service
 from vcpo_operator.children.storage import checkpoint_claim
 
@@ -42,9 +40,7 @@ def build_children(
         budgets.append(learner_budget(parent))
         workloads.append(learner_stateful_set(parent, defaults, running=running))
     if with_rollouts:
-        external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
         budgets += [rollout_budget(parent, group.name) for group in spec.rollouts]
-        workloads += [rollout_scaler(parent, group) for group in external]
         workloads += [rollout_deployment(parent, group, defaults) for group in spec.rollouts]
     children = (
         certificates_secret(parent),

@@ -10,14 +10,7 @@ from enum import Enum
 from typing import Any
 
 from vcpo.spec import API_VERSION, KIND, VCPORun
-from vcpo_operator.names import (
-    HASH_ANNOTATION,
-    SCALER_KIND,
-    SCALER_PLURAL,
-    Role,
-    RunKey,
-    labels,
-)
+from vcpo_operator.names import HASH_ANNOTATION, Role, RunKey, labels
 
 Manifest = dict[str, Any]
 _DIGEST_CHARACTERS = 16
@@ -33,7 +26,6 @@ class Kind(Enum):
     CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
     STATEFUL_SET = ("apps/v1", "StatefulSet", "statefulsets")
     DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
-    SCALER = (API_VERSION, SCALER_KIND, SCALER_PLURAL)
     BUDGET = ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
     NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
     POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")

@@ -1,7 +1,7 @@
 """The Deployment of a rollout group.
 
-It never holds `spec.replicas`. The scaler of the group owns that field, and an apply would undo the
-scaler's work (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many more).
+It never holds `spec.replicas`, which changes with every scaling. An apply of it would undo what an
+autoscaler did (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many more).
 A new Deployment is created *paused*, scaled through the scale subresource, and then released. So no
 pod starts before the number of workers is right.
 """

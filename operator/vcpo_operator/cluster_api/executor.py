@@ -21,10 +21,10 @@ from vcpo_operator.decisions.actions import (
     IssueCertificates,
     IssueKeys,
     ReleaseLeases,
-    ReportScale,
+    Resume,
     Scale,
-    SeedScaler,
     SetDeletionCost,
+    Suspend,
     Throttle,
 )
 from vcpo_operator.decisions.conflicts import (
@@ -36,6 +36,7 @@ from vcpo_operator.names import (
     FIELD_MANAGER,
     PLURAL,
     SCALE_MANAGER,
+    SUSPENDED_ANNOTATION,
     RunKey,
 )
 from vcpo_operator.observed.parse import parse_child
@@ -84,13 +85,12 @@ class Executor:
                 return await self._apply(key, action)
             case IssueKeys() | IssueCertificates():
                 return await self.secrets.issue(key, action)
-            case SeedScaler():
-                await self._seed_scaler(key, action)
             case Scale():
                 resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
                 await self._merge_if_exists(resource, {"spec": {"replicas": action.replicas}})
-            case ReportScale():
-                await self._report_scale(key, action)
+            case Suspend() | Resume():
+                resource = _child(Kind.DEPLOYMENT, key, action.name)
+                await self._merge_if_exists(resource, _suspension(action))
             case SetDeletionCost():
                 annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
                 body = {"metadata": {"annotations": annotations}}
@@ -169,32 +169,6 @@ class Executor:
             raise NameConflictError(conflict)
         return True
 
-    async def _seed_scaler(self, key: RunKey, action: SeedScaler) -> None:
-        """Create a scaler with its first number, without a digest: the next apply sets that."""
-        await self._is_adopted(key, action.child)
-        manifest = action.child.manifest
-        metadata = {
-            name: part for name, part in manifest["metadata"].items() if name != "annotations"
-        }
-        spec = {**manifest["spec"], "replicas": action.replicas}
-        await self._cluster.apply(
-            _child(Kind.SCALER, key, action.child.name),
-            {**manifest, "metadata": metadata, "spec": spec},
-            manager=SCALE_MANAGER,
-            force=False,
-        )
-
-    async def _report_scale(self, key: RunKey, action: ReportScale) -> None:
-        kind = Kind.SCALER
-        body = {
-            "apiVersion": kind.api_version,
-            "kind": kind.kind,
-            "metadata": {"name": action.name, "namespace": key.namespace, "uid": action.uid},
-            "status": {"replicas": action.replicas, "selector": action.selector},
-        }
-        resource = _child(kind, key, action.name, subresource="status")
-        await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
-
     async def _command(self, key: RunKey, action: Throttle | Drain | ReleaseLeases) -> None:
         """Send a command to the learner.
 
@@ -218,6 +192,20 @@ class Executor:
         except ApiError as error:
             if not error.is_gone:
                 raise
+
+
+def _suspension(action: Suspend | Resume) -> Document:
+    """Return the change of a Deployment's number and of the note about it, which go together."""
+    match action:
+        case Suspend():
+            annotations = {SUSPENDED_ANNOTATION: str(action.noted_replicas)}
+            return {"metadata": {"annotations": annotations}, "spec": {"replicas": 0}}
+        case Resume():
+            metadata = {
+                "annotations": {SUSPENDED_ANNOTATION: None},
+                "resourceVersion": action.resource_version,
+            }
+            return {"metadata": metadata, "spec": {"replicas": action.replicas}}
 
 
 def _deletion_target(key: RunKey, action: DeleteChild | DeleteRun) -> Resource:

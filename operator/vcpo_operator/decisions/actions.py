@@ -35,14 +35,6 @@ class IssueCertificates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedScaler:
-    """Create a group's scaler with its first number; then the autoscaler owns the number."""
-
-    child: Child
-    replicas: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Set the replicas of a rollout Deployment through its scale subresource."""
 
@@ -51,13 +43,21 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportScale:
-    """Write into a scaler's status how many workers there are, and their selector."""
+class Suspend:
+    """Set a rollout Deployment to zero, and note on it how many workers it comes back with."""
 
     name: str
-    uid: str
+    noted_replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Set the replicas of a suspended rollout Deployment, and remove the note."""
+
+    name: str
     replicas: int
-    selector: str
+    resource_version: str
+    """Only a Deployment of this version is changed: a later one may be an autoscaler's already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +123,9 @@ Action = (
     Apply
     | IssueKeys
     | IssueCertificates
-    | SeedScaler
     | Scale
-    | ReportScale
+    | Suspend
+    | Resume
     | SetDeletionCost
     | DeleteChild
     | DeletePod
@@ -139,14 +139,9 @@ Action = (
 def target_name(action: Action) -> str:
     """Return kind and name of the child that an action changes; empty for other actions."""
     match action:
-        case (
-            Apply(child=child)
-            | IssueKeys(child=child)
-            | IssueCertificates(child=child)
-            | SeedScaler(child=child)
-        ):
+        case Apply(child=child) | IssueKeys(child=child) | IssueCertificates(child=child):
             return f"{child.kind.kind} {child.name}"
-        case Scale(name=name):
+        case Scale(name=name) | Suspend(name=name) | Resume(name=name):
             return f"{Kind.DEPLOYMENT.kind} {name}"
         case _:
             return ""

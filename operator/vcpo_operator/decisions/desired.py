@@ -36,11 +36,12 @@ class DesiredState:
     paused: Mapping[str, Child] = field(default_factory=dict)
     """Deployments as they are created, by name: paused, so that they have no pods yet."""
     seeds: Mapping[str, int] = field(default_factory=dict)
-    """Replicas that a group's new Deployment starts with, by group."""
-    scaler_seeds: Mapping[str, int] = field(default_factory=dict)
-    """Replicas that the scaler of a group without workers starts with, by group."""
+    """Replicas that a group's new Deployment starts with, and a suspended one at least comes back
+    with, by group."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Replicas of the groups that the operator scales now; others are not touched."""
+    is_suspended: bool = False
+    """Whether no group has workers now, whoever scales it."""
     replaced_pods: tuple[str, ...] = ()
     """Uids of the learner's pods that go because another one of their group has ended."""
     restarts_learner: bool = False
@@ -61,7 +62,6 @@ def desired_state(
     verdict: RunVerdict,
     *,
     decision: ControlDecision | None,
-    requested: Mapping[str, int],
     draining: LearnerDrain | None = None,
     replaced_pods: tuple[str, ...] = (),
     restarts_learner: bool = False,
@@ -69,7 +69,6 @@ def desired_state(
     """Return what the run should have.
 
     decision: None while the control loop does not run: the run is suspended or has ended.
-    requested: Workers that autoscalers request, by name of the scaler.
     draining: How the learner ends; None when it does not.
     replaced_pods: Uids of the learner's pods that go because one of their group has ended.
     restarts_learner: Whether the learner's pods belong to an attempt that is over.
@@ -91,22 +90,16 @@ def desired_state(
         if rollout_name(parent.name, group.name) in names
     )
     no_workers = {group.name: 0 for group in spec.rollouts}
-    decided: Mapping[str, int] = {} if decision is None else decision.replicas
-    seeds = {group.name: decided.get(group.name, group.min_replicas) for group in spec.rollouts}
+    replicas = {} if decision is None else _decided_replicas(parent, decision)
     return DesiredState(
         run=parent.name,
         owner_uid=parent.owner.uid,
         children=children,
         is_claim_size_set=spec.learner.checkpoint_storage_gibibytes is not None,
         paused={child.name: child for child in paused},
-        seeds=no_workers if suspended else {**seeds, **_external_replicas(parent, requested)},
-        # Never 0: that disables a HorizontalPodAutoscaler.
-        scaler_seeds={
-            group.name: max(1, group.min_replicas)
-            for group in spec.rollouts
-            if group.scaling is Scaling.EXTERNAL
-        },
-        replicas=no_workers if suspended else _replicas(parent, decision, requested),
+        seeds=no_workers if suspended else {**_least_replicas(parent), **replicas},
+        replicas=replicas,
+        is_suspended=suspended,
         replaced_pods=replaced_pods if verdict.phase is LifecyclePhase.RUN else (),
         restarts_learner=restarts_learner,
         drain_removed=not verdict.has_ended,
@@ -116,26 +109,21 @@ def desired_state(
     )
 
 
-def _replicas(
-    parent: Parent, decision: ControlDecision | None, requested: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the replicas of the groups that are scaled now."""
-    if decision is None:
-        return {}
-    direct = {
+def _decided_replicas(parent: Parent, decision: ControlDecision) -> dict[str, int]:
+    """Return the replicas of the groups that the operator scales."""
+    return {
         group.name: decision.replicas[group.name]
         for group in parent.run.spec.rollouts
         if group.scaling is Scaling.DIRECT
     }
-    return {**direct, **_external_replicas(parent, requested)}
 
 
-def _external_replicas(parent: Parent, requested: Mapping[str, int]) -> dict[str, int]:
-    """Return the replicas that autoscalers request, within the bounds of each group."""
-    external = (group for group in parent.run.spec.rollouts if group.scaling is Scaling.EXTERNAL)
-    scalers = {rollout_name(parent.name, group.name): group for group in external}
+def _least_replicas(parent: Parent) -> dict[str, int]:
+    """Return the least replicas of each group.
+
+    Never 0 where others scale: a HorizontalPodAutoscaler does nothing at 0.
+    """
     return {
-        group.name: min(max(requested[scaler], group.min_replicas), group.max_replicas)
-        for scaler, group in scalers.items()
-        if scaler in requested
+        group.name: max(group.min_replicas, 1 if group.scaling is Scaling.EXTERNAL else 0)
+        for group in parent.run.spec.rollouts
     }

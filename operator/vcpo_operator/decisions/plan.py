@@ -28,10 +28,10 @@ from vcpo_operator.decisions.actions import (
     IssueCertificates,
     IssueKeys,
     ReleaseLeases,
-    ReportScale,
+    Resume,
     Scale,
-    SeedScaler,
     SetDeletionCost,
+    Suspend,
     Throttle,
 )
 from vcpo_operator.decisions.conflicts import (
@@ -49,7 +49,6 @@ from vcpo_operator.names import (
     Role,
     certificates_name,
     rollout_name,
-    selector,
 )
 from vcpo_operator.observed.records import (
     ObservedChild,
@@ -90,7 +89,6 @@ def plan(
         *_throttle(desired, report),
         *_applies(desired, observed, applied),
         *_scales(desired, observed, report),
-        *_scale_reports(desired, observed),
         *_removals(desired, observed),
         *_pod_replacements(desired, observed),
         *_releases(observed, report),
@@ -151,8 +149,6 @@ def _applies(
         if child.kind is Kind.DEPLOYMENT:
             group = groups[child.name]
             yield from _deployment(desired, child, group, observed.groups.get(group), applied)
-        elif existing is None and child.kind is Kind.SCALER:
-            yield from _scaler(desired, child, observed)
         else:
             claim = _claim(child, observed)
             is_size_set = desired.is_claim_size_set
@@ -197,15 +193,6 @@ def _deployment(
         yield Apply(child=child, force=True)
 
 
-def _scaler(desired: DesiredState, child: Child, observed: ObservedState) -> Iterator[Action]:
-    """Yield the creation of a scaler; it starts from the workers that there are, if any."""
-    group = child.manifest["spec"]["group"]
-    existing = observed.groups.get(group)
-    live = 0 if existing is None or existing.paused else existing.replicas
-    yield SeedScaler(child=child, replicas=live or desired.scaler_seeds[group])
-    yield Apply(child=child, force=False)
-
-
 def _needs_apply(child: Child, existing: ObservedChild, applied: Mapping[str, int]) -> bool:
     known = applied.get(existing.uid)
     return existing.digest != child.digest or known is None or existing.version > known
@@ -215,15 +202,35 @@ def _scales(
     desired: DesiredState, observed: ObservedState, report: LearnerReport | None
 ) -> Iterator[Action]:
     """Yield the scaling of the run's Deployments, with deletion costs before a scale-down."""
-    for name, wanted in desired.replicas.items():
+    for name in desired.seeds:
         existing = observed.groups.get(name)
         if existing is None or existing.paused or existing.child.deleting:
             continue
-        if existing.replicas == wanted or not is_ours(existing.child, desired.owner_uid):
+        action = _scaling(desired, existing)
+        if action is None or not is_ours(existing.child, desired.owner_uid):
             continue
-        if wanted < existing.replicas:
+        if isinstance(action, Scale) and action.replicas < existing.replicas:
             yield from _deletion_costs(name, observed, report)
-        yield Scale(name=existing.child.name, replicas=wanted)
+        yield action
+
+
+def _scaling(desired: DesiredState, existing: ObservedGroup) -> Scale | Suspend | Resume | None:
+    """Return what changes the number of a group's workers; None leaves it to others, or as it is.
+
+    A suspended group has a note of the number that it had. So a number of zero without the note is
+    what an autoscaler or a person wants, and stays.
+    """
+    name, noted = existing.child.name, existing.noted_replicas
+    if desired.is_suspended:
+        if noted is not None and existing.replicas == 0:
+            return None
+        return Suspend(name=name, noted_replicas=existing.replicas if noted is None else noted)
+    wanted = desired.replicas.get(existing.group)
+    if noted is not None:
+        resumed = max(noted, desired.seeds[existing.group]) if wanted is None else wanted
+        version = existing.resource_version
+        return Resume(name=name, replicas=resumed, resource_version=version)
+    return None if wanted in {None, existing.replicas} else Scale(name=name, replicas=wanted)
 
 
 def _deletion_costs(
@@ -237,22 +244,6 @@ def _deletion_costs(
         cost = worker.in_flight if worker else 0
         if (pod.deletion_cost or 0) != cost:
             yield SetDeletionCost(pod=pod.name, cost=cost)
-
-
-def _scale_reports(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
-    """Yield a report for each scaler whose status is out of date."""
-    for child in desired.children:
-        existing = observed.scalers.get(child.name) if child.kind is Kind.SCALER else None
-        if existing is None or existing.child.deleting:
-            continue
-        group = child.manifest["spec"]["group"]
-        workers = observed.groups.get(group)
-        current = workers.current if workers else 0
-        labels = selector(desired.run, Role.ROLLOUT, group)
-        text = ",".join(f"{key}={value}" for key, value in labels.items())
-        if (existing.reported_replicas, existing.reported_selector) != (current, text):
-            uid = existing.child.uid
-            yield ReportScale(name=child.name, uid=uid, replicas=current, selector=text)
 
 
 def _removals(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:

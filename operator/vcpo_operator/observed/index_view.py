@@ -19,7 +19,6 @@ from vcpo_operator.observed.parse import (
     parse_learner,
     parse_pod,
     parse_run_record,
-    parse_scaler,
 )
 from vcpo_operator.observed.records import ObservedState, RunRecord
 
@@ -32,7 +31,6 @@ WATCHED: Final = (
     Kind.CONFIG_MAP,
     Kind.STATEFUL_SET,
     Kind.DEPLOYMENT,
-    Kind.SCALER,
     Kind.SERVICE,
     Kind.SERVICE_ACCOUNT,
     Kind.CLAIM,
@@ -47,7 +45,6 @@ INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
 _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: parse_learner,
     Kind.DEPLOYMENT: parse_group,
-    Kind.SCALER: parse_scaler,
     Kind.CLAIM: parse_claim,
 }
 
@@ -105,7 +102,6 @@ class IndexedView:
         return collect_observed(
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
-            scalers=self._of(Kind.SCALER.plural, key),
             claims=self._of(Kind.CLAIM.plural, key),
             pods=self._of(PODS, key),
             others=others,

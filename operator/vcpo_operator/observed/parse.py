@@ -14,6 +14,7 @@ from vcpo_operator.names import (
     HASH_ANNOTATION,
     POD_INDEX_LABEL,
     ROLE_LABEL,
+    SUSPENDED_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     Role,
     RunKey,
@@ -30,7 +31,6 @@ from vcpo_operator.observed.records import (
     ObservedGroup,
     ObservedLearner,
     ObservedPod,
-    ObservedScaler,
     ObservedState,
     RunRecord,
 )
@@ -85,7 +85,8 @@ def parse_learner(body: Body) -> ObservedLearner:
 def parse_group(body: Body) -> ObservedGroup:
     """Parse a rollout group's Deployment."""
     spec, status = body["spec"], body.get("status") or {}
-    labels = body["metadata"].get("labels") or {}
+    metadata = body["metadata"]
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return ObservedGroup(
         child=parse_child(Kind.DEPLOYMENT, body),
         group=labels.get(GROUP_LABEL, ""),
@@ -93,6 +94,8 @@ def parse_group(body: Body) -> ObservedGroup:
         current=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         paused=bool(spec.get("paused", False)),
+        noted_replicas=_integer(annotations.get(SUSPENDED_ANNOTATION)),
+        resource_version=metadata["resourceVersion"],
         cause=replica_failure(body),
     )
 
@@ -105,18 +108,6 @@ def parse_claim(body: Body) -> ObservedClaim:
         storage=spec["resources"]["requests"]["storage"],
         storage_class=spec.get("storageClassName"),
         access_modes=tuple(spec.get("accessModes") or ()),
-    )
-
-
-def parse_scaler(body: Body) -> ObservedScaler:
-    """Parse a rollout group's scaler."""
-    spec, status = body["spec"], body.get("status") or {}
-    return ObservedScaler(
-        child=parse_child(Kind.SCALER, body),
-        group=spec["group"],
-        replicas=int(spec.get("replicas", 1)),
-        reported_replicas=_integer(status.get("replicas")),
-        reported_selector=status.get("selector") or "",
     )
 
 
@@ -155,19 +146,17 @@ def parse_pod(body: Body) -> ObservedPod | None:
 def collect_observed(
     learners: Iterable[ObservedLearner],
     groups: Iterable[ObservedGroup],
-    scalers: Iterable[ObservedScaler],
     claims: Iterable[ObservedClaim],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
 ) -> ObservedState:
     """Return the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
-    handles, volumes = list(scalers), list(claims)
+    volumes = list(claims)
     children = [
         *others,
         *(each.child for each in stateful),
         *(each.child for each in deployments),
-        *(each.child for each in handles),
         *(each.child for each in volumes),
     ]
     return ObservedState(
@@ -175,12 +164,11 @@ def collect_observed(
         learner=stateful[0] if stateful else None,
         claims={each.child.name: each for each in volumes},
         groups={each.group: each for each in deployments},
-        scalers={each.child.name: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
 
 
-def _integer(text: str | int | None) -> int | None:
+def _integer(text: str | None) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:

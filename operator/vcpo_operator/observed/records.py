@@ -109,6 +109,10 @@ class ObservedGroup:
     """Pods that exist and do not terminate."""
     ready: int
     paused: bool
+    noted_replicas: int | None = None
+    """Workers that it had before its run was suspended; None when the operator did not set it to
+    zero."""
+    resource_version: str = ""
     cause: Cause | None = None
     """Why its controller cannot create some of its pods; None when it can."""
 
@@ -124,19 +128,6 @@ class ObservedClaim:
     """None until the cluster sets one."""
     access_modes: tuple[str, ...] = ()
     """How pods may mount it, as Kubernetes writes it: `ReadWriteOnce`, `ReadWriteMany`, ..."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedScaler:
-    """A rollout group's VCPORolloutScaler."""
-
-    child: ObservedChild
-    group: str
-    replicas: int
-    """Workers that an autoscaler requests."""
-    reported_replicas: int | None
-    """Workers that its status reports; None while it reports none."""
-    reported_selector: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +175,6 @@ class ObservedState:
     """By name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, also of groups that left the spec."""
-    scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)
-    """By name; also of older names and of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()
     certificates_due: bool = False
     """Whether the run's certificates end soon, or cannot be read."""

@@ -16,7 +16,6 @@ from vcpo_operator.decisions.actions import (
     Apply,
     IssueCertificates,
     IssueKeys,
-    SeedScaler,
     Throttle,
     target_name,
 )
@@ -75,7 +74,6 @@ class PlanRunner:
                 self._defaults,
                 snapshot.verdict,
                 decision=autoscale.decision if autoscale else None,
-                requested={name: each.replicas for name, each in observed.scalers.items()},
                 draining=snapshot.draining,
                 replaced_pods=snapshot.current.restarts.replaced,
                 restarts_learner=snapshot.is_new_attempt,
@@ -110,9 +108,7 @@ class PlanRunner:
         """
         key, refused = snapshot.record.key, set[str]()
         for action in actions:
-            is_new = isinstance(action, SeedScaler) or (
-                isinstance(action, Apply) and not action.force
-            )
+            is_new = isinstance(action, Apply) and not action.force
             if target_name(action) in refused or (refused and is_new):
                 continue
             if isinstance(action, Apply) and memory.is_refused(action, snapshot.now_s):

@@ -74,7 +74,7 @@ class Api:
         """
         body = self._require(target)
         if target.subresource == "scale":
-            return scaling.scale_of(target.resource, body)
+            return scaling.scale_of(body)
         return present_object(target.resource, body)
 
     def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
@@ -218,15 +218,15 @@ class Api:
         scaled = target.subresource == "scale"
         if scaled:
             lifecycle.check_version(resource, old, body)
-            body = scaling.apply_scale(resource, old, body)
+            body = scaling.apply_scale(old, body)
         body = check_body(target, body)
         lifecycle.check_version(resource, old, body, required=version_required)
         new = self._transition(target, old, body, options)
-        if not scaled or owners(old, scaling.path_of(resource)):
+        if not scaled or owners(old, scaling.PATH):
             writer = _writer(target, options, "Update")
             new = record_update(old, new, writer, self.now(), list_types(resource))
         kept = self._keep(target, old, new, options)
-        return scaling.scale_of(resource, kept) if scaled else kept
+        return scaling.scale_of(kept) if scaled else kept
 
     def _transition(
         self, target: Target, old: JsonObject, wanted: JsonObject, options: WriteOptions
@@ -264,7 +264,7 @@ class Api:
         if live is not None:
             lifecycle.check_version(resource, live, config)
         kept = self._merge(target, live, config, options)
-        shown = scaling.scale_of(resource, kept) if target.subresource == "scale" else kept
+        shown = scaling.scale_of(kept) if target.subresource == "scale" else kept
         return shown, live is None
 
     def _merge(

@@ -19,7 +19,7 @@ def _fields(answer: Answer) -> list[str]:
 
 async def test_a_definition_shows_in_discovery(api: Client, widgets: str) -> None:
     found = (await api.get("/apis/contract.test/v1")).body["resources"]
-    assert {"widgets", "widgets/status", "widgets/scale"} <= {entry["name"] for entry in found}
+    assert {"widgets", "widgets/status"} <= {entry["name"] for entry in found}
 
 
 async def test_absent_fields_get_their_defaults_at_every_level(api: Client, widgets: str) -> None:
@@ -101,15 +101,6 @@ async def test_a_definition_must_be_named_after_its_plural(api: Client) -> None:
     definition = copy.deepcopy(WIDGET_DEFINITION)
     definition["metadata"]["name"] = "others.contract.test"
     assert (await api.post(DEFINITIONS, definition)).code == 422
-
-
-async def test_the_scale_of_a_custom_resource_is_one_number_of_it(
-    api: Client, widgets: str
-) -> None:
-    await api.post(widgets, widget("a"))
-    scale = await api.patch(f"{widgets}/a/scale", {"spec": {"replicas": 5}})
-    assert (scale.body["kind"], scale.body["spec"]) == ("Scale", {"replicas": 5})
-    assert (await api.get(f"{widgets}/a")).body["spec"]["workers"] == 5
 
 
 async def test_a_table_has_the_printer_columns(api: Client, widgets: str) -> None:

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from tests.fixtures.operator.operator import DEPLOYMENT, operator_fixture, report
+from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture, report
+from vcpo_operator.cluster_api.executor import Executor
+from vcpo_operator.decisions.actions import Resume
 
 NUM_ROUNDS = 20
-SCALER = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporolloutscalers/demo-rollout-main"
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
 
 
@@ -18,7 +19,7 @@ async def operator(endpoint):
 
 
 async def scale(operator, replicas):
-    """What a HorizontalPodAutoscaler does."""
+    """What a HorizontalPodAutoscaler or a person does."""
     await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": replicas}})
 
 
@@ -31,32 +32,24 @@ def owners_of_replicas(deployment):
     }
 
 
-async def ask(operator, replicas):
-    """What a HorizontalPodAutoscaler does: it scales the group's scaler."""
-    await operator.client.merge_patch(f"{SCALER}/scale", {"spec": {"replicas": replicas}})
-
-
 async def test_an_autoscaler_is_followed_and_never_reverted(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.settle()
     operator.connections.report = report()
-    for _, replicas in zip(range(NUM_ROUNDS), itertools.cycle([3, 1, 4, 2]), strict=False):
-        await ask(operator, replicas)
+    for _, replicas in zip(range(NUM_ROUNDS), itertools.cycle([3, 0, 9, 1]), strict=False):
+        await scale(operator, replicas)
         operator.now_s += 5.0
         await operator.reconcile()
         assert await operator.replicas() == replicas
-        assert (await operator.client.get(SCALER))["spec"]["replicas"] == replicas
 
 
-async def test_an_autoscaler_sees_its_workers_through_the_scale_of_the_scaler(operator):
+async def test_a_new_pod_template_leaves_the_number_of_an_autoscaler(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.settle()
-    await ask(operator, 3)
+    await scale(operator, 3)
+    await operator.edit(rollouts=[{**GROUP, "scaling": "External", "image": "rollout:2"}])
     await operator.settle()
-    shown = await operator.client.get(f"{SCALER}/scale")
-    assert shown["status"]["replicas"] == 3
-    assert "vcpo.dev/run=demo" in shown["status"]["selector"]
-    assert "vcpo.dev/group=main" in shown["status"]["selector"]
+    assert await operator.replicas() == 3
 
 
 async def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers(operator):
@@ -65,30 +58,56 @@ async def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers(operato
     await scale(operator, 3)
     await operator.edit(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.settle()
-    assert (await operator.client.get(SCALER))["spec"]["replicas"] == 3
     assert await operator.replicas() == 3
 
 
-async def test_a_suspended_group_rests_whatever_its_autoscaler_asks_for(operator):
+async def test_a_suspended_group_comes_back_with_the_workers_that_its_autoscaler_wanted(operator):
+    await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await operator.settle()
+    await scale(operator, 3)
+    await operator.edit(suspend=True)
+    await operator.settle()
+    assert await operator.replicas() == 0
+    await scale(operator, 1)
+    await operator.settle()
+    assert await operator.replicas() == 0
+    await operator.edit(
+        suspend=False, rollouts=[{**GROUP, "scaling": "External", "image": "rollout:2"}]
+    )
+    await operator.settle()
+    assert await operator.replicas() == 3
+    await scale(operator, 0)
+    await operator.settle()
+    assert await operator.replicas() == 0
+
+
+async def test_a_late_watch_does_not_undo_what_an_autoscaler_did_after_a_resumption(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.edit(suspend=True)
     await operator.settle()
-    await ask(operator, 3)
-    await operator.settle()
-    assert await operator.replicas() == 0
+    resting = await operator.client.get(DEPLOYMENT)
     await operator.edit(suspend=False)
     await operator.settle()
-    assert await operator.replicas() == 3
+    await scale(operator, 4)
+    late = Resume(
+        name="demo-rollout-main",
+        replicas=1,
+        resource_version=resting["metadata"]["resourceVersion"],
+    )
+    await Executor(operator.cluster, operator.connections).execute(KEY, late)
+    assert await operator.replicas() == 4
 
 
 async def test_the_operator_never_owns_the_replicas_of_a_group_that_others_scale(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await operator.edit(suspend=True)
     await operator.settle()
-    await ask(operator, 3)
+    await operator.edit(suspend=False)
+    await operator.settle()
+    await scale(operator, 3)
     await operator.edit(rollouts=[{**GROUP, "scaling": "External", "image": "rollout:2"}])
     await operator.settle()
-    for path in (DEPLOYMENT, SCALER):
-        assert "vcpo-operator" not in owners_of_replicas(await operator.client.get(path))
+    assert "vcpo-operator" not in owners_of_replicas(await operator.client.get(DEPLOYMENT))
 
 
 async def test_a_change_by_hand_within_the_bounds_is_adopted(operator):
@@ -149,22 +168,3 @@ async def test_suspending_stops_every_worker_and_resuming_brings_them_back(opera
         await operator.edit(suspend=False)
         await operator.settle()
         assert await operator.replicas() == 1
-
-
-async def test_a_scaler_of_an_older_operators_name_makes_room_for_the_new_one(operator):
-    await operator.create(rollouts=[{**GROUP, "name": "tail", "scaling": "External"}])
-    await operator.settle()
-    collection, name = SCALER.rpartition("/")[0], "demo-rollout-tail"
-    new = await operator.client.get(f"{collection}/{name}")
-    copied = {part: new["metadata"][part] for part in ("labels", "ownerReferences")}
-    old = {**new, "metadata": {"name": "demo-tail", **copied}, "spec": {"group": "tail"}}
-    del old["status"]
-    await operator.client.create(collection, old)
-    stale = {"status": {"replicas": 3, "selector": "stale=yes"}}
-    await operator.client.merge_patch(f"{collection}/demo-tail/status", stale)
-    await operator.client.merge_patch(f"{collection}/{name}/scale", {"spec": {"replicas": 4}})
-    await operator.settle()
-    left = (await operator.client.get(collection))["items"]
-    assert [each["metadata"]["name"] for each in left] == [name]
-    deployment = await operator.client.get(DEPLOYMENT.replace("rollout-main", "rollout-tail"))
-    assert deployment["spec"]["replicas"] == 4

@@ -50,7 +50,7 @@ def family(run: str, *groups: str) -> tuple[Child, ...]:
             "model": {"name": "m"},
             "environment": {"name": "countdown"},
             "steps": 1,
-            "rollouts": [{"name": group, "scaling": "External"} for group in groups],
+            "rollouts": [{"name": group} for group in groups],
             "pods": {"podMonitor": True},
         },
     }

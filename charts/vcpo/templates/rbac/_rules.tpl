@@ -12,17 +12,10 @@ rights. */}}
   resources: [vcporuns/finalizers]
   # Clusters that check blockOwnerDeletion require this for owner references to a run.
   verbs: [update]
-- apiGroups: [vcpo.dev]
-  resources: [vcporolloutscalers]
-  # Not `update`: the autoscaler owns the number in it. `get`, here and below, checks before a create
-  # whether an object of that name exists and is somebody else's.
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [vcpo.dev]
-  resources: [vcporolloutscalers/status]
-  verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
-  # Server-side apply needs `patch`, and `create` when the object does not exist yet.
+  # Server-side apply needs `patch`, and `create` when the object does not exist yet. `get`, here and
+  # below, checks before a create whether an object of that name exists and is somebody else's.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]

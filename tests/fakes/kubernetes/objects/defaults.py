@@ -145,10 +145,6 @@ def _namespace(spec: JsonObject) -> None:
     _fill(spec, finalizers=["kubernetes"])
 
 
-def _autoscaler(spec: JsonObject) -> None:
-    _fill(spec, minReplicas=1)
-
-
 _BY_KIND: dict[str, Callable[[JsonObject], None]] = {
     "Deployment": _deployment,
     "ReplicaSet": _replica_set,
@@ -158,5 +154,4 @@ _BY_KIND: dict[str, Callable[[JsonObject], None]] = {
     "PersistentVolumeClaim": _claim,
     "NetworkPolicy": _network_policy,
     "Namespace": _namespace,
-    "HorizontalPodAutoscaler": _autoscaler,
 }

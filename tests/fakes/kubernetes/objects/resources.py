@@ -29,7 +29,6 @@ class Resource:
 
     subresources: names after the object's own, such as `status` and `scale`.
     generation: whether metadata.generation counts changes of what the user asked for.
-    scale: JSON paths of a custom resource's `scale` subresource, None for built-ins.
     schema: the structural schema of a custom resource, None for built-ins.
     columns: `additionalPrinterColumns`.
     """
@@ -44,7 +43,6 @@ class Resource:
     categories: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
     generation: bool = False
-    scale: JsonObject | None = None
     schema: Schema | None = field(default=None, compare=False)
     columns: tuple[JsonObject, ...] = ()
 
@@ -139,14 +137,6 @@ BUILTINS = (
         categories=_ALL,
     ),
     _builtin(
-        "autoscaling/v2",
-        "horizontalpodautoscalers",
-        "HorizontalPodAutoscaler",
-        "hpa",
-        subresources=_STATUS,
-        categories=_ALL,
-    ),
-    _builtin(
         "policy/v1",
         "poddisruptionbudgets",
         "PodDisruptionBudget",
@@ -193,7 +183,6 @@ def resources_of(definition: JsonObject) -> Iterator[Resource]:
             categories=tuple(names.get("categories") or ()),
             subresources=tuple(subresources),
             generation=True,
-            scale=subresources.get("scale"),
             schema=Schema(version["schema"]["openAPIV3Schema"]),
             columns=tuple(version.get("additionalPrinterColumns") or ()),
         )

@@ -1,4 +1,4 @@
-"""The `scale` subresource: a Scale is a window on one number of the object behind it.
+"""The `scale` subresource: a Scale is a window on `spec.replicas` of the workload behind it.
 
 A real server writes down who changed the number only if somebody owned it before: the window shows
 no ledger then, and updates of an object without a ledger are not tracked.
@@ -6,51 +6,18 @@ no ledger then, and updates of an object without a ledger are not tracked.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 from tests.fakes.kubernetes.errors import Cause, JsonObject, invalid
 from tests.fakes.kubernetes.objects.resources import Resource
 from tests.fakes.kubernetes.objects.selectors import selector_text
 
-_BUILTIN_PATHS = {
-    "specReplicasPath": ".spec.replicas",
-    "statusReplicasPath": ".status.replicas",
-}
+PATH: Final = ".spec.replicas"
+"""Where the number stands."""
 
 
-def _paths(resource: Resource) -> JsonObject:
-    return resource.scale or _BUILTIN_PATHS
-
-
-def path_of(resource: Resource) -> str:
-    """Where the number stands: `.spec.replicas`."""
-    path: str = _paths(resource)["specReplicasPath"]
-    return path
-
-
-def _at(body: JsonObject, path: str) -> Any:
-    found: Any = body
-    for part in path.strip(".").split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
-def _with(body: JsonObject, path: str, value: Any) -> JsonObject:
-    first, _, rest = path.strip(".").partition(".")
-    child = _with(body.get(first) or {}, rest, value) if rest else value
-    return {**body, first: child}
-
-
-def _selector(resource: Resource, body: JsonObject) -> str:
-    if resource.scale is None:
-        return selector_text(body["spec"]["selector"])
-    path = resource.scale.get("labelSelectorPath")
-    return str(_at(body, path) or "") if path else ""
-
-
-def scale_of(resource: Resource, body: JsonObject) -> JsonObject:
-    """The Scale of an object."""
-    paths = _paths(resource)
+def scale_of(body: JsonObject) -> JsonObject:
+    """The Scale of a workload."""
     metadata = {
         key: body["metadata"][key]
         for key in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
@@ -60,16 +27,16 @@ def scale_of(resource: Resource, body: JsonObject) -> JsonObject:
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": _at(body, paths["specReplicasPath"]) or 0},
+        "spec": {"replicas": body["spec"].get("replicas") or 0},
         "status": {
-            "replicas": _at(body, paths["statusReplicasPath"]) or 0,
-            "selector": _selector(resource, body),
+            "replicas": (body.get("status") or {}).get("replicas") or 0,
+            "selector": selector_text(body["spec"]["selector"]),
         },
     }
 
 
-def apply_scale(resource: Resource, body: JsonObject, scale: JsonObject) -> JsonObject:
-    """The object with the number that a Scale asks for.
+def apply_scale(body: JsonObject, scale: JsonObject) -> JsonObject:
+    """The workload with the number that a Scale asks for.
 
     Raises:
         ApiError: 422 when the number is negative or not a whole one.
@@ -79,11 +46,14 @@ def apply_scale(resource: Resource, body: JsonObject, scale: JsonObject) -> Json
         message = f"Invalid value: {replicas!r}: must be an integer >= 0"
         cause = Cause(field="spec.replicas", message=message)
         raise invalid("Scale", "autoscaling", body["metadata"]["name"], [cause])
-    return _with(body, _paths(resource)["specReplicasPath"], replicas)
+    return {**body, "spec": {**body["spec"], "replicas": replicas}}
 
 
 def configuration_of(resource: Resource, scale: JsonObject) -> JsonObject:
-    """The apply configuration of the object that an applied Scale stands for."""
-    config: JsonObject = {"metadata": scale.get("metadata") or {}}
-    config |= {"apiVersion": resource.api_version, "kind": resource.kind}
-    return _with(config, _paths(resource)["specReplicasPath"], scale["spec"]["replicas"])
+    """The apply configuration of the workload that an applied Scale stands for."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": scale.get("metadata") or {},
+        "spec": {"replicas": scale["spec"]["replicas"]},
+    }

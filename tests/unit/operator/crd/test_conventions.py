@@ -1,4 +1,4 @@
-"""The API conventions of Kubernetes, as rules over every node of the definitions.
+"""The API conventions of Kubernetes, as rules over every node of the definition.
 
 Rules after kube-api-linter: comments, bounds, list types, names, conditions. One departure, on
 purpose: real-valued hyper-parameters are numbers, as every training tool writes them.
@@ -12,16 +12,11 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.crd import DEFINITIONS, run_crd
+from vcpo_operator.crd import run_crd
 
 Node = dict[str, Any]
 Rule = Callable[[str, Node], bool]
 """Whether a node at a path (`spec.rollouts[].name`) keeps to the convention."""
-
-
-def schema_of(definition: Node) -> Node:
-    schema: Node = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return schema
 
 
 def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
@@ -33,13 +28,8 @@ def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
             yield from nodes(schema[name], f"{path}[]")
 
 
-SCHEMA = schema_of(run_crd())
-NODES = [
-    (name, path, node)
-    for name, make in DEFINITIONS.items()
-    for path, node in nodes(schema_of(make()))
-    if path.startswith(("spec", "status"))
-]
+SCHEMA: Node = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+NODES = [each for each in nodes(SCHEMA) if each[0].startswith(("spec", "status"))]
 SECTIONS = {"spec.model", "spec.environment", "spec"}
 """Fields described by the type that they have."""
 BOOLEANS = {
@@ -111,7 +101,7 @@ COUNTEREXAMPLES: list[tuple[Rule, str, Node]] = [
 @pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _, _ in COUNTEREXAMPLES))
 def test_every_node(rule: Rule):
     assert len(NODES) > 100
-    assert [f"{name}: {path}" for name, path, node in NODES if not rule(path, node)] == []
+    assert [path for path, node in NODES if not rule(path, node)] == []
 
 
 @pytest.mark.parametrize(("rule", "path", "node"), COUNTEREXAMPLES)

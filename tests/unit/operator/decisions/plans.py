@@ -11,7 +11,6 @@ from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
-from vcpo_operator.names import rollout_name
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
 
@@ -31,7 +30,6 @@ def desired_for(
     phase: LifecyclePhase = LifecyclePhase.RUN,
     decided: ControlDecision | None = None,
     *,
-    asked: dict[str, int] | None = None,
     draining: LearnerDrain | None = None,
     **spec: Any,
 ) -> DesiredState:
@@ -43,7 +41,6 @@ def desired_for(
         DEFAULTS,
         RunVerdict(phase=phase),
         decision=decided,
-        requested={rollout_name("demo", group): number for group, number in (asked or {}).items()},
         draining=draining,
     )
 

@@ -140,7 +140,7 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
 def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
     assert plan_names(desired_for(LifecyclePhase.SUSPEND), settled_cluster(desired_for())) == [
         "Apply StatefulSet demo-learner",
-        "Scale demo-rollout-main 0",
+        "Suspend demo-rollout-main 2",
     ]
 
 

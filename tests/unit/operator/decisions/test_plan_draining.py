@@ -50,7 +50,7 @@ def test_what_was_waited_for_goes_all_at_once():
         settled_cluster(desired_for()),
         report=report(),
     )
-    assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
+    assert actions == ["Apply StatefulSet demo-learner", "Suspend demo-rollout-main 2"]
 
 
 def test_a_failed_run_is_not_cleaned_up_before_its_learner_has_ended():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.operator.runs import DEFAULTS, KEY, FakeCluster, parent
+from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.actions import Apply, Scale
+from vcpo_operator.decisions.actions import Apply
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
-from vcpo_operator.names import rollout_name
 
 _GROUP_NAMES = ("main", "extra", "eval")
 _MAX_TURNS = 4
@@ -40,13 +39,11 @@ def desired_states(draw: st.DrawFn) -> DesiredState:
         conditions=(),
         changes=(),
     )
-    scalers = draw(st.sets(st.sampled_from([rollout_name(KEY.name, name) for name in chosen])))
     return desired_state(
         parent(rollouts=groups, pods={"disruptionBudgets": draw(st.booleans())}),
         DEFAULTS,
         RunVerdict(phase=phase),
         decision=decision if phase is LifecyclePhase.RUN else None,
-        requested={name: draw(st.integers(0, 9)) for name in scalers},
     )
 
 
@@ -57,10 +54,13 @@ def settle(cluster: FakeCluster, desired: DesiredState) -> None:
 
 @few
 @given(st.lists(desired_states(), min_size=1, max_size=3))
-def test_after_a_few_turns_there_is_nothing_left_to_do(history):
+def test_after_a_few_turns_nothing_is_left_to_do_and_a_group_that_rests_notes_what_it_had(history):
     cluster = FakeCluster()
     for desired in history:
         settle(cluster, desired)
+        for group in cluster.observed.groups.values():
+            assert (group.noted_replicas is not None) is desired.is_suspended
+            assert group.replicas == 0 or not desired.is_suspended
     assert plan(history[-1], cluster.observed, applied=cluster.applied) == ()
 
 
@@ -93,15 +93,11 @@ def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
 def test_what_somebody_else_scales_is_never_scaled_back(desired, replicas):
     cluster = FakeCluster()
     settle(cluster, desired)
-    external = set(cluster.observed.groups) - set(desired.replicas)
-    for name in external:
-        cluster._scale(cluster.observed.groups[name].child.name, replicas)
-    scaled = [
-        each.name
-        for each in plan(desired, cluster.observed, applied=cluster.applied)
-        if isinstance(each, Scale)
-    ]
-    assert not {cluster.observed.groups[name].child.name for name in external} & set(scaled)
+    others = [] if desired.is_suspended else set(cluster.observed.groups) - set(desired.replicas)
+    for name in others:
+        cluster.scale(cluster.observed.groups[name].child.name, replicas)
+    settle(cluster, desired)
+    assert all(cluster.observed.groups[name].replicas == replicas for name in others)
 
 
 def state(cluster: FakeCluster) -> dict[str, object]:

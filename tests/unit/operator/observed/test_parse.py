@@ -86,7 +86,7 @@ def test_a_pod_of_an_unknown_role_is_not_ours():
 def test_the_order_of_arrival_does_not_matter():
     first = parse_child(Kind.SERVICE, body(metadata={"name": "a"}))
     second = parse_child(Kind.SERVICE, body(metadata={"name": "b"}))
-    nothing = ([], [], [], [], [])
+    nothing = ([], [], [], [])
     assert collect_observed(*nothing, [first, second]) == collect_observed(
         *nothing, [second, first]
     )
