@@ -38,7 +38,7 @@ def test_a_method_may_set_fields_of_the_optimizer():
 
 def test_a_methods_fields_stand_over_those_of_the_run():
     algorithm = spec_of("plain").algorithm
-    assert algorithm.baseline is Baseline.GROUP_MEAN
+    assert algorithm.loss_config.baseline is Baseline.GROUP_MEAN
     assert algorithm.learning_rate_rule is LearningRateRule.NONE
     assert algorithm.importance_weight_cap == 4.0
 
@@ -60,7 +60,7 @@ def test_a_method_without_a_title_is_called_by_its_name():
 
 def test_a_wrong_field_of_a_method_is_named_where_it_stands():
     (problem,) = problems(STUDY.replace("groupMean", "groupMeen"))
-    assert problem.startswith("spec.methods[1].algorithm.baseline: Input should be 'opob', ")
+    assert problem.startswith("spec.methods[1].algorithm.baseline: is unknown; use one of opob, ")
     assert problem.endswith(" (got 'groupMeen')")
 
 

@@ -102,7 +102,7 @@ def test_a_restored_rate_goes_on_as_the_saved_one():
     assert taken(restored, readings) == taken(saved, readings)
 
 
-def test_a_state_of_before_the_region_starts_one():
+def test_a_state_of_a_rule_without_a_region_starts_one():
     rate = step_rate()
-    rate.load_state_dict({"updates_taken": 3})
+    rate.load_state_dict({"updates_taken": 3, "trust_region": None})
     assert taken(rate, [reading(1.0)]) == [BASE / 64]
