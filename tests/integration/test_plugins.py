@@ -24,6 +24,7 @@ spec:
   model: {{name: {ROOT / "examples" / "models" / "tiny"}}}
   environment: {{name: "parity_task:Parity", parameters: {{digits: 3}}, promptFormat: plain}}
   steps: 4
+  evaluation: {{everySteps: 1000, prompts: 4}}
   sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: 4, trajectoriesPerPrompt: 4}}
   algorithm:
