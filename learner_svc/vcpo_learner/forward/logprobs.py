@@ -22,19 +22,6 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     return batch.place_trained(scores.logprobs)
 
 
-def token_logprobs_and_energies(
-    model: nn.Module, batch: TokenBatch, *, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """`token_logprobs`, and the `logit_energies` of the same tokens, from one forward pass.
-
-    Returns: both [batch, width], 0 outside the response; the energies without a graph.
-    """
-    wanted = Wanted(temperature=temperature, energies=True)
-    scores = PolicyNetwork.of(model).score(batch, wanted)
-    assert scores.energies is not None
-    return batch.place_trained(scores.logprobs), batch.place_trained(scores.energies)
-
-
 @torch.no_grad()
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
     """Entropy of the distribution that each response token was drawn against, [batch, width] nats.

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.packing import HIGHEST_LOGPROB, LOWEST_LOGPROB
+from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
     Engine,
     EngineError,
@@ -95,7 +96,12 @@ class CheckedEngine:
         self._open.append(versions)
         try:
             generation = await self._engine.generate(request, interrupt=interrupt)
-        except (EngineError, GenerationInterruptedError):
+        except GenerationInterruptedError as interrupted:
+            if interrupted.partial_response is not None:
+                for problem in _problems(request, interrupted.partial_response, versions):
+                    self._blame(f"generate was interrupted with {problem}")
+            raise
+        except EngineError:
             raise
         except Exception as error:  # noqa: BLE001 - an engine may be a user's
             self._fail("generate", error)
@@ -152,9 +158,11 @@ class CheckedEngine:
 
 
 def _problems(
-    request: GenerationRequest, generation: Generation, known_versions: Collection[int]
+    request: GenerationRequest,
+    generation: Generation | PartialResponse,
+    known_versions: Collection[int],
 ) -> Iterator[str]:
-    """Yield how a response breaks the contract, each as what was returned.
+    """Yield how a response, whole or interrupted, breaks the contract, each as what came.
 
     known_versions: those that were in use during the call.
     """
@@ -162,8 +170,10 @@ def _problems(
     if request.partial_response is not None:
         resumed = tuple(request.partial_response.token_ids)
     start, num_tokens = len(resumed), len(generation.token_ids)
-    if not start < num_tokens <= request.max_new_tokens:
-        yield f"{num_tokens} tokens, not {start + 1} to {request.max_new_tokens}"
+    # An interruption may come before the first token of a resumed response.
+    least = start + 1 if isinstance(generation, Generation) else max(start, 1)
+    if not least <= num_tokens <= request.max_new_tokens:
+        yield f"{num_tokens} tokens, not {least} to {request.max_new_tokens}"
     if tuple(generation.token_ids[:start]) != resumed:
         yield "other tokens than those of the partial response that it resumes"
     if len(generation.logprobs) != num_tokens:

@@ -3,8 +3,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.models import PAD, llama, own_logprobs, seeded_model, trajectory
-from vcpo_learner.forward.logprobs import token_logprobs_and_energies
+from tests.fixtures.learner.models import (
+    PAD,
+    llama,
+    own_logprobs,
+    seeded_model,
+    token_logprobs_and_energies,
+    trajectory,
+)
 from vcpo_learner.forward.norm_proxies import logit_energies, logit_energy_norms
 from vcpo_learner.forward.token_batch import token_batch
 

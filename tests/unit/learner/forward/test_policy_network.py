@@ -11,6 +11,7 @@ from tests.fixtures.learner.models import (
     VOCABULARY,
     llama,
     seeded_model,
+    token_logprobs_and_energies,
     trajectory,
 )
 from vcpo.spec.workloads import Lora
@@ -19,7 +20,6 @@ from vcpo_learner.forward.logprobs import (
     prefix_states,
     token_entropies,
     token_logprobs,
-    token_logprobs_and_energies,
 )
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch

@@ -12,7 +12,13 @@ import pytest
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.checked import CheckedEngine
-from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.engine import (
+    EngineError,
+    Generation,
+    GenerationInterruptedError,
+    GenerationRequest,
+    PolicyWeights,
+)
 from vcpo_rollout.engines.factory import _load, find_engine
 
 OWN_ENGINE = """
@@ -156,6 +162,25 @@ async def test_a_resumed_response_keeps_its_tokens_and_their_older_version():
     lost = generation((1, 1), (2, 1), token_ids=(8, 5))
     with pytest.raises(EngineError, match="other tokens than those of the partial response"):
         await CheckedEngine(Answering(lost, version=2)).generate(request)
+
+
+@pytest.mark.parametrize(
+    ("spans", "logprobs", "words"),
+    [
+        (((2, 2),), (-1.0,), "interrupted with 1 log-probabilities for 2 tokens"),
+        (((7, 2),), (-1.0, -2.0), "interrupted with tokens of version 7; only [2] were in use"),
+    ],
+)
+async def test_an_interrupted_answer_keeps_the_contract_too(spans, logprobs, words):
+    partial = PartialResponse(
+        token_ids=(5, 6),
+        logprobs=logprobs,
+        version_spans=tuple(VersionSpan(policy_version=v, num_tokens=n) for v, n in spans),
+    )
+    engine = CheckedEngine(Answering(GenerationInterruptedError(partial), version=2))
+    with pytest.raises(EngineError, match=r"^Answering") as failed:
+        await engine.generate(REQUEST)
+    assert words in str(failed.value)
 
 
 async def test_versions_that_came_during_the_call_may_label_its_tokens_also_older_ones():
