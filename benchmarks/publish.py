@@ -34,8 +34,8 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.harness.random_llama import random_llama
-from vcpo.spec.learner import Learner as LearnerSection
-from vcpo.spec.workloads import Precision
+from vcpo.api.learner import Learner as LearnerSection
+from vcpo.api.workloads import Precision
 from vcpo.wire.weights import verify
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.environment import RankEnvironment

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
+from vcpo.api import parse_run, run_to_yaml
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
 from vcpo.records.step_record import CHARTS, StepRecord
 from vcpo.report import render_report
 from vcpo.report.recorded_run import SPEC_FILE, read_run
-from vcpo.spec import parse_run, run_to_yaml
 
 SPEC = """
 metadata: {{name: noise}}

@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from vcpo.api import VCPORun, load_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
-from vcpo.spec import VCPORun, load_run, run_to_yaml
 
 
 def run_once(run: VCPORun, seed: int, folder: Path) -> dict[str, Any]:

@@ -49,8 +49,8 @@ from safetensors.torch import save
 
 from benchmarks.harness.changes import prepare
 from benchmarks.learner.ingest import make_responses
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.metrics import LearnerMetrics
-from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import Trajectory, VersionSpan

@@ -17,9 +17,9 @@ from typing import Final
 import torch
 
 from examples.models import smollm2
+from vcpo.api import VCPORun, load_run, run_to_yaml
+from vcpo.api.workloads import Precision
 from vcpo.local.preflight import with_local_paths
-from vcpo.spec import VCPORun, load_run, run_to_yaml
-from vcpo.spec.workloads import Precision
 
 _MODEL: Final = Path(__file__).parent / "models" / smollm2.NAME
 _PRODUCT: Final = (1024, 576, 1536)

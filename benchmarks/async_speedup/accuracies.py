@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from vcpo.api import VCPORun
 from vcpo.local.run_dir import RunDir
-from vcpo.spec import VCPORun
 from vcpo_learner.checkpoints.folder import TENSORS, checkpoint_paths
 from vcpo_learner.checkpoints.tensor_files import read_parameters
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors

@@ -19,13 +19,13 @@ from benchmarks.async_speedup.paced_learner import (
     PUBLICATION_SECONDS_VARIABLE,
     STEP_SECONDS_VARIABLE,
 )
+from vcpo.api import VCPORun
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending
 from vcpo.local.terminal.view import PlainView
 from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.records.journal import Metrics, read_metrics
-from vcpo.spec import VCPORun
 from vcpo_rollout.environments import make_environment
 
 _MODEL: Final = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"

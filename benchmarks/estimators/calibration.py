@@ -53,7 +53,7 @@ from vcpo.algo import (
     judge_step,
 )
 from vcpo.algo.ess.unit import READABLE_NATS
-from vcpo.spec.algorithm import Algorithm
+from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step
 from vcpo_learner.update.batch_statistics import batch_moments

@@ -54,9 +54,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, WarningLevel
 from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
+from vcpo.api.health import GuardLevel, Health, RollbackTrigger
 from vcpo.control import RunSignals
 from vcpo.records.step_record import UpdateRecord
-from vcpo.spec.health import GuardLevel, Health, RollbackTrigger
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.result import UpdateResult
 from vcpo_study.cells.cell import Cell

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.gpu.random_models import QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.weights.published_set import PublishedSet
 from vcpo_rollout.engines.payload_tensors import tensors_of

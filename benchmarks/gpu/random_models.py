@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.setting import Setting
 from benchmarks.harness.random_llama import random_groups
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 
 PAD_TOKEN_ID: Final = 0

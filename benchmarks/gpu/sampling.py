@@ -25,7 +25,7 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.algo import ess_ratio
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation

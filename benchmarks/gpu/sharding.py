@@ -27,8 +27,8 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.harness.group_tokens import Groups
+from vcpo.api import VCPORunSpec
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.ranks.authenticity import RanksSecret, SignedStore
 from vcpo_learner.ranks.ranks import REPLICATE, SHARD, Communication, Ranks

@@ -22,7 +22,7 @@ from benchmarks.gpu.random_models import (
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.harness.group_tokens import Groups, tokens_of
 from benchmarks.harness.random_llama import shortened
-from vcpo.spec.workloads import Lora
+from vcpo.api.workloads import Lora
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.update.policy_update import PolicyUpdate
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.harness.group_gradients import GroupGradients, group_gradients
 from vcpo.algo import GradientNormEstimator
-from vcpo.spec import load_run
+from vcpo.api import load_run
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord, batch_record
 from vcpo_learner.estimator.token_weights import token_weights

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vcpo.spec.optimizer import Optimizer
-from vcpo.spec.workloads import Precision
+from vcpo.api.optimizer import Optimizer
+from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 

@@ -24,7 +24,7 @@ from statistics import median
 import torch
 
 from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_llama
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 

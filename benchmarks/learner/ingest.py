@@ -49,8 +49,8 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.metrics import LearnerMetrics
-from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES

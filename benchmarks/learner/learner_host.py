@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.forward.logprobs import token_logprobs

@@ -36,7 +36,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_groups, random_llama
 from vcpo.algo import optimal_baseline
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch

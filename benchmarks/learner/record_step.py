@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from prometheus_client import Histogram
 
 from benchmarks.learner.ingest import make_dispatcher, make_responses
+from vcpo.api import VCPORunSpec
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.catalogue import learner
 from vcpo.records.step_record import StepRecord
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from vcpo.spec import VCPORun, VCPORunSpec
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2, work_pb2_grpc

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.learner.ingest import make_responses
 from benchmarks.soak import learner_process, own_channel, take_core
-from vcpo.spec import VCPORun, VCPORunSpec
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.harness.group_tokens import Groups, Tokens, tokens_of
 from benchmarks.harness.random_llama import shortened
 from benchmarks.learner_step.batch import PAD_TOKEN_ID, Size, make_model
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 LEARNING_RATE = 1e-6

@@ -29,8 +29,8 @@ from benchmarks.model_families.sampler_side import engine_difference
 from benchmarks.model_families.table import COLUMNS, Cell, Column, Row, Verdict, judge
 from benchmarks.model_families.tiny_model import save_model
 from vcpo.algo import GradientNormEstimator
+from vcpo.api.workloads import EngineName
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import EngineName
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 _IN_ONE_PROCESS = ("hf", "padded", "packed", "norms", "LoRA")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID
 from vcpo.algo import GradientNormEstimator
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork

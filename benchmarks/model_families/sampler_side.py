@@ -18,8 +18,8 @@ from benchmarks.model_families.learner_side import (
     mean_difference,
 )
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import EngineName
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.micro_batches import MicroBatchRunner

@@ -28,7 +28,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness.egress import CountingService
-from vcpo.spec import VCPORun
+from vcpo.api import VCPORun
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher

@@ -35,8 +35,8 @@ import numpy as np
 import safetensors.numpy
 
 from benchmarks.harness.timed_engine import Lengths, TimedEngine
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.metrics import RolloutMetrics
-from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc

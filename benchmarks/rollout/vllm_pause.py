@@ -29,7 +29,7 @@ from torch.nn import Linear, Module
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.harness.successive_versions import make_model, updates
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send

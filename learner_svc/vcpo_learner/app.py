@@ -10,6 +10,7 @@ import time
 
 from vcpo import tracing
 from vcpo.algo import MismatchError
+from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
@@ -29,7 +30,6 @@ from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
-from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.tracking.services import check_sinks
 from vcpo.tracking.sink import TrackedRun
 from vcpo.tracking.tracker import Tracker

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from transformers.utils import logging
 
+from vcpo.api import load_run
+from vcpo.api.errors import problems_of
+from vcpo.api.workloads import Model
 from vcpo.records.exported_model import ExportDtype, ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.service.model_files import local_model
-from vcpo.spec import load_run
-from vcpo.spec.errors import problems_of
-from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import folder_bytes, size_text
 from vcpo_learner.checkpoints.folder import (
     TENSORS,

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 
+from vcpo.api import load_run
 from vcpo.metrics import serve_metrics
 from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
@@ -24,7 +25,6 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
-from vcpo.spec import load_run
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer

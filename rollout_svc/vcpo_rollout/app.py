@@ -13,6 +13,8 @@ from typing import Self, cast
 import grpc
 
 from vcpo import tracing
+from vcpo.api import VCPORun, load_run
+from vcpo.api.workloads import OverlongPrompts, RolloutGroup
 from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
@@ -26,8 +28,6 @@ from vcpo.service.lifecycle import (
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.private_files import shared_files
-from vcpo.spec import VCPORun, load_run
-from vcpo.spec.workloads import OverlongPrompts, RolloutGroup
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase

@@ -19,9 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from vcpo.local.models import model_problems
-from vcpo.local.preflight import with_local_paths
-from vcpo.spec import (
+from vcpo.api import (
     API_VERSION,
     FieldProblem,
     SpecError,
@@ -29,9 +27,11 @@ from vcpo.spec import (
     VCPORunSpec,
     load_document,
 )
-from vcpo.spec.errors import field_path, problems_of
-from vcpo.spec.fields import DnsLabel, Section, conflict, refuse
-from vcpo.spec.run import Metadata
+from vcpo.api.errors import field_path, problems_of
+from vcpo.api.fields import DnsLabel, Section, conflict, refuse
+from vcpo.api.run import Metadata
+from vcpo.local.models import model_problems
+from vcpo.local.preflight import with_local_paths
 
 KIND: Final = "VCPOStudy"
 LAG_FIELD: Final = "maxPolicyLagSteps"

@@ -19,9 +19,9 @@ from tests.chaos.answers import Damage
 from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
+from vcpo.api import load_run
 from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, METRICS_FILE, read_events
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
-from vcpo.spec import load_run
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
 

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.chaos.recorder import Line, read_message, read_new_lines
-from vcpo.spec import VCPORun, load_run
+from vcpo.api import VCPORun, load_run
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.ranks.environment import RankEnvironment

@@ -13,7 +13,7 @@ from tests.chaos.live_run import SPEC
 from tests.chaos.recorder import write_message
 from tests.chaos.steps import TOLERANCE, StepCheck
 from tests.chaos.witness import Witness
-from vcpo.spec import load_run
+from vcpo.api import load_run
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointFolder, state_bytes

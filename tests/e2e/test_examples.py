@@ -14,7 +14,7 @@ from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.settings import ApiAccess
 from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fixtures.chart.rendering import ROOT
-from vcpo.spec import load_run
+from vcpo.api import load_run
 from vcpo_operator.children import Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner

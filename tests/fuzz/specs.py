@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 
 from tests.fuzz.target import Target
-from vcpo.spec import SpecError, parse_run, run_to_yaml
+from vcpo.api import SpecError, parse_run, run_to_yaml
 
 _Document: TypeAlias = "str | dict[str, _Document]"
 

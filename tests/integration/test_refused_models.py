@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import dynamic_module_utils
 
+from vcpo.api import parse_run
 from vcpo.local.models import model_problems
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import parse_run
 from vcpo_learner.model.loading import load_policy
 from vcpo_learner.model.skeleton import build_skeleton
 from vcpo_rollout.engines.loading import load_model_skeleton, load_state, load_tokenizer

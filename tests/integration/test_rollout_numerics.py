@@ -13,8 +13,8 @@ from vcpo.algo import (
     MismatchClass,
     NoiseSchedule,
 )
-from vcpo.spec import load_run
-from vcpo.spec.workloads import Precision, Quantization
+from vcpo.api import load_run
+from vcpo.api.workloads import Precision, Quantization
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate

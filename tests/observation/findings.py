@@ -18,10 +18,10 @@ from tests.observation.local_runs import (
     Observation,
     ObservedRun,
 )
+from vcpo.api import load_run
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics import catalogue
 from vcpo.metrics.metric import Feature, Metric
-from vcpo.spec import load_run
 
 LOCAL_PARTS: dict[str, tuple[Metric, ...]] = {
     "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),

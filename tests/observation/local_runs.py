@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
 from tests.fixtures.rules.variants import scaled_rules
+from vcpo.api import load_run
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
-from vcpo.spec import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = ROOT / "examples/sort_digits.yaml"

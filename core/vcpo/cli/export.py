@@ -11,13 +11,13 @@ import typer
 from pydantic import ValidationError
 from rich.progress import track
 
+from vcpo.api import SpecError, load_run
+from vcpo.api.errors import problems_of
+from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
 from vcpo.records.exported_model import ExportDtype
-from vcpo.spec import SpecError, load_run
-from vcpo.spec.errors import problems_of
-from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.tracking.backfill import missing_records, ordered_records
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver

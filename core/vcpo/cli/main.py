@@ -12,6 +12,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from vcpo.api import (
+    FieldProblem,
+    SpecError,
+    VCPORun,
+    algorithm_warnings,
+    batch_warnings,
+    continuation_changes,
+    continuation_document,
+    json_schema,
+    load_run,
+    rollout_warnings,
+)
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, require_modules, writing
 from vcpo.cli.export import export
@@ -41,18 +53,6 @@ from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
 from vcpo.service.private_files import keep_files_private
 from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
-from vcpo.spec import (
-    FieldProblem,
-    SpecError,
-    VCPORun,
-    algorithm_warnings,
-    batch_warnings,
-    continuation_changes,
-    continuation_document,
-    json_schema,
-    load_run,
-    rollout_warnings,
-)
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from vcpo.api import SpecError
 from vcpo.cli.console import ERR, OUT, fail, require_run, writing
 from vcpo.report import REPORT_FILE, render_report
 from vcpo.report.following import FollowedPage, PageServer
 from vcpo.report.page import write_page
 from vcpo.report.recorded_run import read_run
-from vcpo.spec import SpecError
 
 
 def report(

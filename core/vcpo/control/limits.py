@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from vcpo.algo import GuardPolicy
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

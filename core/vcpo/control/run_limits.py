@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 
 
 class LimitReason(StrEnum):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
+from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limit_change import ChangeKind
@@ -48,7 +49,6 @@ from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.service.lifecycle import DRAINED
-from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
 

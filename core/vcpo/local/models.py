@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from vcpo.algo import GradientNormEstimator
+from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
+from vcpo.api.algorithm import NORM_BASELINES
+from vcpo.api.run import RUN_FOLDER_ANNOTATION
+from vcpo.api.workloads import Model, PromptFormat
 from vcpo.local.model_headers import folder_complaints
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
-from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
-from vcpo.spec.algorithm import NORM_BASELINES
-from vcpo.spec.run import RUN_FOLDER_ANNOTATION
-from vcpo.spec.workloads import Model, PromptFormat
 
 _NAME = "spec.model.name"
 _NEIGHBORS = 8

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcpo.api import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
+from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import NOT_TRIED, START_ERROR_MARK
 from vcpo.service.model_files import is_url
-from vcpo.spec import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
-from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 from vcpo.tracking.services import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")

@@ -20,9 +20,9 @@ import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from vcpo.api import SpecError, VCPORun, load_run, run_to_yaml
 from vcpo.records.journal import METRICS_FILE
 from vcpo.service.run_lock import LockHolder
-from vcpo.spec import SpecError, VCPORun, load_run, run_to_yaml
 
 _MAX_RUNS = 10_000
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionStatus, ConditionType
 from vcpo.control.limit_change import ChangeKind
@@ -22,7 +23,6 @@ from vcpo.metrics.label_values import (
     ThrottleDirection,
 )
 from vcpo.metrics.metric import Metric
-from vcpo.spec import VCPORunSpec
 
 RunName = tuple[str, str]
 """Namespace and name of a run; the namespace of a local run is empty."""

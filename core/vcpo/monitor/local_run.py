@@ -11,6 +11,7 @@ from typing import Self
 
 import grpc
 
+from vcpo.api import SpecError, VCPORun, load_run
 from vcpo.learner_control import LearnerControl
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import RunView
@@ -20,7 +21,6 @@ from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, r
 from vcpo.report.summary import State, state_of
 from vcpo.service.lifecycle import Ready, read_ready
 from vcpo.service.run_lock import LockHolder, is_held
-from vcpo.spec import SpecError, VCPORun, load_run
 from vcpo.wire.client import open_channel
 from vcpo.wire.v1 import control_pb2
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcpo.algo import WarningLevel
+from vcpo.api import VCPORun
 from vcpo.records.collapse import collapse_notice, critical_at_end_notice, is_critical
 from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import finite, whole
 from vcpo.report.recorded_run import RecordedRun, damage_notice
-from vcpo.spec import VCPORun
 
 
 class Grade(StrEnum):

@@ -17,9 +17,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from vcpo.api import SpecError
 from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
 from vcpo.report.recorded_run import SPEC_FILE
-from vcpo.spec import SpecError
 
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost")

@@ -15,6 +15,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from vcpo.api import run_to_yaml
 from vcpo.records.failure import failure_of
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.charts.payload import payload_of
@@ -23,7 +24,6 @@ from vcpo.report.findings import findings
 from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
 from vcpo.report.summary import headlines, state_of
-from vcpo.spec import run_to_yaml
 
 REPORT_FILE = "report.html"
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from vcpo.algo import BaselineScope
-from vcpo.spec.algorithm import Algorithm
+from vcpo.api.algorithm import Algorithm
 
 _OFF = ("none", "open")
 """Values of stages that do nothing; they are left out."""

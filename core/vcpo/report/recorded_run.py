@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from vcpo.api import VCPORun, load_run
 from vcpo.records.journal import (
     READER,
     EventRecord,
@@ -14,7 +15,6 @@ from vcpo.records.journal import (
     read_metrics,
 )
 from vcpo.report.clock import RunClock
-from vcpo.spec import VCPORun, load_run
 
 SPEC_FILE = "spec.yaml"
 

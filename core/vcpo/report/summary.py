@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
+from vcpo.api import VCPORun
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.failure import failure_of
 from vcpo.records.journal import EventRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.spec import VCPORun
 
 
 class State(StrEnum):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from vcpo.spec import FieldProblem
+from vcpo.api import FieldProblem
 
 _NAME: Final = "spec.model.name"
 _TRUST: Final = "spec.model.trustRemoteCode"

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from vcpo.spec import VCPORun
-from vcpo.spec.run import RUN_FOLDER_ANNOTATION
+from vcpo.api import VCPORun
+from vcpo.api.run import RUN_FOLDER_ANNOTATION
 
 
 def import_from_run_folder(run: VCPORun) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.errors import FieldProblem
-from vcpo.spec.workloads import EngineName
+from vcpo.api import VCPORunSpec
+from vcpo.api.errors import FieldProblem
+from vcpo.api.workloads import EngineName
 
 if TYPE_CHECKING:  # the core never loads it
     from torch import Tensor, nn

@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 
+from vcpo.api.tracking import Sink as SinkSettings
+from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec.tracking import Sink as SinkSettings
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
 from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun
 

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, cast
 
+from vcpo.api import FieldProblem, SpecError, VCPORun
+from vcpo.api.tracking import Sink as SinkSettings
+from vcpo.api.tracking import SinkName
 from vcpo.service.plugins import (
     beside_or_in,
     import_from_run_folder,
@@ -19,9 +22,6 @@ from vcpo.service.plugins import (
     require_arguments,
     require_class,
 )
-from vcpo.spec import FieldProblem, SpecError, VCPORun
-from vcpo.spec.tracking import Sink as SinkSettings
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.sink import Sink, TrackedRun
 
 _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from vcpo.api import VCPORun
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec import VCPORun
 
 DEFAULT_PROJECT = "vcpo"
 _SENT = {

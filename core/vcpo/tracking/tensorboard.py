@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec.tracking import Sink as SinkSettings
 from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
 from vcpo.tracking.sink import TrackedRun
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from vcpo.api.tracking import Sink as SinkSettings
+from vcpo.api.tracking import SinkName, WandbMode
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec.tracking import Sink as SinkSettings
-from vcpo.spec.tracking import SinkName, WandbMode
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
 from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun, new_id
 

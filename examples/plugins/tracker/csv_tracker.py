@@ -9,9 +9,9 @@ import csv
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec.tracking import Sink as SinkSettings
 from vcpo.tracking.scalars import step_scalars
 from vcpo.tracking.sink import TrackedRun
 

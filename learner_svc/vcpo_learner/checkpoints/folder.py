@@ -31,8 +31,8 @@ from typing import Any, Final
 import torch
 from google.protobuf.message import DecodeError
 
+from vcpo.api import VCPORun, continuation_changes, continuation_document
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.manifest import (

@@ -59,7 +59,7 @@ class CheckpointManifest:
 
     step: int
     spec: Mapping[str, Any]
-    """The fields that a resumed run must share, `vcpo.spec.continuation_document`."""
+    """The fields that a resumed run must share, `vcpo.api.continuation_document`."""
     files: Mapping[str, FileChecksum]
     """By path in the checkpoint's folder."""
     healthy: bool = True

@@ -40,7 +40,7 @@ from vcpo.algo import (
     policy_coverage,
     published_baseline,
 )
-from vcpo.spec.algorithm import NORM_BASELINES
+from vcpo.api.algorithm import NORM_BASELINES
 from vcpo_learner.estimator.clipping import clip_factors
 from vcpo_learner.estimator.own_functions import advantage_function, loss_function
 from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vcpo.algo import LossConfig, NonFiniteWeightError
+from vcpo.api import VCPORunSpec, parse_run
 from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.spec import VCPORunSpec, parse_run
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
 from vcpo_learner.estimator.own_functions import BASELINE_FIELD, LOSS_FIELD
 from vcpo_learner.estimator.record import BatchRecord, BatchSize

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from vcpo.spec.learner import ActivationCheckpointing
+from vcpo.api.learner import ActivationCheckpointing
 from vcpo_learner.forward.router_replay import active_replay
 from vcpo_learner.per_sample_gradients.taps import recomputation_contexts
 

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.learner import Attention
 
 NAME = "vcpo_varlen"
 """In a model's configuration."""

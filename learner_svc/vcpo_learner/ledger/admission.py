@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vcpo.api import VCPORunSpec
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.ledger.assignments import WorkRequest
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from vcpo.api import VCPORunSpec
 from vcpo.control.quota import Trust
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase

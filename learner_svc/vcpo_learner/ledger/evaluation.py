@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Final
 
 from vcpo.algo import near_rewards
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome

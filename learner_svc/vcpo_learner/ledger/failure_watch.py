@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import OverlongPrompts
 from vcpo.control.faulty_workers import (
     WorkerOutcomes,
     is_at_fault,
@@ -20,8 +22,6 @@ from vcpo.control.faulty_workers import (
     max_groups,
 )
 from vcpo.control.quota import Trust
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import OverlongPrompts
 from vcpo.wire.failures import Failure, FailureCause, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers

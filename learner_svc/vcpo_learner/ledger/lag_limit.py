@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vcpo.algo import Rollbacks, WarningLevel
+from vcpo.api import VCPORunSpec
 from vcpo.control.limit_change import lag_change_sentence, warning_reason
 from vcpo.records.step_record import UpdateRecord
-from vcpo.spec import VCPORunSpec
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.changes import LagLimitLeft
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from vcpo.api import VCPORunSpec
 from vcpo.control.quota import Trust
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.clock import Clock
 
 WORKER_LOST_AFTER_S = 60.0

@@ -19,12 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Lora, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Lora, Precision
 from vcpo_learner.model.file_tensors import account_for
 from vcpo_learner.policy_state import trainable_parameters, trained_buffers
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from transformers import PreTrainedModel
 
+from vcpo.api.workloads import Lora, Model
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.checkpoints.disk import write_tensors
 from vcpo_learner.per_sample_gradients.mixtures import is_mixture
 from vcpo_learner.per_sample_gradients.module_calls import is_plain

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.api.workloads import Model
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.model_files import local_model
-from vcpo.spec.workloads import Model
 from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.tensor_files import (
     parameter_shapes,

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD

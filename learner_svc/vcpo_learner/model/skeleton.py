@@ -29,9 +29,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vcpo.api.workloads import Model, Precision
 from vcpo.service.model_files import local_model
 from vcpo.service.rotary_table import fix_rotary_table
-from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.file_tensors import account_for

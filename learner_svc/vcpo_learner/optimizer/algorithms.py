@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Muon
 
+from vcpo.api.optimizer import ALGORITHMS_OF_RANKS, Optimizer, OptimizerName
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, OptimizerName
 
 
 def make_optimizers(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:

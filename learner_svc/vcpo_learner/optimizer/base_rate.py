@@ -11,7 +11,7 @@ The rate is the set rate times two factors that count differently:
 
 import math
 
-from vcpo.spec.optimizer import Optimizer, Schedule
+from vcpo.api.optimizer import Optimizer, Schedule
 
 
 def base_learning_rate(

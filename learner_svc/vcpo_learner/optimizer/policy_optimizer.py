@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo.spec.optimizer import Optimizer
+from vcpo.api.optimizer import Optimizer
 from vcpo_learner.optimizer.algorithms import make_optimizers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vcpo.algo import EssReading
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 
 

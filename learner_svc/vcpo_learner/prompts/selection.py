@@ -20,8 +20,8 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.algorithm import PromptSelection
+from vcpo.api import VCPORunSpec
+from vcpo.api.algorithm import PromptSelection
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompts.posterior import PosteriorSettings, PromptPosterior

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.learner import Learner
 from vcpo.wire.access.tls import is_loopback
 from vcpo_learner.ranks.authenticity import RanksSecret, SignedStore, sign_objects
 from vcpo_learner.ranks.environment import RankEnvironment

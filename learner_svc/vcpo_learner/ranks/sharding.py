@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Precision
 from vcpo_learner.ranks.ranks import SHARD, Communication, Ranks
 
 

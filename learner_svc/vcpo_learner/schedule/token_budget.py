@@ -33,8 +33,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vcpo.algo import KLPenalty
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Precision
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Precision
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import wants_checkpoints
 from vcpo_learner.ranks.ranks import Ranks

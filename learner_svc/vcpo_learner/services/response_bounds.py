@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import PartialResponse, Trajectory

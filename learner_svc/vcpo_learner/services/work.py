@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vcpo import tracing
+from vcpo.api import VCPORunSpec
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import failure_from_message

@@ -17,13 +17,13 @@ import logging
 import time
 from collections.abc import Sequence
 
+from vcpo.api import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.label_values import Stage
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.memory import peak_memory_bytes
-from vcpo.spec import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.ledger.contents import RecordedStep

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.checkpoints.folder import state_bytes

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.api import VCPORun
 from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import (
@@ -21,7 +22,6 @@ from vcpo.records.journal import (
     Journal,
     read_events,
 )
-from vcpo.spec import VCPORun
 from vcpo.tracking.tracker import Tracker
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher

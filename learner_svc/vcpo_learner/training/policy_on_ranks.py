@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import StartError, gpu_memory_ratio
 from vcpo.service.rotary_table import table_problems
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.learner import Learner
 from vcpo_learner.model.loading import pad_token_id
 from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.commands import Commands

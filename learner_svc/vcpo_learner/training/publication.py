@@ -28,8 +28,8 @@ from typing import TypeVar
 
 import xxhash
 
+from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
-from vcpo.spec.workloads import Precision
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import manifest_checksum

@@ -18,9 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from vcpo.api import continuation_document
 from vcpo.records.journal import read_metrics
 from vcpo.records.step_record import StepRecord
-from vcpo.spec import continuation_document
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
 from vcpo_learner.ledger.changes import VersionPublished
 from vcpo_learner.redo_log.logged_step import LoggedStep

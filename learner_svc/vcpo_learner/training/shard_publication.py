@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo.wire.v1 import policy_pb2
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.model.published_state import PublishedState, first_rows

@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Final, TypeVar
 
+from vcpo.api import VCPORunSpec
 from vcpo.control.stuck_work import LEAST_LIMIT_S, REMEMBERED, work_limit_s
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.clock import Clock
 
 _Result = TypeVar("_Result")

@@ -26,7 +26,7 @@ from vcpo.algo import (
     judge_step,
     on_policy_mean_weight,
 )
-from vcpo.spec.algorithm import Algorithm
+from vcpo.api.algorithm import Algorithm
 
 _T = TypeVar("_T")
 

@@ -33,9 +33,9 @@ from vcpo.algo import (
     Clipping,
     GradientNormEstimator,
 )
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.algorithm import NORM_BASELINES
-from vcpo.spec.learner import GradientMode
+from vcpo.api import VCPORunSpec
+from vcpo.api.algorithm import NORM_BASELINES
+from vcpo.api.learner import GradientMode
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.loss import (
     regularized_rewards,

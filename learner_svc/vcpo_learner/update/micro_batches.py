@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo import GradientNormEstimator
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.algorithm import RowLayout
-from vcpo.spec.workloads import Precision
+from vcpo.api import VCPORunSpec
+from vcpo.api.algorithm import RowLayout
+from vcpo.api.workloads import Precision
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.forward.kept_apart import require_kept_apart

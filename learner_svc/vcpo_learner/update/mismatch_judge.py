@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from vcpo.algo import MismatchCalibration, MismatchLimits, MismatchReview, MismatchWindow
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.fresh_tokens import FreshBlocks
 from vcpo_learner.update.micro_batches import MicroBatchRunner

@@ -41,10 +41,10 @@ from vcpo.algo import (
     RefusalReason,
     StepVerdict,
 )
+from vcpo.api import VCPORunSpec
+from vcpo.api.algorithm import NORM_BASELINES, RowLayout
+from vcpo.api.workloads import Precision
 from vcpo.records.reasons import SkipReason
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
-from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpan
 

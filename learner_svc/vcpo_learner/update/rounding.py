@@ -24,8 +24,8 @@ from vcpo.algo import (
     MismatchLimits,
     near_equal_blocks,
 )
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Precision
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.policy_network import NetworkOutput, PolicyNetwork, Wanted

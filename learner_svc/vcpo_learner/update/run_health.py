@@ -15,7 +15,7 @@ from vcpo.algo import (
     StepHealth,
     WarningLevel,
 )
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
 from vcpo_learner.update.pending_step import BatchGradient
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from vcpo.api.workloads import Weights
 from vcpo.service.private_files import share, shared_files
-from vcpo.spec.workloads import Weights
 from vcpo.wire.archive import delta_name, full_set_name, incarnation_folder
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcpo.spec import VCPORun, run_to_yaml
+from vcpo.api import VCPORun, run_to_yaml
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, build_child
 from vcpo_operator.names import RUN_FILE, config_name
 

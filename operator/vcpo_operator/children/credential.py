@@ -7,7 +7,7 @@ replaces the pods. Certificates are renewed in their Secret, and pods read them 
 
 from __future__ import annotations
 
-from vcpo.spec.cluster import Transport
+from vcpo.api.cluster import Transport
 from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import certificates_name, credential_name
 

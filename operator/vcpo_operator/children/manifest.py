@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from vcpo.spec import API_VERSION, KIND, VCPORun
+from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo_operator.names import HASH_ANNOTATION, Role, RunKey, labels
 
 Manifest = dict[str, Any]

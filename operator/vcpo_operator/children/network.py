@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vcpo.spec.cluster import Egress, NetworkIsolation
-from vcpo.spec.learner import Learner
+from vcpo.api.cluster import Egress, NetworkIsolation
+from vcpo.api.learner import Learner
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,

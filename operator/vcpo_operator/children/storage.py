@@ -7,7 +7,7 @@ that train together write into one volume; its access mode cannot change.
 
 from __future__ import annotations
 
-from vcpo.spec.cluster import StorageRetention
+from vcpo.api.cluster import StorageRetention
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import Role, learner_name
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vcpo.spec import API_VERSION, KIND
+from vcpo.api import API_VERSION, KIND
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
 from vcpo_operator.cluster_api.run_secrets import NameConflictError, RunSecrets

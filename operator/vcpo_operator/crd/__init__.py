@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of VCPORun, generated from `vcpo.spec`.
+"""The CustomResourceDefinition of VCPORun, generated from `vcpo.api`.
 
 `python -m vcpo_operator.crd` prints it; the chart holds the printed file.
 """

@@ -1,4 +1,4 @@
-"""Rules between fields, in CEL for the API server: those of `vcpo.spec`, and immutable fields.
+"""Rules between fields, in CEL for the API server: those of `vcpo.api`, and immutable fields.
 
 Messages follow the API conventions: fields in backquotes, values in single quotes, "must" and "may
 not". The rules use only the core of CEL, so that tests can evaluate them without a cluster. Rules
@@ -14,12 +14,12 @@ from enum import StrEnum
 from typing import Final, TypedDict
 
 from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
-from vcpo.spec.algorithm import Algorithm
-from vcpo.spec.environments import BUILT_IN
-from vcpo.spec.fields import IMPORT_PATH
-from vcpo.spec.run import BASELINES_OF_PAIRS
-from vcpo.spec.tracking import SINKS_BY_FIELD, SinkName
-from vcpo.spec.workloads import EngineName
+from vcpo.api.algorithm import Algorithm
+from vcpo.api.environments import BUILT_IN
+from vcpo.api.fields import IMPORT_PATH
+from vcpo.api.run import BASELINES_OF_PAIRS
+from vcpo.api.tracking import SINKS_BY_FIELD, SinkName
+from vcpo.api.workloads import EngineName
 
 
 class Rule(TypedDict):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-from vcpo.spec import KIND, json_schema
+from vcpo.api import KIND, json_schema
 from vcpo_operator.crd import rules
 from vcpo_operator.crd.status_schema import status_schema
 from vcpo_operator.crd.structural import Schema, structural

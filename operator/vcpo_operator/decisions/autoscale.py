@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.cluster import Scaling
 from vcpo.control import ControlDecision, ControlLimits, ControlState, GroupLimits, decide
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.cluster import Scaling
 from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
 

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision
-from vcpo.spec import VCPORunSpec
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended

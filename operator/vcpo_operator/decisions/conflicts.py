@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.access.roles import RUN_ROLES
 from vcpo_operator.children.manifest import Child, Kind, with_digest
 from vcpo_operator.names import ADOPT_ANNOTATION

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vcpo.api.cluster import Scaling
+from vcpo.api.workloads import Cleanup
 from vcpo.control import ControlDecision
-from vcpo.spec.cluster import Scaling
-from vcpo.spec.workloads import Cleanup
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Parent

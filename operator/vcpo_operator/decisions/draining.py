@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Cleanup
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, cleanup
 from vcpo_operator.observed.records import ObservedState

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Cleanup
 from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.service.crash import crash_cause
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten

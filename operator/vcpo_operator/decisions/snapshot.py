@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vcpo.spec import VCPORun
+from vcpo.api import VCPORun
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.conflicts import Conflict

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision, ControlState
-from vcpo.spec import VCPORunSpec
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import (
     CONTROL_CONDITIONS,

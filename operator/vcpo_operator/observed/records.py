@@ -20,7 +20,7 @@ class RunRecord:
     resource_version: int
     deleting: bool
     spec: Mapping[str, Any]
-    """As stored; `vcpo.spec` validates it before use."""
+    """As stored; `vcpo.api` validates it before use."""
     status: Mapping[str, Any]
     """As stored; read by `RunStatus.from_dict`."""
     created: str = ""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
+from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control import ControlState
-from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
 from vcpo_operator.decisions.actions import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vcpo.spec import VCPORun
-from vcpo.spec.cluster import Transport
+from vcpo.api import VCPORun
+from vcpo.api.cluster import Transport
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S
 from vcpo_operator.cluster_api.client import ApiError

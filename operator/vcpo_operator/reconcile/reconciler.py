@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from vcpo.spec.errors import problems_of
+from vcpo.api.errors import problems_of
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor

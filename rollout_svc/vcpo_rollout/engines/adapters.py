@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from vcpo.spec.workloads import Lora, Precision, Quantization, RolloutGroup
+from vcpo.api.workloads import Lora, Precision, Quantization, RolloutGroup
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.quantization import Device
 

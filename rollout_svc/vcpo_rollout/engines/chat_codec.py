@@ -10,7 +10,7 @@ from typing import Final
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.spec.workloads import PromptFormat
+from vcpo.api.workloads import PromptFormat
 from vcpo_rollout.engines.control_tokens import ControlTokens
 from vcpo_rollout.environments.environment import Message, Prompt
 

@@ -44,8 +44,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import RolloutGroup
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import RolloutGroup
 from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.stop_strings import StopStrings

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
+from vcpo.api import parse_run
 from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.spec import parse_run
 from vcpo_rollout.engines.factory import find_engine
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import EngineName, Quantization, RolloutGroup
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterPlan, AdapterUse, plan_adapters
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.checked import ENGINE_METHODS, CheckedEngine, lacking_of_engine

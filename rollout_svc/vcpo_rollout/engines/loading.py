@@ -27,10 +27,10 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from vcpo.api.workloads import Precision
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.held_state import held_tensors
 
 _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}

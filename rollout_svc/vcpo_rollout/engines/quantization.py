@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from vcpo.spec.workloads import Precision, Quantization
+from vcpo.api.workloads import Precision, Quantization
 
 FP8_PER_BLOCK: Final = "fp8_per_block"
 _FIRST_WITH_FP8: Final = 89

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.spec.algorithm import Sampling
+from vcpo.api.algorithm import Sampling
 
 _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no character, or a part of one."""

@@ -16,8 +16,8 @@ from enum import StrEnum
 from importlib.util import find_spec
 from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
+from vcpo.api.environments import BUILT_IN
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
-from vcpo.spec.environments import BUILT_IN
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"

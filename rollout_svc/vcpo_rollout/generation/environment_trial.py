@@ -19,10 +19,10 @@ from typing import Final, NoReturn, TypeVar
 
 import grpc
 
+from vcpo.api import VCPORun, parse_run
 from vcpo.metrics import RolloutMetrics
 from vcpo.service.lifecycle import NOT_TRIED, StartError, report_start_error, start_errors
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.spec import VCPORun, parse_run
 from vcpo.wire.failures import FailureCause
 from vcpo_rollout.environments.environment import (
     Conversation,

@@ -12,8 +12,8 @@ import safetensors.torch
 from torch import Tensor
 
 from vcpo.algo import NoiseSchedule
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Quantization, RolloutGroup
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vcpo.algo import NoiseSchedule
-from vcpo.spec.workloads import Quantization
+from vcpo.api.workloads import Quantization
 
 _BLOCK: Final = 128
 _LARGEST_E4M3: Final = 448.0

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from vcpo.algo import LossConfig
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_study.study import StudySpec, cell_spec
 
 Settings = Mapping[str, Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from vcpo.algo import WarningLevel
+from vcpo.api import VCPORunSpec
 from vcpo.control import ControlLimits, ControlState, RunSignals, decide
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.records.step_record import UpdateRecord
-from vcpo.spec import VCPORunSpec
 
 
 class LagControl:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vcpo.algo import LearningRateRule
-from vcpo.spec.algorithm import NORM_BASELINES
+from vcpo.api.algorithm import NORM_BASELINES
 from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.claims import ClaimRow, claim_rows
 from vcpo_study.results.median_ratio import MedianRatio, median_ratio

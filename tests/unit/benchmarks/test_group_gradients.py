@@ -17,7 +17,7 @@ from benchmarks.harness.group_gradients import (
     group_gradients,
     with_other_baselines,
 )
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.study_cell import cell_times
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_study.cells.cell import Cell
 
 TINY = str(Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny")

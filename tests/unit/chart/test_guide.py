@@ -7,7 +7,7 @@ import re
 from ruamel.yaml import YAML
 
 from tests.fixtures.chart.rendering import ROOT, of_kind
-from vcpo.spec import VCPORun, parse_run
+from vcpo.api import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_pod
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
-from vcpo.spec import VCPORun
+from vcpo.api import VCPORun
 from vcpo.wire.access.roles import CallerRole
 from vcpo_operator.__main__ import parser, pod_environment
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.models import write_model, write_shards
 from tests.fixtures.records import STEP
+from vcpo.api import json_schema, load_run, parse_run
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
 from vcpo.local.run_dir import RunDir, new_run_dir
@@ -19,7 +20,6 @@ from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.run_lock import LockHolder, run_lock
-from vcpo.spec import json_schema, load_run, parse_run
 
 USER_ERROR = 2
 RUN = """

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from tests.fixtures.records import EVALUATION, STEP
 from tests.fixtures.tracking import tensorboard_scalars, wandb_history, wandb_ids
+from vcpo.api import parse_run
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Journal
-from vcpo.spec import parse_run
 from vcpo.tracking.backfill import ordered_records
 
 USER_ERROR = 2

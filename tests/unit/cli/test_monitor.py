@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.records import step_record
+from vcpo.api import parse_run
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import (
@@ -27,7 +28,6 @@ from vcpo.records.journal import (
     EventRecord,
     Journal,
 )
-from vcpo.spec import parse_run
 
 USER_ERROR = 2
 PATIENCE_S = 60.0

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.records import EVALUATION, STEP
+from vcpo.api import parse_run
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import METRICS_FILE, Journal
-from vcpo.spec import parse_run
 
 USER_ERROR = 2
 RUN = """

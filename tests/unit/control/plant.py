@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from vcpo.api.health import Health
 from vcpo.control import (
     ControlDecision,
     ControlLimits,
@@ -13,7 +14,6 @@ from vcpo.control import (
     RunSignals,
     decide,
 )
-from vcpo.spec.health import Health
 
 BATCH = 16
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
 from vcpo.algo import GuardPolicy, WarningLevel
+from vcpo.api import VCPORun
 from vcpo.control import (
     ChangeKind,
     ConditionStatus,
@@ -22,7 +23,6 @@ from vcpo.control import (
 from vcpo.control.conditions import condition
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
-from vcpo.spec import VCPORun
 
 DEFAULTS = limits()
 STATE = ControlState(

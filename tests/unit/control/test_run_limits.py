@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vcpo.api import parse_run
 from vcpo.control.run_limits import (
     LimitReason,
     RunLimits,
@@ -23,7 +24,6 @@ from vcpo.local.processes.fleet import RunFailedError
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.run_dir import RunDir
 from vcpo.metrics import HostMetrics
-from vcpo.spec import parse_run
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, judge
 from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.decisions.status_model import RunStatus

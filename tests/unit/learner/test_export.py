@@ -26,11 +26,11 @@ from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import EVALUATION
+from vcpo.api import run_to_yaml
 from vcpo.local.external_commands import ExportOptions
 from vcpo.records.exported_model import ExportDtype, ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import run_to_yaml
 from vcpo_learner import export as learner_export
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
 from vcpo_learner.checkpoints.manifest import file_checksums, read_manifest

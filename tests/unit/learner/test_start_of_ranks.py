@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.fixtures.learner.options import options
+from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import (
     CANNOT_START,
     RANK_LOST,
@@ -16,7 +17,6 @@ from vcpo.service.lifecycle import (
     StartError,
     record_cause,
 )
-from vcpo.spec.learner import Learner
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as program
 from vcpo_learner.follower import _own_address, _own_port

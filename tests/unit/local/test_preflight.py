@@ -11,6 +11,8 @@ from typing import ClassVar
 import pytest
 
 from tests.fixtures.models import write_model
+from vcpo.api import VCPORun, parse_run, run_to_yaml
+from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local import preflight
 from vcpo.local.models import context_tokens, model_problems
 from vcpo.local.preflight import (
@@ -25,8 +27,6 @@ from vcpo.local.preflight import (
 )
 from vcpo.local.processes.gpu_check import gpu_problems
 from vcpo.local.processes.gpus import Gpu
-from vcpo.spec import VCPORun, parse_run, run_to_yaml
-from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 OWN_CLASS = """
 from vcpo_rollout.environments import Prompt

@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
+from vcpo.api import SpecError, VCPORun, load_run, parse_run, run_to_yaml
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
-from vcpo.spec import SpecError, VCPORun, load_run, parse_run, run_to_yaml
 
 
 def run_of(model: str = "models/tiny") -> VCPORun:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vcpo.api import VCPORunSpec, parse_run
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change
@@ -15,7 +16,6 @@ from vcpo.control.scaling import Direction
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, RunName, Workers
 from vcpo.metrics.label_values import SignalSource
-from vcpo.spec import VCPORunSpec, parse_run
 
 NAME: RunName = ("ml", "demo")
 OTHER: RunName = ("ml", "other")

@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from tests.fixtures.records import evaluation_record, step_record
+from vcpo.api import parse_run
 from vcpo.local.run_dir import RunDir
 from vcpo.monitor.local_run import LocalEvents, LocalRun, LocalRuns, run_directories
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.service.lifecycle import Ready, write_ready
 from vcpo.service.run_lock import LockHolder, is_held, run_lock
-from vcpo.spec import parse_run
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2

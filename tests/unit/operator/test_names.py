@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import DEFAULTS
-from vcpo.spec import VCPORun
+from vcpo.api import VCPORun
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner

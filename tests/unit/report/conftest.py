@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
+from vcpo.api import VCPORun, parse_run
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.spec import VCPORun, parse_run
 
 _STEP = StepRecord(
     step=1,

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from vcpo.api import SpecError
 from vcpo.records.journal import Journal
 from vcpo.report.following import FollowedPage, PageServer
-from vcpo.spec import SpecError
 
 
 @pytest.fixture

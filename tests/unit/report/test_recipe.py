@@ -1,8 +1,8 @@
 import pytest
 
 from vcpo.algo import Method
+from vcpo.api.algorithm import Algorithm
 from vcpo.report.recipe import recipe
-from vcpo.spec.algorithm import Algorithm
 
 
 def words_of(**fields):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from vcpo.api import parse_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import parse_run, run_to_yaml
 from vcpo_rollout.app import Options, run_worker
 
 RUN = """

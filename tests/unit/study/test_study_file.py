@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.models import write_model
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo import Baseline, LearningRateRule
-from vcpo.spec import SpecError
+from vcpo.api import SpecError
 from vcpo_study.study import cell_spec, load_study, model_directory
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))

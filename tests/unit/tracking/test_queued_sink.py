@@ -9,8 +9,8 @@ from collections.abc import Collection
 import pytest
 
 from tests.fixtures.records import STEP
+from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 

@@ -18,9 +18,9 @@ from tests.fixtures.tracking import (
     wandb_history,
     wandb_ids,
 )
+from vcpo.api import SpecError, VCPORun
+from vcpo.api.tracking import Sink, SinkName, Tracking
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal, read_metrics
-from vcpo.spec import SpecError, VCPORun
-from vcpo.spec.tracking import Sink, SinkName, Tracking
 from vcpo.tracking import services
 from vcpo.tracking.scalars import LAST_NAME, step_scalars
 from vcpo.tracking.services import check_sinks, open_sink

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vcpo.api import VCPORun
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
@@ -17,7 +18,6 @@ from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.processes.scrape_targets import ScrapeTarget
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
-from vcpo.spec import VCPORun
 from vcpo.wire.access.roles import (
     LEARNER_ROLES,
     WORKER_ROLES,

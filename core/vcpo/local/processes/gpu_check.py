@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vcpo.api import FieldProblem, VCPORun
 from vcpo.local.processes.gpus import (
     TooFewGpusError,
     TooFewWorkerGpusError,
     find_gpus,
     plan_gpus,
 )
-from vcpo.spec import FieldProblem, VCPORun
 
 
 def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vcpo.api import VCPORun
 from vcpo.learner_control import optional_field, set_aside_notice
 from vcpo.local.terminal.run_view import OLD_S, RunView
 from vcpo.records.no_update import no_update_notice
-from vcpo.spec import VCPORun
 from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vcpo.api.algorithm import Algorithm, Sampling
 from vcpo.control.quota import Trust
 from vcpo.metrics.catalogue.declare import counter, gauge, histogram, measure
 from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
@@ -15,7 +16,6 @@ from vcpo.metrics.metric import Feature, Label
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
 from vcpo.records.step_record import GAUGES
 from vcpo.records.unit import Unit
-from vcpo.spec.algorithm import Algorithm, Sampling
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason

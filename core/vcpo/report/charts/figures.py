@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.algo.health.warning_signals import CRITICAL_SCORE, WARN_SCORE
+from vcpo.api.optimizer import Optimizer, Schedule
 from vcpo.records.step_chart import ChartTopic, StepChart
 from vcpo.records.step_record import CHARTS, StepRecord, chart_value
 from vcpo.report.charts.chart import (
@@ -23,7 +24,6 @@ from vcpo.report.charts.chart import (
 from vcpo.report.charts.series import column, rolling_mean, smoothing_window
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.spec.optimizer import Optimizer, Schedule
 
 STEPS = "steps"
 """Name of the table of a run's steps."""

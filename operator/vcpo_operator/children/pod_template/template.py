@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vcpo.api.cluster import Transport
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
-from vcpo.spec.cluster import Transport
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest

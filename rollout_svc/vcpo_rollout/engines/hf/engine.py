@@ -23,8 +23,8 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
+from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError, gpu_memory_ratio
-from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import (
     EngineError,
     EngineSetting,

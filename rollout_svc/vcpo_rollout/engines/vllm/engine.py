@@ -27,8 +27,8 @@ from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import vocabulary_of
-from vcpo.spec.workloads import Lora
 from vcpo_rollout.engines.engine import (
     EngineError,
     EngineSetting,

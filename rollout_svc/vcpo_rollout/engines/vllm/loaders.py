@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vcpo.spec.workloads import Lora
+from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights

@@ -19,9 +19,9 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from vcpo.api.workloads import Lora, Precision
 from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.service.rotary_table import table_length
-from vcpo.spec.workloads import Lora, Precision
 from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.engine import EngineSetting
 from vcpo_rollout.engines.loading import load_model_skeleton

@@ -7,7 +7,7 @@ import torch
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import weight_of
-from vcpo.spec.optimizer import Optimizer
+from vcpo.api.optimizer import Optimizer
 from vcpo_learner.checkpoints.disk import (
     DiskFullError,
     atomic_folder,

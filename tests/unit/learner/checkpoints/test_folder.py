@@ -9,7 +9,7 @@ import xxhash
 
 from tests.fixtures.learner.checkpoints import trained, weight_of, write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
-from vcpo.spec import continuation_changes, continuation_document
+from vcpo.api import continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import (
     CheckpointError,

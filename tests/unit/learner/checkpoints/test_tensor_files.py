@@ -6,7 +6,7 @@ import xxhash
 
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama, with_buffers
-from vcpo.spec.optimizer import Optimizer, OptimizerName
+from vcpo.api.optimizer import Optimizer, OptimizerName
 from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes, read_buffers
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.policy_state import persistent_buffers

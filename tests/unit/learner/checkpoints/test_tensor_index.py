@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from tests.fixtures.learner.checkpoints import weight_of, write_tensor_files
-from vcpo.spec.optimizer import Optimizer
+from vcpo.api.optimizer import Optimizer
 from vcpo_learner.checkpoints import tensor_files
 from vcpo_learner.checkpoints.manifest import DamageError
 from vcpo_learner.checkpoints.tensor_files import TensorFiles, read_parameters

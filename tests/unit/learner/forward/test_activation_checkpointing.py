@@ -11,8 +11,8 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 from tests.fixtures.learner.models import EVERY_FAMILY, PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.norms import recorded_norms
 from tests.fixtures.learner.updates import make_spec
-from vcpo.spec.learner import ActivationCheckpointing
-from vcpo.spec.workloads import Lora
+from vcpo.api.learner import ActivationCheckpointing
+from vcpo.api.workloads import Lora
 from vcpo_learner.forward.activation_checkpointing import (
     decoder_layers,
     set_checkpoints,

@@ -25,9 +25,9 @@ from transformers import (
 
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
+from vcpo.api.algorithm import RowLayout
+from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.algorithm import RowLayout
-from vcpo.spec.learner import Attention
 from vcpo_learner.forward import attention
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.kept_apart import require_kept_apart

@@ -24,8 +24,8 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import GradientNormEstimator
+from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.lora import add_adapters

@@ -24,8 +24,8 @@ from tests.fixtures.learner.updates import (
     with_micro_batches,
 )
 from vcpo.algo import FreshTokens
+from vcpo.api.algorithm import RowLayout
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import (

@@ -14,7 +14,7 @@ from tests.fixtures.learner.models import (
     token_logprobs_and_energies,
     trajectory,
 )
-from vcpo.spec.workloads import Lora
+from vcpo.api.workloads import Lora
 from vcpo_learner.forward import policy_network
 from vcpo_learner.forward.logprobs import (
     prefix_states,

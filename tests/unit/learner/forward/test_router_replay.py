@@ -18,8 +18,8 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import GradientNormEstimator
+from vcpo.api.learner import ActivationCheckpointing
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.learner import ActivationCheckpointing
 from vcpo.wire.packing import ExpertRoutes
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.forward_pass import forward_pass

@@ -10,8 +10,8 @@ from tests.fixtures.learner.heads import HEADS
 from tests.fixtures.learner.models import PAD, VOCABULARY, seeded_model, trajectory
 from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.algo import GradientNormEstimator
+from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted

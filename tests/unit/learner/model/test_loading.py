@@ -7,8 +7,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama, qwen2
+from vcpo.api.workloads import Model, Precision
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.model.loading import (
     ModelLoadError,
     load_policy,

@@ -14,8 +14,8 @@ from tests.fixtures.learner.models import (
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
+from vcpo.api.workloads import Lora, Model
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.model.loading import load_policy, policy_tensors
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport

@@ -5,7 +5,7 @@ import torch
 
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.learner.ranks import run_ranks
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo.wire.weights import tensor_sections, verify
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import PublishedState, first_rows, own_rows

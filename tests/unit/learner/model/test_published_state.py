@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.models import llama, with_buffers
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import (
     PublishedState,

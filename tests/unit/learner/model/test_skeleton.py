@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
 from tests.fixtures.vocabularies import tokenizer_of
+from vcpo.api.workloads import Model, Precision
 from vcpo.service.vocabulary import num_tokens
-from vcpo.spec.workloads import Model, Precision
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.loading import ModelLoadError, load_policy
 from vcpo_learner.model.skeleton import (

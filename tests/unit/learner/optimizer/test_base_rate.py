@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.spec.optimizer import Optimizer, Schedule
+from vcpo.api.optimizer import Optimizer, Schedule
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 
 

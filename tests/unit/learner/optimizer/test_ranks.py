@@ -6,9 +6,9 @@ from torch.distributed.tensor import distribute_tensor
 
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
+from vcpo.api.optimizer import Optimizer
+from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
-from vcpo.spec.optimizer import Optimizer
-from vcpo.spec.workloads import Precision
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.sharding import place_model, whole

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import EssKind, EssReading
-from vcpo.spec.optimizer import Optimizer
+from vcpo.api.optimizer import Optimizer
 from vcpo_learner.optimizer.step_rate import StepRate
 
 BASE = 1e-3

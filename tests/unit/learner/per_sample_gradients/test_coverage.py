@@ -15,7 +15,7 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.norms import recorded_norms, summed
 from tests.fixtures.learner.updates import make_spec
-from vcpo.spec.learner import ActivationCheckpointing
+from vcpo.api.learner import ActivationCheckpointing
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch

@@ -9,7 +9,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from tests.fixtures.learner.models import MIXTURES, PAD, sampled_groups, seeded_model
 from tests.fixtures.learner.norms import recorded_norms, summed
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
-from vcpo.spec.algorithm import RowLayout
+from vcpo.api.algorithm import RowLayout
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import measurement

@@ -5,7 +5,7 @@ import torch
 
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.ranks import run_ranks
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model, whole

@@ -7,7 +7,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from tests.fixtures.learner.ranks import CONTEXT, Ended, end_processes
-from vcpo.spec.learner import Learner
+from vcpo.api.learner import Learner
 from vcpo_learner.ranks import ranks as ranks_module
 from vcpo_learner.ranks.ranks import join_ranks
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from tests.fixtures.learner.ranks import CONTEXT, end_processes, end_ranks, run_ranks
-from vcpo.spec.learner import Learner
+from vcpo.api.learner import Learner
 from vcpo_learner.ranks.authenticity import ForgedMessageError, RanksSecret
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, join_ranks

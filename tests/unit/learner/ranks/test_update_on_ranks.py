@@ -24,9 +24,9 @@ from tests.fixtures.learner.models import (
 from tests.fixtures.learner.ranks import run_ranks
 from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.algo import NonFiniteWeightError
+from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.ranks.ranks import Ranks

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from vcpo.spec.learner import ActivationCheckpointing, Attention
+from vcpo.api.learner import ActivationCheckpointing, Attention
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.schedule.token_budget import (

@@ -8,9 +8,9 @@ import torch
 
 from tests.fixtures.learner.dispatcher import make_partial_response, make_run, make_trajectory
 from tests.fixtures.learner.models import gpt2, llama
+from vcpo.api import continuation_document
 from vcpo.local.models import context_tokens
 from vcpo.service.vocabulary import num_tokens
-from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import FinishReason, TokenSpan

@@ -12,10 +12,10 @@ from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_requ
 from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
 from vcpo.algo import MismatchError
+from vcpo.api.tracking import SinkName
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
-from vcpo.spec.tracking import SinkName
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
@@ -455,7 +455,7 @@ async def test_a_log_that_grows_fast_makes_checkpoints_due_before_it_is_full(
 ):
     # A step has some 400 bytes in the log: a quarter of the limit is ten of sixty steps.
     limit = property(lambda settings: 16_000)
-    monkeypatch.setattr("vcpo.spec.workloads.Checkpoint.redo_log_bytes", limit)
+    monkeypatch.setattr("vcpo.api.workloads.Checkpoint.redo_log_bytes", limit)
     await make_learner(steps=60, checkpoint={"everySteps": 1000}).run()
     kinds = [event.kind for event in read_events(tmp_path)]
     assert "LogFull" not in kinds

@@ -9,8 +9,8 @@ import torch
 from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded_model
 from tests.fixtures.learner.updates import make_spec
 from tests.unit.learner.training.groups import make_group
+from vcpo.api import VCPORunSpec
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import VCPORunSpec
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard

@@ -17,7 +17,7 @@ from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.options import options
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import verify

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import make_trajectory
 from vcpo.algo import MismatchCalibration, NonFiniteWeightError, ess_ratio
 from vcpo.algo.ess.trust_region import TrustRegion
-from vcpo.spec.algorithm import Algorithm
+from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step
 from vcpo_learner.update.batch_statistics import batch_moments

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vcpo.algo import MismatchCalibration, NonFiniteWeightError, RefusalReason
-from vcpo.spec.algorithm import Algorithm
+from vcpo.api.algorithm import Algorithm
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (
     BatchSummary,

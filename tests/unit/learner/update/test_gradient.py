@@ -29,8 +29,8 @@ from tests.fixtures.learner.updates import (
     with_micro_batches,
 )
 from vcpo.algo import shrunk_baselines
-from vcpo.spec.learner import ActivationCheckpointing, GradientMode
-from vcpo.spec.workloads import Precision
+from vcpo.api.learner import ActivationCheckpointing, GradientMode
+from vcpo.api.workloads import Precision
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums

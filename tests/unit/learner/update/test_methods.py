@@ -19,7 +19,7 @@ from tests.fixtures.learner.updates import (
     with_micro_batches,
 )
 from vcpo.algo import LOSS_CONFIGS, Method
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 

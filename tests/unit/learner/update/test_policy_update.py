@@ -18,8 +18,8 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
 from vcpo.algo import ess_ratio
+from vcpo.api.optimizer import Schedule
 from vcpo.records.reasons import SkipReason
-from vcpo.spec.optimizer import Schedule
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 

@@ -15,8 +15,8 @@ from vcpo.algo import (
     StepHealth,
     WarningLevel,
 )
+from vcpo.api.health import Health
 from vcpo.records.reasons import SkipReason
-from vcpo.spec.health import Health
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 

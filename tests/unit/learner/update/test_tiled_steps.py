@@ -7,8 +7,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from tests.fixtures.learner.heads import HEADS, SIZES
 from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
-from vcpo.spec.algorithm import RowLayout
-from vcpo.spec.workloads import Lora
+from vcpo.api.algorithm import RowLayout
+from vcpo.api.workloads import Lora
 from vcpo_learner.forward import policy_network
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.output_head import logit_tiles, trajectory_gradients

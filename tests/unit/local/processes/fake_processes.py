@@ -1,7 +1,7 @@
 """Fake processes of the learner and the workers, and the run that they belong to."""
 
+from vcpo.api import parse_run
 from vcpo.local.processes.child import ChildProcess
-from vcpo.spec import parse_run
 
 TIMEOUT_S = 60
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from vcpo.api import parse_run
 from vcpo.local.terminal.run_view import RunView
 from vcpo.local.terminal.watch import run_view
-from vcpo.spec import parse_run
 from vcpo.wire.v1 import control_pb2, work_pb2
 
 RUN = parse_run("""

@@ -18,7 +18,7 @@ from tests.fixtures.operator.runs import (
     parent,
     template_digest,
 )
-from vcpo.spec import parse_run
+from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import run_file
 from vcpo_operator.children.monitor import skipped_monitor_note

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 
-from vcpo.spec import json_schema
+from vcpo.api import json_schema
 from vcpo_operator.crd import run_crd, to_yaml
 from vcpo_operator.crd.structural import structural
 

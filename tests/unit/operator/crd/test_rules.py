@@ -1,4 +1,4 @@
-"""The CEL rules give the verdict that `vcpo.spec` gives, run by an independent CEL library."""
+"""The CEL rules give the verdict that `vcpo.api` gives, run by an independent CEL library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
 from vcpo.algo import Baseline, BaselineScope, Method
-from vcpo.spec import VCPORun
+from vcpo.api import VCPORun
 from vcpo_operator.crd import run_crd
 
 SCHEMA = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from tests.fixtures.operator.runs import make_run, report
+from vcpo.api.workloads import Cleanup
 from vcpo.control.supervision import FailureStreak
-from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import (
     LifecyclePhase,

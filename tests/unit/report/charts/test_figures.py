@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from vcpo.api import VCPORunSpec
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS
 from vcpo.report.charts.chart import CurveStyle
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.spec import VCPORunSpec
 
 
 @pytest.fixture

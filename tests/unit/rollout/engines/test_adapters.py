@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.spec.workloads import EngineName, Lora, Quantization, RolloutGroup
+from vcpo.api.workloads import EngineName, Lora, Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse, plan_adapters
 from vcpo_rollout.engines.quantization import Device
 

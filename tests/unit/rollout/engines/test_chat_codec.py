@@ -7,7 +7,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from vcpo.spec.workloads import PromptFormat
+from vcpo.api.workloads import PromptFormat
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.environments import Prompt
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from vcpo.spec.workloads import PromptFormat
+from vcpo.api.workloads import PromptFormat
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.environments import Prompt
 

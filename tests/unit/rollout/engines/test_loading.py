@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import Gemma2Config, GenerationConfig, PreTrainedTokenizerFast
 
+from vcpo.api.workloads import Precision
 from vcpo.service.vocabulary import Vocabulary, vocabulary_of
-from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.loading import (
     load_end_token_ids,
     load_model_skeleton,

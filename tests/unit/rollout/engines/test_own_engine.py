@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.checked import CheckedEngine
 from vcpo_rollout.engines.engine import (

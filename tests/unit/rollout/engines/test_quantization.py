@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.spec.workloads import Precision, Quantization
+from vcpo.api.workloads import Precision, Quantization
 from vcpo_rollout.engines.quantization import Device, plan_quantization
 
 HOPPER = Device(platform="cuda", capability=90)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.rollout.tokenizers import PIECES, byte_fallback, byte_level, pieces
-from vcpo.spec.algorithm import Sampling
+from vcpo.api.algorithm import Sampling
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.stop_strings import StopStrings

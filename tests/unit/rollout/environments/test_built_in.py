@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from vcpo.spec.environments import BUILT_IN
+from vcpo.api.environments import BUILT_IN
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.rollout.sandbox import best_sandbox
+from vcpo.api import VCPORun, parse_run
 from vcpo.service.lifecycle import StartError
-from vcpo.spec import VCPORun, parse_run
 from vcpo_rollout.generation.environment_trial import NotTriedError, try_environment
 
 HEAD = """

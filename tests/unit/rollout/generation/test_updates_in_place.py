@@ -7,7 +7,7 @@ import torch
 from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.models import build_model, request_for
 from tests.fixtures.rollout.worker import learner_fixture
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.gauges import RolloutGauges

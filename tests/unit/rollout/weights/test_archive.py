@@ -9,8 +9,8 @@ from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.policy_versions import FailingService, payload_of, store_of
 from tests.fixtures.rollout.worker import serve_services
+from vcpo.api.workloads import Weights
 from vcpo.metrics import RolloutMetrics
-from vcpo.spec.workloads import Weights
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_learner.weights.archive import open_archive
 from vcpo_rollout.gauges import RolloutGauges

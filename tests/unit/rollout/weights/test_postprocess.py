@@ -4,7 +4,7 @@ import torch
 
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.rollout.shards import cut_in_two
-from vcpo.spec.workloads import Quantization
+from vcpo.api.workloads import Quantization
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo import NoiseSchedule
-from vcpo.spec.workloads import Quantization
+from vcpo.api.workloads import Quantization
 from vcpo_rollout.weights.quantize_and_noise import (
     QuantizationAndNoise,
     round_to_fp8,

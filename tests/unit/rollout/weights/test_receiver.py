@@ -18,9 +18,9 @@ from tests.fixtures.rollout.worker import (
     weights_manifest,
     weights_payload,
 )
+from vcpo.api.workloads import Quantization
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.adapters import AdapterUse

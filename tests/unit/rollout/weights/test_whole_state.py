@@ -12,7 +12,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.rollout.models import forward_logprobs, request_for
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo_learner.model.loading import policy_tensors
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import PublishedState

@@ -158,7 +158,7 @@ def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):
     then = one.settings
     stages = replace(LOSS_CONFIGS[Method.VCPO2], threshold=3.0)
     changed = {**LOSS_CONFIGS, Method.VCPO2: stages}
-    monkeypatch.setattr("vcpo.spec.algorithm.LOSS_CONFIGS", changed)
+    monkeypatch.setattr("vcpo.api.algorithm.LOSS_CONFIGS", changed)
     assert not one.has_settings(then)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.study.echo import REPLY, EchoConversation
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment

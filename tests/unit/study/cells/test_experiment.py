@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.study.echo import Echo
-from vcpo.spec import VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment

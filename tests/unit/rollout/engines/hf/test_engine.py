@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import FinishReason, PartialResponse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.hf.engine import HfEngine, worth_joining

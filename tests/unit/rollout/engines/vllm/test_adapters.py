@@ -16,7 +16,7 @@ from tests.unit.rollout.engines.vllm.tiny_adapters import (
     version_of,
 )
 from tests.unit.rollout.engines.vllm.tiny_vllm import NUM_PLACES, build, save_settings, start
-from vcpo.spec.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Precision
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.vllm.start import engine_arguments
 

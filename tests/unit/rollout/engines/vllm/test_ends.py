@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 STARTER = """
 import multiprocessing, os, sys
 from pathlib import Path
-from vcpo.spec.workloads import Precision
+from vcpo.api.workloads import Precision
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.start import VllmSettings
 

@@ -25,8 +25,8 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     start,
     with_changes,
 )
+from vcpo.api.workloads import Precision
 from vcpo.metrics import RolloutMetrics
-from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.vllm.start import (

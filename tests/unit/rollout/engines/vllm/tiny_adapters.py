@@ -5,7 +5,7 @@ import copy
 import safetensors.torch
 import torch
 
-from vcpo.spec.workloads import Lora
+from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.engine import PolicyWeights
 
 LORA = Lora(rank=3, alpha=6)

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from vcpo.api.workloads import Precision
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import WeightChanges
 from vcpo_rollout.engines.held_state import held_tensor
 

@@ -1,9 +1,9 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
-from vcpo.spec.advice import algorithm_warnings, batch_warnings, rollout_warnings
-from vcpo.spec.continuation import continuation_changes, continuation_document
-from vcpo.spec.errors import FieldProblem, SpecError
-from vcpo.spec.files import (
+from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
+from vcpo.api.continuation import continuation_changes, continuation_document
+from vcpo.api.errors import FieldProblem, SpecError
+from vcpo.api.files import (
     load_document,
     load_run,
     load_valid_part,
@@ -11,7 +11,7 @@ from vcpo.spec.files import (
     parse_run,
     run_to_yaml,
 )
-from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
+from vcpo.api.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
 
 __all__ = [
     "API_VERSION",

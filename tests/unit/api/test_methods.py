@@ -14,8 +14,8 @@ from vcpo.algo import (
     LearningRateRule,
     Method,
 )
-from vcpo.spec.algorithm import Algorithm
-from vcpo.spec.errors import problems_of
+from vcpo.api.algorithm import Algorithm
+from vcpo.api.errors import problems_of
 
 
 def algorithm(**fields):

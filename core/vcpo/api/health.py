@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from vcpo.algo import GuardPolicy, WarningLevel
-from vcpo.spec.fields import Section
+from vcpo.api.fields import Section
 
 
 class GuardLevel(StrEnum):

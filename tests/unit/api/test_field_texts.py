@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from vcpo.spec.run import VCPORunSpec
+from vcpo.api.run import VCPORunSpec
 
 UNITS = {"_seconds": "seconds", "_gibibytes": "GiB", "_nats": "nats per token"}
 

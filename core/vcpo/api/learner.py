@@ -7,9 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from vcpo.spec.cluster import DrainSeconds, Image, ObjectName, PodTemplate, StorageRetention
-from vcpo.spec.fields import Seconds, Section, conflict, refuse
-from vcpo.spec.workloads import Precision, Threads
+from vcpo.api.cluster import DrainSeconds, Image, ObjectName, PodTemplate, StorageRetention
+from vcpo.api.fields import Seconds, Section, conflict, refuse
+from vcpo.api.workloads import Precision, Threads
 
 
 class Attention(StrEnum):

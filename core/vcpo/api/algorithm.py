@@ -33,7 +33,7 @@ from vcpo.algo import (
     Weight,
     horizon_of_lag,
 )
-from vcpo.spec.fields import (
+from vcpo.api.fields import (
     Ratio,
     Section,
     Steps,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from vcpo.spec.run import VCPORun
+from vcpo.api.run import VCPORun
 
 _STAND_INS: Final[Mapping[tuple[str, ...], object]] = MappingProxyType(
     {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.spec import SpecError, VCPORun, files, load_run, parse_run, run_to_yaml
+from vcpo.api import SpecError, VCPORun, files, load_run, parse_run, run_to_yaml
 
 HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vcpo.spec import json_schema
+from vcpo.api import json_schema
 
 SCHEMA = json_schema()
 UNBOUNDED_BY_DESIGN = {

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from vcpo.spec.fields import Section
+from vcpo.api.fields import Section
 
 
 class OptimizerName(StrEnum):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from vcpo.spec.fields import FINITE, DnsLabel, DnsSubdomain, Section, conflict, refuse
+from vcpo.api.fields import FINITE, DnsLabel, DnsSubdomain, Section, conflict, refuse
 
 PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"}), FINITE]
 """Part of a Kubernetes PodTemplateSpec (`metadata` and `spec`), merged over the operator's."""

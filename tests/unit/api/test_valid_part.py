@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.spec import parse_run
-from vcpo.spec.valid_part import valid_part
+from vcpo.api import parse_run
+from vcpo.api.valid_part import valid_part
 
 GOOD = {
     "metadata": {"name": "r"},

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from vcpo.spec.cluster import (
+from vcpo.api.cluster import (
     DrainSeconds,
     Image,
     PodTemplate,
     Scaling,
 )
-from vcpo.spec.environments import environment_complaints
-from vcpo.spec.fields import (
+from vcpo.api.environments import environment_complaints
+from vcpo.api.fields import (
     FINITE,
     DnsLabel,
     Ratio,

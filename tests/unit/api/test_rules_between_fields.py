@@ -6,7 +6,7 @@ from textwrap import indent
 
 import pytest
 
-from vcpo.spec import SpecError, VCPORun, parse_run
+from vcpo.api import SpecError, VCPORun, parse_run
 
 MINIMUM = "metadata: {name: r}\nspec:\n  model: {name: m}\n  steps: 3\n"
 HEAD = MINIMUM + "  environment: {name: countdown}\n"

@@ -26,9 +26,9 @@ from ruamel.yaml.tokens import (
     FlowSequenceStartToken,
 )
 
-from vcpo.spec.errors import FILE, FieldProblem, SpecError, problems_of
-from vcpo.spec.run import VCPORun
-from vcpo.spec.valid_part import valid_part
+from vcpo.api.errors import FILE, FieldProblem, SpecError, problems_of
+from vcpo.api.run import VCPORun
+from vcpo.api.valid_part import valid_part
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DOCUMENT_CHARACTERS = 8 << 20

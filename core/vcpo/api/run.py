@@ -15,14 +15,14 @@ from vcpo.algo import (
     Baseline,
     MismatchClass,
 )
-from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Sampling
-from vcpo.spec.cluster import Pods
-from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
-from vcpo.spec.health import Health
-from vcpo.spec.learner import GradientMode, Learner
-from vcpo.spec.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
-from vcpo.spec.tracking import Tracking
-from vcpo.spec.workloads import (
+from vcpo.api.algorithm import Algorithm, Batch, Evaluation, Sampling
+from vcpo.api.cluster import Pods
+from vcpo.api.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
+from vcpo.api.health import Health
+from vcpo.api.learner import GradientMode, Learner
+from vcpo.api.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
+from vcpo.api.tracking import Tracking
+from vcpo.api.workloads import (
     Checkpoint,
     CleanupPolicy,
     Control,

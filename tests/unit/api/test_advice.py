@@ -1,9 +1,9 @@
 import pytest
 
 from vcpo.algo import LOSS_CONFIGS, Method
-from vcpo.spec.advice import algorithm_warnings, batch_warnings, rollout_warnings
-from vcpo.spec.algorithm import Algorithm, Batch
-from vcpo.spec.workloads import Model, RolloutGroup
+from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
+from vcpo.api.algorithm import Algorithm, Batch
+from vcpo.api.workloads import Model, RolloutGroup
 
 
 def warnings(**fields):

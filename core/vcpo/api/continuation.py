@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vcpo.spec.run import VCPORun
+from vcpo.api.run import VCPORun
 
 _KEPT = {"model", "environment", "batch", "optimizer"}
 _ABSENT = object()

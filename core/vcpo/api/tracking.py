@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from vcpo.spec.cluster import ObjectName
-from vcpo.spec.fields import FINITE, IMPORT_PATH, Section, Text, conflict, refuse
+from vcpo.api.cluster import ObjectName
+from vcpo.api.fields import FINITE, IMPORT_PATH, Section, Text, conflict, refuse
 
 
 class SinkName(StrEnum):

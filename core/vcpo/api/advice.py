@@ -13,8 +13,8 @@ from vcpo.algo import (
     LossConfig,
     Weight,
 )
-from vcpo.spec.algorithm import Algorithm, Batch
-from vcpo.spec.workloads import EngineName, Model, Precision, RolloutGroup
+from vcpo.api.algorithm import Algorithm, Batch
+from vcpo.api.workloads import EngineName, Model, Precision, RolloutGroup
 
 
 def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:

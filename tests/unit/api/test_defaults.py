@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from vcpo.algo import Aggregation, Baseline, BaselineScope, LearningRateRule, Method, Weight
-from vcpo.spec import API_VERSION, KIND, VCPORun, parse_run
+from vcpo.api import API_VERSION, KIND, VCPORun, parse_run
 
 ON_ONE_SCREEN = """
 apiVersion: vcpo.dev/v1alpha1

@@ -7,8 +7,8 @@ from textwrap import indent
 
 import pytest
 
-from vcpo.spec import FieldProblem, SpecError, parse_run
-from vcpo.spec.errors import field_path
+from vcpo.api import FieldProblem, SpecError, parse_run
+from vcpo.api.errors import field_path
 
 HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
 
