@@ -64,8 +64,8 @@ lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up 
 	$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/render_manifests.py --check
-	@$(BIN)/python scripts/render_dashboards.py --check
-	@$(BIN)/python scripts/render_metrics.py --check
+	@$(BIN)/python -m scripts.render_dashboards --check
+	@$(BIN)/python -m scripts.render_metrics --check
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check

@@ -1,6 +1,6 @@
 """Write the dashboards into the chart; with ``--check`` only compare.
 
-The boards are described in ``monitoring/vcpo_monitoring/dashboards``. Each becomes one file of JSON
+The boards are described in ``tools/monitoring/dashboards``. Each becomes one file of JSON
 for Grafana in ``charts/vcpo/files/dashboards``, from which the chart makes ConfigMaps.
 """
 
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from vcpo_monitoring.dashboards import BOARDS
-from vcpo_monitoring.dashboards.grafana import to_grafana
+from tools.monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards.grafana import to_grafana
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "charts" / "vcpo" / "files" / "dashboards"
@@ -37,7 +37,7 @@ def main() -> int:
     for path in extra if not arguments.check else []:
         path.unlink()
     for path in (*stale, *extra):
-        found = "is stale. Cure: python scripts/render_dashboards.py"
+        found = "is stale. Cure: python -m scripts.render_dashboards"
         written = "deleted" if path in extra else "written"
         sys.stderr.write(f"{path.relative_to(ROOT)} {found if arguments.check else written}\n")
     return 1 if (stale or extra) and arguments.check else 0

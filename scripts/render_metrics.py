@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tools.monitoring.metric_usage import MetricUsage, metric_usage
 from vcpo.metrics import Metric, MetricKind, catalogue
 from vcpo.metrics.catalogue import learner
 from vcpo.metrics.metric import Label
 from vcpo.wire.call_meter import METHODS
-from vcpo_monitoring.metric_usage import MetricUsage, metric_usage
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "metrics.md"
@@ -23,7 +23,7 @@ PAGE: Final = ROOT / "docs" / "metrics.md"
 _HEADER = """\
 # Metrics
 
-<!-- Generated from core/vcpo/metrics/catalogue: python scripts/render_metrics.py -->
+<!-- Generated from core/vcpo/metrics/catalogue: python -m scripts.render_metrics -->
 
 Every process serves its metrics at `/metrics`. `vcpo run` prints where its host serves them and
 keeps a list of all processes for Prometheus (`examples/prometheus.yml`); the chart has annotations
@@ -125,7 +125,7 @@ def main() -> int:
         return 0
     if arguments.check:
         sys.stderr.write(
-            f"{PAGE.relative_to(ROOT)} is stale. Cure: python scripts/render_metrics.py\n"
+            f"{PAGE.relative_to(ROOT)} is stale. Cure: python -m scripts.render_metrics\n"
         )
         return 1
     PAGE.write_text(text, encoding="utf-8")

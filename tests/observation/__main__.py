@@ -17,7 +17,7 @@ from typing import Any
 from tests.observation.findings import WARNING_ALERT, alarm, exposures, local_panels, series_per_run
 from tests.observation.local_runs import ROOT, observed_runs
 from tests.observation.rule_files import alerts_with_runbook, defined_alerts, tested_alerts
-from vcpo_monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards import BOARDS
 
 CLUSTER_LIMIT_S = 900.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.fixtures.rules.cases import AREAS, cases_of
-from vcpo_monitoring.rules import rules
+from tools.monitoring.rules import rules
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs/runbooks"
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.observation.findings import LOCAL_PARTS, exposures, local_panels, series_per_run
 from tests.observation.local_runs import Observation
-from vcpo_monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards import BOARDS
 
 LIBRARY_SERIES = 16
 """Series of `prometheus_client` about the process and the interpreter, and Prometheus' own."""

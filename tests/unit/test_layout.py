@@ -15,7 +15,6 @@ import pytest
 
 import vcpo
 import vcpo_learner
-import vcpo_monitoring
 import vcpo_operator
 import vcpo_rollout
 import vcpo_study
@@ -27,7 +26,7 @@ GENERATED = {"runs", "dist", "__pycache__"}
 HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
 SHARED = ("tests.fixtures", "tests.fakes")
 USERS_OF_TESTS = [ROOT / each for each in ("tests", "benchmarks", "examples", "scripts")]
-PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner, vcpo_study, vcpo_monitoring)
+PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner, vcpo_study)
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys

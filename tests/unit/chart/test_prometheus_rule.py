@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from tests.fixtures.chart.rendering import CHART, Values, chart, default_values, of_kind, only
 from tests.fixtures.rules.promtool import needs_promtool, promtool
 from tests.fixtures.rules.variants import thresholds
-from vcpo_monitoring.rules import RULES_FILE, rules
+from tools.monitoring.rules import RULES_FILE, rules
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 FIELDS = SCHEMA["properties"]["metrics"]["properties"]["prometheusRule"]["properties"]

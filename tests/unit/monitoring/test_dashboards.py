@@ -12,9 +12,9 @@ import pytest
 
 from scripts.render_dashboards import FOLDER, rendered_files
 from tests.fixtures.chart.rendering import CHART
-from vcpo_monitoring.dashboards import BOARDS
-from vcpo_monitoring.dashboards.board import COLUMNS, AxisUnit, Kind, Row, places
-from vcpo_monitoring.dashboards.marks import marks
+from tools.monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards.board import COLUMNS, AxisUnit, Kind, Row, places
+from tools.monitoring.dashboards.marks import marks
 
 MOST_PANELS = 25
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}

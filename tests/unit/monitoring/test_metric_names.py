@@ -1,4 +1,4 @@
-from vcpo_monitoring.metric_names import names_in
+from tools.monitoring.metric_names import names_in
 
 
 def test_a_series_of_a_histogram_is_named_with_and_without_its_ending():

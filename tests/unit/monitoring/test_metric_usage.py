@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tools.monitoring.metric_usage import metric_usage
 from vcpo.metrics import catalogue
-from vcpo_monitoring.metric_usage import metric_usage
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from tests.fixtures.observation.panel_queries import filled_in, needs_of, panel_queries
 from tests.fixtures.promql import unknown_names
+from tools.monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards.board import Kind
+from tools.monitoring.dashboards.marks import marks
 from vcpo.metrics import catalogue
 from vcpo.metrics.metric import MetricKind
-from vcpo_monitoring.dashboards import BOARDS
-from vcpo_monitoring.dashboards.board import Kind
-from vcpo_monitoring.dashboards.marks import marks
 
 METRICS = {metric.name: metric for metric in catalogue.ALL}
 

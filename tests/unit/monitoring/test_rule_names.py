@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.promql import unknown_names
 from tests.fixtures.rules.cases import AREAS, cases_of, healthy, suspended
-from vcpo_monitoring.rules import rules
+from tools.monitoring.rules import rules
 
 RECORDED = frozenset(rule.name for rule in rules() if not rule.is_alert)
 

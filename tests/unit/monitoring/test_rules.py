@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.rules.cases import AREAS, cases_of, healthy, labelled, promtool_tests
 from tests.fixtures.rules.promtool import needs_promtool, promtool
 from tests.fixtures.rules.variants import rules_of_alert
-from vcpo_monitoring.rules import RULES_FILE, rules
+from tools.monitoring.rules import RULES_FILE, rules
 
 ALERTS = sorted({rule.name for rule in rules() if rule.is_alert})
 CASES = [case for area in AREAS for case in cases_of(area)]

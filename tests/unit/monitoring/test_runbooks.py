@@ -13,8 +13,8 @@ from click import Context
 
 from tests.fixtures.chart.rendering import CHART, ROOT, of_kind, only
 from tests.fixtures.promql import unknown_names
+from tools.monitoring.rules import rules
 from vcpo.cli.main import app
-from vcpo_monitoring.rules import rules
 from vcpo_operator import names
 
 FOLDER = ROOT / "docs" / "runbooks"

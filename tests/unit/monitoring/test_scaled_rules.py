@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.rules.promtool import needs_promtool, promtool
 from tests.fixtures.rules.variants import scaled_rules
-from vcpo_monitoring.rules import RULES_FILE, rules
+from tools.monitoring.rules import RULES_FILE, rules
 
 
 def scaled_by_name(factor: float):

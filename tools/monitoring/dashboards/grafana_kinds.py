@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import common as options
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 
-from vcpo_monitoring.dashboards.board import STATES, Color, Kind, Panel, Role
+from tools.monitoring.dashboards.board import STATES, Color, Kind, Panel, Role
 
 _POINTS_OF_COUNTS: Final = 100
 """Points of a panel that counts events, which come seconds to minutes apart."""

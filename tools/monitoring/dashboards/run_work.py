@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vcpo_monitoring.dashboards.board import (
+from tools.monitoring.dashboards.board import (
     AxisUnit,
     Band,
     Color,
@@ -14,7 +14,7 @@ from vcpo_monitoring.dashboards.board import (
     Role,
     Row,
 )
-from vcpo_monitoring.dashboards.promql import (
+from tools.monitoring.dashboards.promql import (
     increase,
     of_part,
     quantile,

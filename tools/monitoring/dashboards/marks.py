@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vcpo_monitoring.dashboards.board import Board, Color
-from vcpo_monitoring.dashboards.promql import OPERATOR, RUN, RUNS, increase, selector
+from tools.monitoring.dashboards.board import Board, Color
+from tools.monitoring.dashboards.promql import OPERATOR, RUN, RUNS, increase, selector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vcpo_monitoring.metric_names import names_in
-from vcpo_monitoring.rules import rules
+from tools.monitoring.metric_names import names_in
+from tools.monitoring.rules import rules
 
 DASHBOARDS: Final = Path(__file__).parents[2] / "charts" / "vcpo" / "files" / "dashboards"
 

@@ -26,7 +26,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from vcpo_monitoring.dashboards.board import (
+from tools.monitoring.dashboards.board import (
     COLUMNS,
     INSTANT,
     Board,
@@ -37,15 +37,15 @@ from vcpo_monitoring.dashboards.board import (
     places,
     row_tops,
 )
-from vcpo_monitoring.dashboards.grafana_kinds import (
+from tools.monitoring.dashboards.grafana_kinds import (
     heat_map,
     state_timeline,
     statistic,
     table_of,
     time_series,
 )
-from vcpo_monitoring.dashboards.marks import Mark, marks
-from vcpo_monitoring.dashboards.promql import RUNS
+from tools.monitoring.dashboards.marks import Mark, marks
+from tools.monitoring.dashboards.promql import RUNS
 
 _SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _STEP: Final = "30s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vcpo_monitoring.dashboards.board import (
+from tools.monitoring.dashboards.board import (
     AxisUnit,
     Board,
     Kind,
@@ -13,7 +13,7 @@ from vcpo_monitoring.dashboards.board import (
     Role,
     Row,
 )
-from vcpo_monitoring.dashboards.promql import (
+from tools.monitoring.dashboards.promql import (
     increase,
     of_part,
     selector,

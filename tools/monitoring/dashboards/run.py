@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vcpo_monitoring.dashboards.board import (
+from tools.monitoring.dashboards.board import (
     AxisUnit,
     Board,
     Kind,
@@ -12,7 +12,7 @@ from vcpo_monitoring.dashboards.board import (
     Query,
     Row,
 )
-from vcpo_monitoring.dashboards.promql import (
+from tools.monitoring.dashboards.promql import (
     RUNS,
     buckets,
     selector,
@@ -20,7 +20,7 @@ from vcpo_monitoring.dashboards.promql import (
     total_rate,
     value,
 )
-from vcpo_monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
+from tools.monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
 
 _STEP: Final = value("vcpo_learner_step", scope=RUNS)
 _LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'

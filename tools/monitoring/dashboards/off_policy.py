@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vcpo_monitoring.dashboards.board import (
+from tools.monitoring.dashboards.board import (
     AxisUnit,
     Band,
     Board,
@@ -15,7 +15,7 @@ from vcpo_monitoring.dashboards.board import (
     Role,
     Row,
 )
-from vcpo_monitoring.dashboards.promql import buckets, increase, rate, value
+from tools.monitoring.dashboards.promql import buckets, increase, rate, value
 
 _WARNING_BANDS: Final = (
     Band(None, Color.GOOD),

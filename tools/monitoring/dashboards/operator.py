@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from vcpo_monitoring.dashboards.board import AxisUnit, Band, Board, Color, Kind, Panel, Query, Row
-from vcpo_monitoring.dashboards.promql import (
+from tools.monitoring.dashboards.board import AxisUnit, Band, Board, Color, Kind, Panel, Query, Row
+from tools.monitoring.dashboards.promql import (
     OPERATOR,
     RUNS,
     of_part,
