@@ -4,7 +4,7 @@
         server.kmock["get", "/api/v1/nodes"] << 503
 
 What no script answers is answered by the API itself. kmock's own emulator of Kubernetes keeps bare
-objects, so nothing of it but the way in is used; docs/design/014-a-fake-api-server.md says more.
+objects, so nothing of it but the way in is used; docs/design/010-reconcile.md says more.
 Source: https://kmock.readthedocs.io
 """
 
