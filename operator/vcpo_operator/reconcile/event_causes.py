@@ -1,4 +1,4 @@
-"""Reading the events about stalled objects (docs/design/040)."""
+"""Reading the events about stalled objects (docs/design/015)."""
 
 from __future__ import annotations
 
