@@ -2,7 +2,7 @@
 
 It has no `scale` subresource. A resource can have only one, whose path cannot point into a list,
 and a run has a list of rollout groups. A user's autoscaler scales the Deployment of a group instead
-(`scaling: External`; docs/design/012-scaling-ownership.md).
+(`scaling: External`; docs/design/044-objects-of-a-run.md).
 """
 
 from __future__ import annotations

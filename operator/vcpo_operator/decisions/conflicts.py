@@ -3,7 +3,7 @@
 An object with the child's name may belong to somebody else. The operator never takes it over,
 unless its owner allows that by an annotation. Or the object is the claim of an earlier run. A claim
 can neither shrink nor change its storage class or its access mode
-(docs/design/044-object-ownership.md).
+(docs/design/044-objects-of-a-run.md).
 """
 
 from __future__ import annotations
