@@ -57,7 +57,7 @@ class Algorithm(Section):
     """How a batch becomes an optimizer step.
 
     The default is VCPO (arXiv 2602.17616) with three departures: one baseline for the batch, which
-    is pessimistic about what stale data does not show (docs/design/110-pessimistic-baseline.md),
+    is pessimistic about what stale data does not show (docs/design/093-trust-region.md),
     and a trust region in place of its learning-rate rule (docs/design/093-trust-region.md).
 
     `method` sets every stage. A field that is unset takes the method's own value; a field that is

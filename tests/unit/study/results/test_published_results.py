@@ -221,7 +221,7 @@ def test_the_page_of_the_shrunk_baseline_shows_both_tasks(method, title):
         for name in ("sort-long-parts", "countdown-baselines")
         for place in ((0, 1e-4), (32, 1e-4), (32, 3e-4))
     ]
-    page = DOCS / "design" / "111-shrunk-baseline.md"
+    page = DOCS / "design" / "093-trust-region.md"
     assert f"| {' | '.join([title, *cells])} |" in page.read_text(encoding="utf-8").splitlines()
 
 
