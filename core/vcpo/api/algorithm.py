@@ -56,9 +56,9 @@ NORM_BASELINES: Final = (
 class Algorithm(Section):
     """How a batch becomes an optimizer step.
 
-    The default is VCPO (arXiv 2602.17616) with three departures: one baseline for the batch, which
-    is pessimistic about what stale data does not show (docs/design/093-trust-region.md),
-    and a trust region in place of its learning-rate rule (docs/design/093-trust-region.md).
+    The default is VCPO (arXiv 2602.17616) with three departures (docs/design/093-trust-region.md):
+    one baseline for the batch, which is pessimistic about what stale data does not show, and a
+    trust region in place of its learning-rate rule.
 
     `method` sets every stage. A field that is unset takes the method's own value; a field that is
     set replaces it.

@@ -1,4 +1,4 @@
-"""Reading the events about stalled objects (docs/design/015)."""
+"""Reading the events about stalled objects (docs/design/015-ends-of-a-run.md)."""
 
 from __future__ import annotations
 
