@@ -63,7 +63,7 @@ class _Chosen:
     """Paths of its files, below `path`."""
     run: str
     run_dir: Path | None
-    """None if the checkpoint is not in a run directory."""
+    """The run directory; None if the checkpoint is not in one."""
     model: Model
 
 

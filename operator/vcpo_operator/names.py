@@ -1,7 +1,8 @@
 """Names, labels, annotations and ports that manifests and watches share.
 
 The name of a child joins the names of the run and of the group. A digest follows where the result
-is not a valid name, or where two runs or groups could have the same one (docs/design/044-objects-of-a-run.md).
+is not a valid name, or where two runs or groups could have the same one
+(docs/design/044-objects-of-a-run.md).
 """
 
 from __future__ import annotations

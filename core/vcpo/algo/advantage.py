@@ -41,11 +41,12 @@ class BaselineScope(StrEnum):
     """Which trajectories a baseline is computed from."""
 
     GROUP = "group"
-    """Those of the prompt."""
+    """The responses to the prompt."""
     BATCH = "batch"
-    """All of the batch, which share one."""
+    """All responses of the batch, which share one baseline."""
     SHRUNK = "shrunk"
-    """Those of the prompt, shrunk toward the one of the batch (`vcpo.algo.shrinkage`)."""
+    """The responses to the prompt; their baseline is shrunk toward the batch's
+    (`vcpo.algo.shrinkage`)."""
 
 
 BASELINES_OF_SCOPE: Final[Mapping[BaselineScope, Collection[Baseline]]] = MappingProxyType(

@@ -24,7 +24,7 @@ from vcpo.algo.ess.importance_weights import require_log_weights
 
 _SQRT_2: Final = math.sqrt(2.0)
 _LEAST_MEAN: Final = 1e-300
-"""What is left of a mean that underflows, so that one can divide by it."""
+"""Smallest mean that is divided by; it takes the place of a mean that underflows."""
 
 
 def policy_coverage(log_weights: Vector, cap: Scalar, on_policy_mean: Scalar = 1.0) -> float:

@@ -152,7 +152,7 @@ class LossConfig:
     baseline: Baseline | str = Baseline.GROUP_MEAN
     """A baseline of the table `vcpo.algo.advantage.BASELINES`, or `package.module:function`."""
     baseline_scope: BaselineScope = BaselineScope.GROUP
-    """Which trajectories a baseline is computed from."""
+    """The trajectories that a baseline is computed from."""
     kl_penalty: KLPenalty = KLPenalty.NONE
     kl_coefficient: float = 0.0
     """tau or beta of the KL penalty."""
@@ -163,7 +163,7 @@ class LossConfig:
     overlong_share: float = 0.0
     """Last part of the longest response allowed, in which the reward falls linearly by 1."""
     group_filter: GroupFilter = GroupFilter.NONE
-    """Which groups a step trains on."""
+    """The groups that a step trains on."""
     weight: Weight = Weight.NONE
     weight_floor: float = 0.0
     """A ratio below the floor is replaced by 0."""

@@ -72,7 +72,7 @@ class Algorithm(Section):
     Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
     loss: Annotated[Text, Field(max_length=256)] | None = None
     """Your own loss, `package.module:function`: it computes the coefficient of every token from the
-    batch (`docs/methods.md`). All else stays that of `method`. If unset, the method's own."""
+    batch (`docs/methods.md`). Everything else follows `method`. If unset, the method's own."""
     baseline: Annotated[Text, Field(max_length=256)] | None = None
     """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
     `opobLeaveOneOut` (the same of the other responses), `pessimistic` (`opob`, lowered toward the
@@ -90,9 +90,9 @@ class Algorithm(Section):
     `exact` measures it; `logitEnergy` estimates it from the forward pass. The learner refuses
     `exact` at its start for a model in which it cannot be measured."""
     router_replay: bool = False
-    """Whether workers send which experts computed each token, and the learner computes with the
-    same: in a mixture of experts other experts change log-probabilities by more than rounding.
-    Costs a byte per token, layer and expert of a token."""
+    """If true, workers send which experts computed each token, and the learner computes with the
+    same experts. In a mixture of experts another choice changes log-probabilities by more than
+    rounding does. It costs one byte for each token, layer and chosen expert."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
     methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo2`.
@@ -124,8 +124,9 @@ class Algorithm(Section):
     """How token terms are averaged into the loss: `sequenceMean`, `tokenMean`, `sequenceSum`, or
     `constant` (divided by `sampling.maxNewTokens`). If unset, the method's own."""
     overlong_share: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Last part of `sampling.maxNewTokens` in which a response's reward falls linearly by 1; 0 is
-    no penalty. If unset, the method's own, 0.2 for `dapo`."""
+    """Last part of `sampling.maxNewTokens`, as a share of it: the longer a response reaches into
+    this part, the lower its reward, linearly and by 1 at the end. 0 is no penalty. If unset, the
+    method's own, 0.2 for `dapo`."""
     group_filter: GroupFilter | None = None
     """Groups that are trained on: `none` takes all; `informative` is dynamic sampling: groups whose
     rewards are all equal are dropped and other prompts are sampled. If unset, the method's own,
@@ -136,25 +137,25 @@ class Algorithm(Section):
     `targetEssRatio`), or `none`. If unset, the method's own, `sqrt` for `vcpo`, `trustRegion` for
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Part of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
-    lag, or of 32 steps where that is more; 0.35 if unset. Raise it if rewards fall or dip; lower it
-    if the learning rate is scaled down and rewards rise steadily."""
+    """Share of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
+    lag, or of 32 steps if that is more. If unset, 0.35. Raise it if rewards fall or dip; lower it
+    if the learning rate is scaled down while rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
     acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the
     whole run. Set it to reproduce a run with a constant, which is used without a dead band."""
     ess_kind: EssKind = EssKind.AUTO
-    """Unit of the ESS: `auto` (whole trajectories while their ratio is informative, then blocks),
-    `sequence`, `block` or `token`."""
+    """Unit over which the ESS is computed: `auto` (whole trajectories while their ratio is
+    informative, then blocks), `sequence`, `block` or `token`."""
     dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Part of the on-policy ESS ratio that may be missing before the learning rate falls; 0 is the
-    rule as published. If unset, the part that a batch of this size loses by chance."""
+    """Loss of ESS that leaves the learning rate as it is, as a share of the on-policy ratio. 0 is
+    the rule as published. If unset, the loss that chance alone causes in a batch of this size."""
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Part of the on-policy ESS ratio below which a step is skipped; 0 skips none. Set it to
-    protect a run from single bad batches."""
+    """Smallest ESS ratio of a step, as a share of the on-policy ratio. A step below it is skipped;
+    0 skips none. Set it to protect a run from single bad batches."""
     refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """KL divergence KL(behavior || target) of the policies, in nats per token, above which a step
-    is skipped. If unset, no step is skipped for it. Set it to protect a run from stale batches."""
+    """Largest KL divergence of a step, KL(behavior || target) in nats per token. A step above it is
+    skipped. If unset, no step is skipped for it. Set it to protect a run from stale batches."""
 
     @property
     def loss_config(self) -> LossConfig:
@@ -288,7 +289,7 @@ _REPLACES: Final = MappingProxyType(
         "learning_rate_rule": "learning_rate_rule",
     }
 )
-"""Which number of the `LossConfig` a field replaces."""
+"""The number of the `LossConfig` that each field replaces."""
 
 _FIXED_BANDS: Final = (
     Clipping.CLIP,
@@ -310,14 +311,14 @@ _USED_BY: Final[Mapping[str, Callable[[LossConfig], bool]]] = MappingProxyType(
         "on_policy_probability": lambda config: config.kl_penalty is KLPenalty.REFERENCE,
     }
 )
-"""Which configurations read a field; the others refuse it."""
+"""The configurations that read a field, by the field's name; the others refuse it."""
 
 
 class PromptSelection(StrEnum):
     """Order in which prompts are granted."""
 
     SEQUENTIAL = "sequential"
-    """In the order of their indices."""
+    """Prompts come in the order of their indices."""
     POSTERIOR = "posterior"
     """The most undecided of a few, by a posterior of each prompt's success rate."""
     TEACHER = "teacher"
@@ -346,8 +347,8 @@ class Batch(Section):
     """Most trajectories in one forward pass. It does not change the update."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Most tokens in one forward pass, padding included; a longer trajectory has a pass for itself.
-    It does not change the update. If unset, what the GPU's free memory holds, and no limit on a
-    CPU. Lower it if the learner runs out of memory."""
+    It does not change the update. If unset, as many as the GPU's free memory holds; on a CPU there
+    is no limit then. Lower it if the learner runs out of memory."""
     row_layout: RowLayout = RowLayout.PADDED
     """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row) or
     `packed` (several to a row, for models that keep them apart; the learner tests this at the

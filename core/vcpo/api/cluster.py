@@ -52,11 +52,11 @@ class NetworkIsolation(StrEnum):
     DISABLED = "Disabled"
     """No policy is made."""
     DENY_INGRESS = "DenyIngress"
-    """In: calls from the run's own pods and the operator; scrapes of the metrics from the run's own
-    namespace and those in the chart's `runs.monitoringNamespaces`. Out: all."""
+    """The run's own pods and the operator may call, and the run's own namespace and the chart's
+    `runs.monitoringNamespaces` may scrape. The pods may connect anywhere."""
     DENY_ALL = "DenyAll"
-    """In: as above. Out: to the run's own pods, DNS and `extraEgress` only; models must come from a
-    volume."""
+    """The same may call and scrape. The pods may connect to the run's own pods, DNS and
+    `extraEgress` only, so models must come from a volume."""
 
 
 class Transport(StrEnum):
@@ -65,7 +65,8 @@ class Transport(StrEnum):
     TLS = "Tls"
     """Encrypted; a caller checks whom it calls."""
     PLAIN_TEXT = "PlainText"
-    """As it is, keys included: for a network that encrypts already, such as a service mesh."""
+    """Nothing is encrypted, keys included: for a network that encrypts already, such as a service
+    mesh."""
 
 
 class Egress(Section):
@@ -92,7 +93,7 @@ class Pods(Section):
     """Settings common to all pods of the run."""
 
     image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
-    """When a node pulls the images: `Always`, `IfNotPresent` or `Never`."""
+    """Rule by which a node pulls the images: `Always`, `IfNotPresent` or `Never`."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of the pods. If unset, the operator makes one for the run that has no
     rights."""
@@ -114,17 +115,18 @@ class Pods(Section):
     holds the learner's private key. If unset, the operator makes an authority for this run, a
     certificate for each role, and renews them."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
-    """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
-    `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed
-    namespaces; out, all. `DenyAll`: in, the same; out, only to the run's own pods, DNS and
-    `extraEgress`, so models must come from a volume."""
+    """Traffic of the run's pods that a NetworkPolicy allows. `Disabled` makes no policy.
+    `DenyIngress` lets only the run's own pods, the operator, and scrapers in allowed namespaces
+    connect to the pods, which may connect anywhere. `DenyAll` lets the same connect to them, and
+    lets them connect only to the run's own pods, DNS and `extraEgress`, so models must come from a
+    volume."""
     extra_egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = ()
     """Further destinations that the pods may connect to under `DenyAll`, such as a tracking service
     or a collector of traces."""
     disruption_budgets: bool = True
-    """Whether PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
+    """If true, PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
     pod_monitor: bool = False
-    """Whether a PodMonitor is made. It needs the Prometheus operator in the cluster."""
+    """If true, a PodMonitor is made. It needs the Prometheus operator in the cluster."""
 
     @model_validator(mode="after")
     def _certificates_are_used(self) -> Self:

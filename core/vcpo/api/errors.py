@@ -40,7 +40,7 @@ class FieldProblem:
     value: str
     """The value in the file, shortened; empty if the field is missing."""
     message: str
-    """What is wrong, and the cure."""
+    """The fault, and the cure."""
 
     def __str__(self) -> str:
         """Return the problem as one line."""

@@ -81,7 +81,7 @@ def _is_finite(value: Any) -> bool:
 
 
 FINITE = AfterValidator(_without_infinity)
-"""For a dictionary of any values: no number in it is infinite or NaN."""
+"""Checks a dictionary of any values: no number in it may be infinite or NaN."""
 
 IMPORT_PATH: Final = r"[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
 """Pattern of `package.module:Name`, by which a run names a class or function of the user."""

@@ -47,29 +47,31 @@ class Health(Section):
     """What a run does by itself about its early warning of a collapse, and about a collapse."""
 
     enabled: bool = True
-    """Whether the guards below act. If false, the run does nothing by itself; its early warning
-    still stands in records, metrics, conditions and alerts. Choose false to study collapses."""
+    """If true, the guards below act. If false, the run does nothing by itself, and its early
+    warning still stands in records, metrics, conditions and alerts. Choose false to study
+    collapses."""
     throttle_from: GuardLevel = GuardLevel.CRITICAL
-    """Level of the early warning from which only fresh responses are trained on: `warn`, `critical`
-    or `dead`, or `never`. The lag limit becomes 0 at once, what is buffered and older is dropped,
-    and healthy steps raise the limit again. A false alarm costs throughput."""
+    """The throttle acts from this level of the early warning on: `warn`, `critical`, `dead`, or
+    `never`. The lag limit becomes 0 at once, older responses in the buffer are dropped, and healthy
+    steps raise the limit again. A false alarm costs throughput."""
     slow_from: GuardLevel = GuardLevel.CRITICAL
-    """Level of the early warning from which the learning rate is halved for the rest of the run,
-    again after ten more steps if the warning lasts. A false alarm costs half of the rate. Choose
-    `never` if the learning rate is known to be right for these data."""
+    """The learning rate is halved from this level of the early warning on, for the rest of the run,
+    and again after ten more steps if the warning lasts. A false alarm costs half of the rate.
+    Choose `never` if the learning rate is known to be right for these data."""
     skip_from: GuardLevel = GuardLevel.NEVER
-    """Level of the early warning from which a step is skipped if its own batch has at most a fifth
-    of the on-policy ESS ratio. Choose `critical` if single batches ruin the model before the lag
-    limit acts."""
+    """From this level of the early warning on, a step is skipped if its own batch has at most a
+    fifth of the on-policy ESS ratio. Choose `critical` if single batches ruin the model before the
+    lag limit acts."""
     roll_back_on: RollbackTrigger = RollbackTrigger.COLLAPSE
-    """What takes the model and the optimizer back to the last good checkpoint, with half of the
+    """Event that takes model and optimizer back to the last good checkpoint, with half of the
     learning rate: `collapse` (the mean training reward of ten steps is below half of the best so
-    far, beyond chance), `dead` (that, or an early warning that is dead), `critical` (that, or one
-    that is critical), or `never`. Steps are not taken again: the run goes on with the next one. A
-    run without a good checkpoint goes on as it is; a smaller `checkpoint.everySteps` loses less.
-    Choose `never` if the tasks get harder on purpose, so that rewards fall."""
+    far, beyond chance), `dead` (a collapse, or an early warning that is dead), `critical` (a
+    collapse, or an early warning that is critical or dead), or `never`. Steps are not taken again:
+    the run goes on with the next one. A run without a good checkpoint goes on as it is; a smaller
+    `checkpoint.everySteps` loses less. Choose `never` if the tasks get harder on purpose, so that
+    rewards fall."""
     max_rollbacks: Annotated[int, Field(ge=1, le=100)] = 2
-    """Most rollbacks of a run. Then it goes on as it is."""
+    """Largest number of rollbacks in a run. After that many the run goes on without."""
 
     @property
     def guards(self) -> GuardPolicy:

@@ -30,7 +30,7 @@ class ActivationCheckpointing(StrEnum):
     """`layers` for models of at least 1 B parameters, else `none`."""
     NONE = "none"
     LAYERS = "layers"
-    """Those within each decoder layer."""
+    """The activations within each decoder layer are computed again."""
 
 
 class GradientMode(StrEnum):
@@ -55,16 +55,16 @@ class Learner(Section):
     tokens), `varlen` (within each trajectory, no mask; packed rows become one row without padding),
     or `auto` (`varlen` for packed rows and for models with a soft cap on scores, else `sdpa`)."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.AUTO
-    """Whether the backward pass computes the activations of each decoder layer again (`layers`) or
-    keeps them (`none`). `auto`: again for models of at least 1 B parameters. Computing them again
-    costs about a third more time and takes a fraction of the memory."""
+    """Activations of the decoder layers: the backward pass computes them again (`layers`), or they
+    are kept (`none`). `auto` computes them again for models of at least 1 B parameters. That costs
+    about a third more time and takes a fraction of the memory."""
     gradient_mode: GradientMode = GradientMode.AUTO
     """Backward passes of a step whose baseline needs gradient norms: `onePass` (norms and sums
     together), `twoPass` (first the norms, then the sum), or `auto` (`onePass` where the method
     and the ranks allow it). It does not change the update."""
     processes: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Processes (ranks) on one machine that share the model: of a local run, or of each pod. If
-    unset, `gpusPerReplica`, or 1."""
+    """Number of processes (ranks) that share the model on one machine: in a local run, or in each
+    pod. If unset, `gpusPerReplica`, or 1."""
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods that train together, in a cluster. More than one needs a volume that all of them can
     write."""
@@ -80,20 +80,20 @@ class Learner(Section):
     last checkpoint."""
     max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
-    More is told, and the run fails if it is twice as much. If unset, twice what rounding explains,
-    as the learner measures it on the run's own tokens."""
+    A larger one is reported (event `EnginesDisagree`), and at twice this value the run fails. If
+    unset, twice what rounding explains, as the learner measures it on the run's own tokens."""
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Size of the volume for checkpoints, the redo log and the final model, in GiB, in a cluster.
-    It can grow, never shrink. If unset, what `model.sizeBillions` and twice
-    `checkpoint.redoLogGibibytes` need, and 50 at least. Each checkpoint that is kept takes about 12
+    It can grow, never shrink. If unset, it is computed from `model.sizeBillions` and twice
+    `checkpoint.redoLogGibibytes`, and is at least 50. Each checkpoint that is kept takes about 12
     GiB for every billion of trained parameters."""
     checkpoint_storage_class_name: ObjectName | None = None
     """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
-    """Whether the volume for checkpoints, and with it the trained model, is kept (`Retain`) or
-    deleted (`Delete`) when the run is deleted."""
+    """Fate of the volume for checkpoints, and with it of the trained model, when the run is
+    deleted: `Retain` keeps it, `Delete` deletes it."""
     image: Image | None = None
     """Container image of the learner in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 120

@@ -19,8 +19,8 @@ class OptimizerName(StrEnum):
 
 
 ALGORITHMS_OF_RANKS: Final = (OptimizerName.ADAMW,)
-"""Those whose step is the same at any number of ranks: `muon` multiplies sharded matrices in
-bfloat16."""
+"""The algorithms whose step is the same at any number of ranks. `muon` multiplies sharded matrices
+in bfloat16, so its step is not."""
 
 
 class Schedule(StrEnum):

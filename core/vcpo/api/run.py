@@ -129,19 +129,20 @@ class VCPORunSpec(Section):
     """Controller that reconciles the run in a cluster. If unset or `vcpo.dev/operator`, this
     operator; it ignores runs with another value. Immutable."""
     suspend: bool = False
-    """Whether the run's pods are stopped. The run's record and volume stay; set it to false to
+    """If true, the run's pods are stopped. The run's record and volume stay; set it to false to
     resume from the last checkpoint."""
     pending_deadline_seconds: Seconds | None = None
     """Longest time that the run's pods may wait for a node (in a queue, for a quota, for machines),
     in seconds, in a cluster; then the run fails. If unset, no limit."""
     active_deadline_seconds: Seconds | None = None
-    """Longest time of the run, in seconds; then it fails. In a cluster it counts from when the
-    learner and a worker have a node, so time in a queue does not count. If unset, no limit."""
+    """Longest time of the run, in seconds; then it fails. In a cluster the time counts from when
+    the learner and a worker have a node, so time in a queue does not count. If unset, no limit."""
     startup_deadline_seconds: Seconds = 1800
     """Longest time until the first optimizer step, in seconds; then the run fails. It counts from
     the same moment as `activeDeadlineSeconds`. Raise it if images or models take long to load."""
     ttl_seconds_after_finished: Seconds | None = None
-    """Time after which an ended run is deleted from the cluster, in seconds. If unset, it stays."""
+    """Time after which an ended run is deleted from the cluster, in seconds. If unset, the run
+    stays."""
     cleanup_policy: CleanupPolicy = CleanupPolicy()
     failure_policy: FailurePolicy = FailurePolicy()
 
@@ -289,7 +290,7 @@ class VCPORun(Section):
     api_version: Literal["vcpo.dev/v1alpha1"] = API_VERSION
     """Version of this format."""
     kind: Literal["VCPORun"] = KIND
-    """What the document describes."""
+    """Kind of the document."""
     metadata: Metadata
     spec: VCPORunSpec
 

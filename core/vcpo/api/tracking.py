@@ -58,9 +58,8 @@ class Sink(Section):
     `MLFLOW_TRACKING_URI`) or, for `wandb`, its public server. For `mlflow` also a folder as
     `file:///path`. Only for `wandb` and `mlflow`."""
     mode: WandbMode | None = None
-    """What Weights & Biases does with the numbers: `online` sends them; `offline` writes them to
-    `wandb` in the run directory, and `wandb sync` sends them later. If unset, `online`. Only for
-    `wandb`."""
+    """Mode of Weights & Biases: `online` sends the numbers; `offline` writes them to `wandb` in the
+    run directory, and `wandb sync` sends them later. If unset, `online`. Only for `wandb`."""
 
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """Settings of your own class. Only for `package.module:Class`."""

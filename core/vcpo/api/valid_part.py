@@ -23,7 +23,7 @@ _STAND_INS: Final[Mapping[tuple[str, ...], object]] = MappingProxyType(
         ("spec", "steps"): 1_000,
     }
 )
-"""What stands for a required field that is missing or invalid, by its path."""
+"""Values that stand for a required field that is missing or invalid, by the field's path."""
 _DEEPEST: Final = 3
 """Parts of the path of what is left out: a field of a section."""
 _MOST_ROUNDS: Final = 16

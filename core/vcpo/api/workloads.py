@@ -107,13 +107,13 @@ class Model(Section):
     revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     """Branch, tag or commit on the Hugging Face hub. If unset, the default branch."""
     trust_remote_code: bool = False
-    """Whether Python code in the model's repository may run, with the rights of learner and
+    """If true, Python code in the model's repository may run, with the rights of learner and
     workers; some models cannot be loaded without it. Pin the code that you read with `revision`."""
     lora: Lora | None = None
     """LoRA adapters to train beside frozen parameters. If unset, all parameters are trained."""
     size_billions: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
-    """Number of parameters, in billions. The volume for checkpoints gets its size from it, because
-    the operator does not read the model. If unset, that size is unknown."""
+    """Number of parameters, in billions. The size of the volume for checkpoints follows from it,
+    because the operator does not read the model. If unset, the operator does not know it."""
 
 
 class Environment(Section):
@@ -123,7 +123,7 @@ class Environment(Section):
     """Task that makes prompts and rewards: a shipped one, such as `countdown`, or
     `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
-    """Settings of the environment; `docs/environments.md` lists them."""
+    """Settings of the environment, by name; `docs/environments.md` lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or
     `auto` (chat if the tokenizer has a template)."""
@@ -131,13 +131,13 @@ class Environment(Section):
     """System message before each prompt that has none of its own. It needs the chat format. If
     unset, none."""
     plain_control_tokens: bool = False
-    """Whether what spells a control token, such as `<|endoftext|>`, becomes one in prompts and
-    replies of the plain format; set it if the environment writes a template of its own. In the chat
-    format only the template places them."""
+    """If true, text that spells a control token, such as `<|endoftext|>`, becomes that token in
+    prompts and replies of the plain format. Set it if the environment writes a template of its own.
+    In the chat format only the template places control tokens."""
     overlong_prompts: OverlongPrompts = OverlongPrompts.SKIP
-    """What becomes of a prompt that does not fit into the model's context with
-    `sampling.maxNewTokens` behind it: `skip` (it is given up and counted), `truncate` (its longest
-    text loses its beginning; what the template writes stays), or `fail` (the run ends)."""
+    """Treatment of a prompt that leaves no room for `sampling.maxNewTokens` in the model's context:
+    `skip` (the prompt is given up and counted), `truncate` (its longest text loses its beginning;
+    what the template writes stays), or `fail` (the run ends)."""
     call_timeout_seconds: Seconds | None = None
     """Longest time of one call of the environment's code, in seconds; then the prompt fails. If
     unset, half of `lease.timeoutSeconds`. Raise it for slow reward servers."""
@@ -178,7 +178,7 @@ class RolloutNoise(Section):
     """Standard deviation of the noise in the last stage; from stage to stage it falls
     geometrically."""
     stages: Annotated[int, Field(ge=3, le=1000)] = 10
-    """Number of equal parts of the run."""
+    """Number of equal parts into which the run is divided. The noise is the same within a part."""
 
 
 _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -247,15 +247,15 @@ class RolloutGroup(Section):
     """GPUs of one worker, over which engine `vllm` splits the model. Above 1 the worker's pod asks
     for as many in a cluster. Raise it if the model does not fit on one GPU. Not for engine `hf`."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
-    """Longest prompt and response together, in tokens; more than `sampling.maxNewTokens`. If unset,
-    the model's context, of which engine `vllm` makes room for as much as the memory for keys and
-    values holds. Where a model's rotary frequencies depend on a length (LongRoPE of Phi-3, dynamic
-    NTK), they are those of the longest `maxModelLen` of all groups, and engine `vllm` needs room
-    for that length."""
+    """Longest prompt and response together, in tokens; it must be more than
+    `sampling.maxNewTokens`. If unset, the model's context; engine `vllm` then makes room for as
+    much of it as its memory for keys and values holds. If the model's rotary frequencies depend on
+    a length (LongRoPE of Phi-3, dynamic NTK), all groups use those of the longest `maxModelLen`,
+    and engine `vllm` needs room for that length."""
     engine_arguments: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
-    """More arguments of the engine. Those of `vllm` have the names of vLLM's `AsyncEngineArgs`,
-    such as `max_num_batched_tokens`, and those that other fields set are refused. Those of your
-    own engine are parameters of its `load`. Not for engine `hf`."""
+    """More arguments of the engine. For `vllm` they have the names of vLLM's `AsyncEngineArgs`,
+    such as `max_num_batched_tokens`; arguments that other fields set are refused. For your own
+    engine they are parameters of its `load`. Not for engine `hf`."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -275,9 +275,9 @@ class RolloutGroup(Section):
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
     scaling: Scaling = Scaling.DIRECT
-    """Who sets the number of workers in a cluster: `Direct` (the operator, from the learner's
-    signals) or `External` (an autoscaler or a person, by the scale of the group's Deployment).
-    An `External` group starts with `minReplicas` workers, at least one; after that the autoscaler's
+    """Owner of the number of workers in a cluster: `Direct` (the operator sets it, from the
+    learner's signals) or `External` (an autoscaler or a person scales the group's Deployment). An
+    `External` group starts with `minReplicas` workers, at least one; after that the autoscaler's
     own bounds hold. The operator sets the number to 0 while the run is suspended, and back when it
     resumes."""
     image: Image | None = None
@@ -326,23 +326,23 @@ class Checkpoint(Section):
     """When the run's state is written, and how much of it is kept."""
 
     every_steps: Steps = 50
-    """Optimizer steps between checkpoints, at most: one is written earlier when the redo log has
-    grown by a quarter of `redoLogGibibytes`. A restarted learner takes at most this many again,
-    from its redo log, and those that were taken while the last checkpoint was written. One more is
-    always written at the end."""
+    """Largest number of optimizer steps between checkpoints. One is written earlier when the redo
+    log has grown by a quarter of `redoLogGibibytes`, and one at the end of the run. A restarted
+    learner takes the steps since the last complete checkpoint again, from its redo log: at most
+    this many, and those that were taken while that checkpoint was written."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many checkpoints stay on disk. The newest always stays. If no other of the newest can
     serve a rollback (`health.rollBackOn`), the other places go to older ones that can."""
     keep_best: bool = True
-    """Whether the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
+    """If true, the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
     export --best` reads it. A checkpoint is evaluated if its step is also a multiple of
     `evaluation.everySteps`."""
     redo_log_gibibytes: Annotated[float, Field(ge=1 / 1024, le=4096.0)] = 4.0
-    """Size that the redo log may have, in GiB. The log has everything that was accepted since the
-    oldest kept checkpoint, 9 bytes for each token. A checkpoint is written whenever it has grown by
-    a quarter of this size. Raise it if checkpoints come too often. At the full size, which takes
-    a disk that is too slow for its checkpoints, the learner grants work for one step at a time
-    (event `LogFull`)."""
+    """Largest size of the redo log, in GiB. The log holds everything that was accepted since the
+    oldest kept checkpoint, 9 bytes for each token. A checkpoint is written whenever the log has
+    grown by a quarter of this size. Raise it if checkpoints come too often. The log reaches its
+    full size only if the disk is too slow for its checkpoints; then the learner grants work for one
+    step at a time (event `LogFull`)."""
     full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
     """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
     the disk is full at the end of a run; then the run fails. Before the end, training continues and
@@ -414,12 +414,12 @@ class CleanupPolicy(Section):
     """What is deleted when a run ends, in a cluster."""
 
     on_complete: Cleanup = Cleanup.DELETE_WORKLOADS
-    """What is deleted after success: `DeleteWorkloads` (learner and workers, with their GPUs; the
-    volume stays), `DeleteRollouts` (workers; the learner's pod keeps its GPU), or `RetainWorkloads`
-    (nothing; all pods keep their GPUs)."""
+    """Objects that are deleted after success: `DeleteWorkloads` (learner and workers, with their
+    GPUs; the volume stays), `DeleteRollouts` (workers; the learner's pod keeps its GPU), or
+    `RetainWorkloads` (nothing; all pods keep their GPUs)."""
     on_failed: Cleanup = Cleanup.DELETE_WORKLOADS
-    """What is deleted after a failure, with the same values. The cause and the learner's last log
-    lines stay in the status."""
+    """Objects that are deleted after a failure, with the same values. The cause and the learner's
+    last log lines stay in the status."""
 
 
 class FailurePolicy(Section):

@@ -37,7 +37,7 @@ class WorkerOutcomes:
     in_a_row: int = 0
     """Failures since its last success."""
     against_others: int = 0
-    """Of these, those of leases that were granted after another worker had delivered."""
+    """Failures in this row of leases that were granted after another worker had delivered."""
     row_began_s: float = math.inf
     """Time of the first of these failures."""
     outdone_since_s: float = math.inf

@@ -30,7 +30,7 @@ class LimitChange:
     reason: str
     """Why, with the measured number: a clause without a full stop."""
     decided_s: float
-    """When, on the clock of the decisions."""
+    """Time of the decision, on the clock of the decisions."""
     group: str = ""
     """The rollout group that was scaled."""
 

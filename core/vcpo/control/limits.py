@@ -34,7 +34,7 @@ class ControlLimits:
     ess_floor_ratio: float
     """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
     guards: GuardPolicy
-    """What an early warning does; the loop reads when it throttles."""
+    """The run's answers to an early warning; the control loop reads when it throttles."""
     signals_max_age_s: float
     """Age above which signals are ignored."""
     idle_high_ratio: float

@@ -51,9 +51,10 @@ class RunTimes:
     """How far a run has come; all times are seconds of one clock."""
 
     start_s: float
-    """When the run was started, resumed or retried last."""
+    """Time at which the run was started, resumed or retried last."""
     admission_s: float | None
-    """When the learner and a worker had a place to run; None before. Processes have it at once."""
+    """Time at which the learner and a worker had a place to run; None before. Processes have one at
+    once."""
     has_stepped: bool
     """Whether an optimizer step was taken since the start."""
 

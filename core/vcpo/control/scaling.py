@@ -45,7 +45,8 @@ LARGEST_GROWTH = 2.0
 """Largest factor by which the replicas of a group grow at a time."""
 
 REMOVAL_DIVISOR = 4
-"""At most replicas / REMOVAL_DIVISOR workers of a group are removed at a time, and at least 1."""
+"""Divisor of a group's replicas that gives the most workers removed at a time; one may always
+go."""
 
 STARVATION_MEMORY_COOLDOWNS = 10
 """Number of scale-down cool-downs for which a starving number of workers is remembered. After that
@@ -69,7 +70,7 @@ class Starvation:
 
     workers: int
     seen_s: float
-    """When it was last observed, on the clock of the decisions."""
+    """Time at which it was last observed, on the clock of the decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

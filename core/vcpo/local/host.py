@@ -109,7 +109,7 @@ class Host:
             clock=clock,
         )
         self._port = free_port()
-        """Of the learner; workers know it before it serves."""
+        """The learner's port; workers know it before the learner serves."""
         self._connection = LearnerConnection(
             key=self._fleet.steering_key, answer_timeout_s=options.answer_timeout_s, clock=clock
         )

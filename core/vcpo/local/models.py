@@ -29,7 +29,7 @@ _OBSTACLES_TO_NORMS = {
     "qwen3_5_text": "the linear attention",
     "qwen3_next": "the linear attention",
 }
-"""What uses a parameter in a way that gradient norms do not see, by family."""
+"""The part of a family's models that uses a parameter out of the sight of gradient norms."""
 
 
 def model_folder(model: Model) -> Path | None:

@@ -25,7 +25,7 @@ RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
 _ROLLOUT_PACKAGE, _LEARNER_PACKAGE = "vcpo_rollout", "vcpo_learner"
 _TENSORS = "torch"
-"""What engines and losses import; an install without an extra does not have it."""
+"""Module that engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
 _DECISIVE_FIELDS = {
     "spec.algorithm": "spec.algorithm",
@@ -40,7 +40,7 @@ class MachineFindings:
 
     problems: tuple[FieldProblem, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What could not be checked, in sentences that name the field."""
+    """Facts that could not be checked, in sentences that name the field."""
 
 
 class MissingPackagesError(RuntimeError):

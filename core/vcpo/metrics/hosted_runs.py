@@ -65,12 +65,12 @@ class HostedRun:
     """What a host knows of one run; None is unknown or does not apply now."""
 
     spec: VCPORunSpec | None = None
-    """None if the spec is invalid and always was."""
+    """The run's spec; None if it is invalid and always was."""
     conditions: Sequence[ShownCondition] = ()
     workers: Mapping[str, Workers] = field(default_factory=dict)
-    """By rollout group."""
+    """Numbers of workers, by rollout group."""
     decision: ControlDecision | None = None
-    """None while the control loop does not run."""
+    """The newest decision; None while the control loop does not run."""
     admission_lag_steps: int | None = None
     """The lag limit that the host has set."""
     signals_age_s: float | None = None

@@ -9,7 +9,7 @@ class Stage(StrEnum):
     """What the learner's time goes to."""
 
     WAIT = "wait"
-    """For a batch."""
+    """The learner waits for a batch."""
     SCORE = "score"
     """Forward passes that score tokens."""
     BACKWARD = "backward"

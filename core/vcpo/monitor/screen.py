@@ -35,7 +35,7 @@ _KEYS = {
     b"q": _QUIT,
     b"\x03": _QUIT,
 }
-"""What each key means, by the bytes that a terminal sends."""
+"""Meaning of each key, by the bytes that a terminal sends."""
 _TABLE_HELP = "up/down choose · enter opens · q ends"
 _PANEL_HELP = "esc goes back · q ends"
 

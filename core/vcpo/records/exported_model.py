@@ -30,7 +30,7 @@ class ExportDtype(StrEnum):
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     FLOAT32 = "float32"
-    """That of training: no bit is rounded off."""
+    """The format of training: no bit is rounded off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

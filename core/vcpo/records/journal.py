@@ -53,7 +53,7 @@ class DamagedLine:
 
     file: str
     number: int
-    """From 1."""
+    """Number of the line in its file, from 1."""
     cause: str
     """A clause."""
 
@@ -88,7 +88,7 @@ class EvaluationRecord:
     """Oldest and newest version that sampled a token of the responses."""
     policy_version_max: int
     answers: tuple[ShownAnswer, ...] = ()
-    """To the first prompts."""
+    """Answers to the first prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,8 @@ class EventRecord:
 
     time_unix_s: float
     source: str
-    """Who wrote it: `host`, `learner`, the name of a worker, or `journal` for a reader of it."""
+    """Writer of the event: `host`, `learner`, the name of a worker, or `journal` for a reader of
+    it."""
     kind: str
     """CamelCase word, e.g. `WorkerLost`."""
     message: str

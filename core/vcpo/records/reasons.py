@@ -40,15 +40,16 @@ class DropReason(StrEnum):
     NO_SIGNAL = "no_signal"
     """All rewards of the group were equal, and the method uses dynamic sampling."""
     SURPLUS = "surplus"
-    """Preempted when the batch was complete; the prompt's next lease resumes the responses."""
+    """The batch was complete, so the lease was preempted; the prompt's next lease resumes the
+    responses."""
     WORKER_SET_ASIDE = "worker_set_aside"
-    """Leased to a worker, or accepted from it, that was set aside; the prompt is granted again."""
+    """The worker that had or submitted it was set aside; the prompt is granted again."""
     QUARANTINED = "quarantined"
     """An update failed because of its group."""
     LEARNER_RESTARTED = "learner_restarted"
-    """In flight when the learner stopped."""
+    """The trajectory was in flight when the learner stopped."""
     ROLLED_BACK = "rolled_back"
-    """Sampled or trained on by a version that the run went back behind."""
+    """The version that sampled it, or trained on it, was given up by a rollback."""
 
 
 class SetAsideCause(StrEnum):

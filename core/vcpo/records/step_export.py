@@ -16,7 +16,7 @@ class StepGauge:
     help: str
     """One sentence: what it measures, and its unit where the name does not say it."""
     unit: Unit | None = None
-    """None where the name ends in it."""
+    """Unit of the number; None where the name ends in it."""
     entry: str | None = None
     """Key of the number within its field, where the field is a mapping."""
     is_of_update: bool = False

@@ -75,7 +75,7 @@ class UpdateRecord:
             is_of_weights=True,
         ),
     ] = 0.0
-    """In [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
+    """ESS ratio of the batch in [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
     on_policy_ess_ratio: Annotated[
         float,
         StepGauge(
@@ -83,7 +83,7 @@ class UpdateRecord:
             help="ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
         ),
     ]
-    """In (0, 1]."""
+    """ESS ratio at lag 0, in (0, 1]."""
     ess_kind: str = "sequence"
     """Length at which both ESS ratios are read: whole trajectories, blocks or tokens."""
     calibration_age_steps: Annotated[
@@ -114,7 +114,7 @@ class UpdateRecord:
             is_of_weights=True,
         ),
     ] = 0.0
-    """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
+    """Largest weight of a trajectory, at most the largest float; 0 when a weight has no value."""
     learning_rate_scale: Annotated[
         float,
         StepGauge(
@@ -142,7 +142,7 @@ class UpdateRecord:
             help="Factor on the learning rate that early warnings and rollbacks have left.",
         ),
     ] = 1.0
-    """From the next step on; halved by warnings and rollbacks."""
+    """Factor that holds from the next step on; warnings and rollbacks halve it."""
     gradient_norm: Annotated[
         float,
         StepGauge(
@@ -410,7 +410,8 @@ class StepRecord(UpdateRecord):
             is_noisy=False,
         ),
     ] = 0.0
-    """As above, of the worker with the most."""
+    """Most memory that a worker's process has had resident since its start; of the largest
+    worker."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

@@ -24,5 +24,5 @@ class Unit(StrEnum):
     NORM = "L2 norm"
     RATE = "learning rate"
     COUNT = "count"
-    """Of what the name says."""
+    """The number of the things that the name says."""
     FLAG = "0 or 1"

@@ -35,4 +35,4 @@ class WeightUpdates:
 
 
 NO_UPDATES: Final = WeightUpdates()
-"""Of a worker that has taken no version."""
+"""The updates of a worker that has taken no version."""

@@ -22,7 +22,7 @@ class EventRow:
     """One event, or several of one kind."""
 
     events: tuple[EventRecord, ...]
-    """In order of time, at least one."""
+    """The events, in order of time, at least one."""
 
     @property
     def last(self) -> EventRecord:

@@ -47,7 +47,7 @@ class FollowedPage:
         self._body = b""
         self._tag = ""
         self._due_s = -math.inf
-        """When the page may be rendered again."""
+        """Earliest time at which the page may be rendered again."""
 
     def tag(self) -> str:
         """Return a text that is different after every change of a file that is due to be shown."""

@@ -35,7 +35,7 @@ _OTHERS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 """Endings of the files of a model: configuration, tokenizer, and code that runs only where
 `spec.model.trustRemoteCode` says so."""
 _IDENTITY: Final = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-"""What storages say of a file's content; each says some of it."""
+"""Keys under which storages tell that a file's content changed; each storage has some of them."""
 _TRANSFERS: Final = 4
 """Files that are fetched at once."""
 _REPORT_S: Final = 5.0
@@ -57,7 +57,7 @@ class _Listing:
     """The storage, fsspec's `AbstractFileSystem`."""
     root: str
     infos: Mapping[str, Mapping[str, Any]]
-    """What the storage says of each file, by its path below the root."""
+    """The storage's facts about each file, by the file's path below the root."""
 
     @property
     def size_bytes(self) -> int:

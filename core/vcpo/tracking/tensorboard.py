@@ -21,9 +21,9 @@ _COPY = ".copy"
 """End of the names of files that a copy replaces."""
 _FILES: Final = "events.out.tfevents.*"
 _HEAD: Final = struct.Struct("<QI")
-"""Before an event: its size in bytes, and a checksum of the size."""
+"""Bytes before an event: the event's size, and a checksum of the size."""
 _TAIL_BYTES: Final = 4
-"""After an event: its checksum."""
+"""Number of bytes after an event, its checksum."""
 
 
 class TensorBoardSink:

@@ -76,7 +76,7 @@ class FailureCount:
 
     latest: Failure
     latest_s: float
-    """When it last happened, on the caller's clock."""
+    """Time at which it last happened, on the caller's clock."""
     count: int = 0
 
 

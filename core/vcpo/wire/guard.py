@@ -112,7 +112,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._calls: Counter[str] = Counter()
         """Calls in progress by worker, which its own key names."""
         self._waiting: Counter[str] = Counter()
-        """Of these, the ones that wait for something."""
+        """Calls in progress that wait for something, by worker."""
         self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s

@@ -106,7 +106,7 @@ class RouterLayout(NamedTuple):
     num_choices: int
     """Experts of a token in one layer."""
     num_experts: int
-    """In one layer."""
+    """Number of experts in one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class VersionSpan:
 
     policy_version: int
     num_tokens: int
-    """At least 1."""
+    """Length of the run, at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class TokenSpan:
     start: int
     """Index of the first token."""
     num_tokens: int
-    """At least 1."""
+    """Length of the run, at least 1."""
 
     @property
     def end(self) -> int:
@@ -68,7 +68,7 @@ class PartialResponse:
     """The tokens of an interrupted response; a worker that resumes it keeps them unchanged."""
 
     token_ids: tuple[int, ...]
-    """At least one token; the first was sampled."""
+    """Tokens of the response so far, at least one; the first was sampled."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each sampled token under the version that sampled it."""
     version_spans: tuple[VersionSpan, ...]

@@ -85,7 +85,7 @@ class Checkpoint:
     tensors: Path
     """Folder of `TensorFiles`."""
     update_state: dict[str, Any]
-    """Of `PolicyUpdate.state_dict`."""
+    """State of the update, as `PolicyUpdate.state_dict` returned it."""
     ledger: tuple[ledger_pb2.LedgerSnapshot, ...]
     """The parts of a ledger, `LedgerState.parts`."""
 

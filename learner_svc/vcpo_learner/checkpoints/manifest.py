@@ -61,7 +61,7 @@ class CheckpointManifest:
     spec: Mapping[str, Any]
     """The fields that a resumed run must share, `vcpo.api.continuation_document`."""
     files: Mapping[str, FileChecksum]
-    """By path in the checkpoint's folder."""
+    """Checksums of the files, by path in the checkpoint's folder."""
     healthy: bool = True
     """Whether the run was well, by its early warning and its rewards; a rollback goes back to such
     a checkpoint only."""

@@ -81,7 +81,7 @@ class IndexedTensor(_Entry):
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(_DTYPES)})$")]
     size: Annotated[tuple[_Count, ...], Field(max_length=8)]
     parts: Annotated[tuple[TensorPart, ...], Field(min_length=1)]
-    """By first row."""
+    """Parts of the tensor, ordered by their first row."""
 
     @property
     def num_rows(self) -> int:

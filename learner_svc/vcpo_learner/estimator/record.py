@@ -73,7 +73,7 @@ class BatchRecord:
     learner_logprobs: Tensor
     """[N] log pi, nats, float32 or better; NaN until the forward pass."""
     size: BatchSize
-    """Of the whole batch."""
+    """Size of the whole batch, also where the record has a part of it."""
     lags: Tensor | None = None
     """[N] int64 age of the version that sampled the token; only if the loss needs it."""
     entropies: Tensor | None = None

@@ -28,7 +28,7 @@ from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
 
 NAME = "vcpo_varlen"
-"""In a model's configuration."""
+"""Name of this attention in a model's configuration."""
 
 _QUERY_BLOCK = 256
 """Queries whose scores are in memory at a time, where scores are computed one by one."""

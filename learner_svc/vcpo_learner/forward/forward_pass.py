@@ -130,7 +130,7 @@ class _PlainPass:
 
     logprobs: Tensor
     energies: Tensor | None = None
-    """For `logitEnergy`."""
+    """Energies of the logits, for `logitEnergy`; else None."""
 
     def measure(
         self,

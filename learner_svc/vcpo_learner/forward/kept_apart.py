@@ -26,7 +26,7 @@ from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.per_sample_gradients.mixtures import is_experts
 
 _MOST_TOKENS: Final = {"cpu": 512, "cuda": 8192}
-"""Of all trajectories of the check together."""
+"""Most tokens that the trajectories of the check have together, by device."""
 _SHORT: Final = (9, 5, 3)
 """Lengths that are always tried, the longest first."""
 _COMPARED: Final = 4

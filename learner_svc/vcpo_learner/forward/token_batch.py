@@ -14,7 +14,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.packed_rows import PackedRows, pack_one_row, pack_rows
 
 UNKNOWN: Final = -1
-"""In the place of an expert: the router chooses for itself."""
+"""Number that stands in the place of an expert where the router chooses for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

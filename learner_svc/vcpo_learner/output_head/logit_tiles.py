@@ -96,10 +96,10 @@ class TiledLogits:
     form: LogitForm
     temperature: float
     input_dtype: torch.dtype
-    """Of the products' inputs."""
+    """Number type of the products' inputs."""
     size: TileSize
     rows: TokenRows | None = None
-    """None if all of the head's rows are tokens."""
+    """The head's rows that are tokens; None if all are."""
 
     @property
     def num_rows(self) -> int:

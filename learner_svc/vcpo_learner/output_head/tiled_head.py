@@ -50,11 +50,11 @@ class HeadRequest:
     form: LogitForm
     temperature: float
     input_dtype: torch.dtype | None = None
-    """Of the products' inputs; None for the matrix's."""
+    """Number type of the products' inputs; None for the matrix's own."""
     size: TileSize | None = None
-    """None for the device's."""
+    """Size of a tile; None for the device's usual one."""
     rows: TokenRows | None = None
-    """None if all of the head's rows are tokens."""
+    """The head's rows that are tokens; None if all are."""
     entropies: bool = False
     energies: bool = False
     observer: HeadObserver | None = None

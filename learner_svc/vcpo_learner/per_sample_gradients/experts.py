@@ -43,7 +43,7 @@ class ExpertSite:
     """The module's name and type, for error messages."""
     module: nn.Module
     parameter_name: str
-    """In its module; a parameter [experts, outputs, inputs]."""
+    """Name of the parameter in its module; the parameter is [experts, outputs, inputs]."""
     is_transposed: bool
     """Whether it is [experts, inputs, outputs]."""
     num_pairs: Sequence[int]

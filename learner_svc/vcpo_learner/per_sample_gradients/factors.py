@@ -23,7 +23,7 @@ class Factors:
     columns: Tensor
     """[batch, tokens, num_columns]"""
     matrix: int | None = None
-    """Which one of a parameter's matrices it is; None for a parameter that is one matrix."""
+    """Index of the matrix within its parameter; None for a parameter that is one matrix."""
 
     @property
     def is_one_hot(self) -> bool:

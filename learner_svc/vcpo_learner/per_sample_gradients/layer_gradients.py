@@ -32,9 +32,9 @@ class LayerGradients:
 
     call: ModuleCall
     parameter_name: str
-    """In its module."""
+    """Name of the parameter in its module."""
     parameter: Tensor
-    """As the backward pass finds it in its module."""
+    """The parameter as the backward pass finds it in its module."""
     output_gradient: Tensor
     """[batch, ...]"""
     factors: Factors | None

@@ -35,7 +35,7 @@ class _Uses:
 
     layers: list[LayerGradients | ExpertGradients] = field(default_factory=list)
     cross_terms: list[CrossTerm | None] = field(default_factory=list)
-    """Of uses that were measured and summed before they arrived."""
+    """The cross terms of uses that were measured and summed before they arrived."""
 
 
 class Measurement:

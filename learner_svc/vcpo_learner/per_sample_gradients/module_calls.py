@@ -16,9 +16,9 @@ class ModuleCall:
     """The module's name in its model."""
     module: nn.Module
     arguments: Mapping[int | str, Any]
-    """By position or keyword, positions first and in order."""
+    """The call's arguments by position or keyword, positions first and in order."""
     output_shape: tuple[int, ...] | None
-    """None when the output is not a tensor."""
+    """Shape of the output; None when the output is not a tensor."""
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
 
@@ -56,11 +56,12 @@ class CallSite:
     """The module's name in its model."""
     module: nn.Module
     arguments: Mapping[int | str, Any]
-    """By position or keyword, positions first and in order; a tensor's shape in its place."""
+    """The call's arguments by position or keyword, positions first and in order. The shape of a
+    tensor stands in its place."""
     output_shape: tuple[int, ...] | None
-    """None when the output is not a tensor."""
+    """Shape of the output; None when the output is not a tensor."""
     parameter_names: Sequence[str]
-    """Of the parameters in use, in the module."""
+    """Names, within the module, of the parameters in use."""
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
 

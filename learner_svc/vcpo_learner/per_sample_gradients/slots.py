@@ -18,7 +18,7 @@ class Slot:
     name: str
     """The first of its names in the model."""
     shape: torch.Size
-    """Of the whole parameter, also if a rank holds only a shard of it."""
+    """Shape of the whole parameter, also if a rank holds only a shard of it."""
 
 
 class Slots:

@@ -88,9 +88,10 @@ class Recording:
         self.num_uses: Counter[Slot] = Counter()
         """Uses of each slot in the forward pass; recomputations do not count."""
         self.num_expected: Counter[Slot] = Counter()
-        """Those of them that are no call of the slot's module."""
+        """Uses of each slot that are no call of its module: they measure themselves."""
         self.measuring: Measuring | None = None
-        """What the uses hand their gradients to in a backward pass; None: to nobody."""
+        """The object that the uses hand their gradients to in a backward pass; None outside of
+        one."""
         self._used: list[nn.Parameter] = []
         self._is_recomputing = False
 

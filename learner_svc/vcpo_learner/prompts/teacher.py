@@ -36,7 +36,8 @@ class TeacherSettings:
     embedding_size: int = 64
     """Width of a token's embedding, at least 1."""
     learning_rate: float = 1e-2
-    """Of AdamW, above 0; not small, because few steps change the embedding of a rare token."""
+    """Learning rate of AdamW, above 0. It is not small, because few steps change the embedding of a
+    rare token."""
     window: int = 4096
     """Latest observations that are kept, at least 1; older ones are of an outdated policy."""
     batch_size: int = 64

@@ -34,7 +34,7 @@ _POLL: Final = timedelta(minutes=10)
 """A rank that waits for a command asks again after this time, as rank 0 may wait for hours. Each
 time PyTorch writes two lines of its own to the log. The end of rank 0 ends the waiting at once."""
 _GRACE: Final = timedelta(seconds=10)
-"""After an error, how long to wait for the outcomes of the other ranks. A rank that raised the same
+"""Time that a rank with an error waits for the outcomes of the others. A rank that raised the same
 error is only the work between two collectives behind."""
 
 

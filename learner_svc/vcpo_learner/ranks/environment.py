@@ -26,7 +26,7 @@ class RankEnvironment:
     hosts_store: bool = True
     """Whether the process opens the port there; else another one does."""
     secret: bytes = field(default=b"", repr=False)
-    """What the ranks of the run share and nobody else has; empty if there is one rank."""
+    """Secret that the ranks of the run share and nobody else has; empty if there is one rank."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> RankEnvironment:

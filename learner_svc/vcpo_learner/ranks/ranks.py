@@ -59,7 +59,7 @@ class Communication:
     store: SignedStore
     """Keys and values of all ranks. Owner: `Commands`."""
     reports: SignedStore
-    """As `store`, on a connection of its own. Owner: `ShardReports`."""
+    """The keys and values of `store` over a connection of its own. Owner: `ShardReports`."""
     checkpoints: dist.ProcessGroup
     """All ranks, on the CPU: for the thread that writes checkpoints beside training."""
     timeout: timedelta
@@ -76,7 +76,7 @@ class Ranks:
     num_shards: int = 1
     """Ranks of a replica, which hold the parameters once."""
     communication: Communication | None = None
-    """None if there is one rank."""
+    """Connections between the ranks; None if there is one rank."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     """Incarnation of the learner, the same on all ranks: its processes start and end together."""
 

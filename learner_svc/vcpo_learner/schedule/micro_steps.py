@@ -52,9 +52,9 @@ class MicroBatchBudget:
     """The most that one rank runs at a time. A single trajectory may exceed `tokens`."""
 
     trajectories: int
-    """At least 1."""
+    """Largest number of trajectories, at least 1."""
     tokens: int | None = None
-    """At least 1; None for no limit."""
+    """Largest number of tokens, at least 1; None for no limit."""
     groups: int | None = None
     """Groups whose sums are in memory at a time, at least 1; None for no limit."""
     counts_padding: bool = True

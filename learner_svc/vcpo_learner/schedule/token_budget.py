@@ -45,9 +45,9 @@ _GIB: Final = 1 << 30
 _WORKSPACE_BYTES: Final = 2 * _GIB
 _USABLE_SHARE: Final = 0.9
 _SHARE_FOR_GROUPS: Final = 0.25
-"""Of what the state leaves, for sums of more groups than one."""
+"""Share of what the state leaves that sums of more groups than one may take."""
 _SUM_BYTES: Final = 4
-"""Of a parameter in the sum of a group's gradients."""
+"""Bytes that one parameter takes in the sum of a group's gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class MemoryUse:
     """How a run uses memory."""
 
     activation_bytes: int
-    """Of one number: 2 or 4."""
+    """Bytes of one number of the activations, 2 or 4."""
     checkpoints_layers: bool
     num_shards: int
     """Ranks that hold one copy of the parameters together."""
@@ -104,7 +104,7 @@ class MemoryBudget:
     """What one rank runs at a time, at most."""
 
     tokens: int
-    """At least 1."""
+    """Tokens of a micro-batch, at least 1."""
     groups: int
     """Groups whose sums are in memory, at least 1."""
 

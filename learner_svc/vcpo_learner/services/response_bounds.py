@@ -29,7 +29,7 @@ class ResponseBounds:
     """Tokens of prompt and response together; None if neither model nor run has a limit."""
     max_absolute_reward: float
     routers: RouterLayout | None = None
-    """Of the model, if the run replays routes."""
+    """Layout of the model's routers, if the run replays routes."""
 
     @classmethod
     def from_spec(

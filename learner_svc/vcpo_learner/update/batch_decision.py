@@ -44,7 +44,8 @@ class BatchSummary:
     log_weights: Sequence[float]
     """Log importance weights, nats, untruncated."""
     squared_norms: Sequence[float]
-    """Of each contribution to the gradient per unit of advantage; 0 if not measured."""
+    """Squared norm of each trajectory's contribution to the gradient, for an advantage of 1; 0 if
+    it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

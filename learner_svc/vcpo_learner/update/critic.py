@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vcpo.algo import VTrace, vtrace
 
 LEARNING_RATE: Final = 1e-3
-"""Of AdamW; the inputs have unit size, as they come from a normalization."""
+"""Learning rate of AdamW; the inputs have unit size, as they come from a normalization."""
 
 
 class Critic:

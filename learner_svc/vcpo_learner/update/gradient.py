@@ -91,7 +91,8 @@ class ScoredBatch:
     is_accumulated: bool
     """Whether the gradient is complete."""
     graph: Graph | None = None
-    """Of all trajectories that the second pass may use, if one micro-batch held them."""
+    """Graph of the first pass, if one micro-batch held all trajectories that the second pass may
+    use."""
 
 
 class GradientAccumulation:

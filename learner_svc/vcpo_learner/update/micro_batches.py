@@ -36,10 +36,11 @@ class MicroStep:
     """What one rank runs while every other rank runs its own part."""
 
     positions: Sequence[int]
-    """Of the rank's trajectories in the whole batch; empty if the rank is idle."""
+    """Positions of the rank's trajectories in the whole batch; empty if the rank is idle."""
     batch: TokenBatch
-    """Those trajectories, in this order. An idle rank runs one that is another rank's, because the
-    model's parameters are gathered by all ranks together; it counts nowhere."""
+    """The rank's trajectories, in the order of `positions`. An idle rank runs a trajectory of
+    another rank, because the model's parameters are gathered by all ranks together; it counts
+    nowhere."""
     is_idle: bool
 
     def select_trained(self, values: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class GroupMicroStep(MicroStep):
     """A micro-step over whole groups, or over a part of one that is larger than the budget."""
 
     numbers: Sequence[int]
-    """Of its groups, the same for all shards of a replica; empty if the replica is idle."""
+    """Numbers of its groups, the same for all shards of a replica; empty if the replica is idle."""
     members: Sequence[Sequence[int]]
     """[groups] positions of each group's trajectories that the rank runs; may be empty."""
     is_last: bool
@@ -84,7 +85,7 @@ class MicroBatchRunner:
         parameter = next(model.parameters())
         self.device = parameter.device
         self.logprob_dtype = torch.promote_types(parameter.dtype, torch.float32)
-        """Of the log-probabilities that the model's passes return."""
+        """Number type of the log-probabilities that the model's passes return."""
         self._place = place or MeshPlace()
         self.temperature = spec.sampling.temperature
         self.network = PolicyNetwork.of(model)

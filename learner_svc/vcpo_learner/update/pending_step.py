@@ -39,4 +39,4 @@ class PendingStep:
     wanted_fresh_tokens: int
     """Tokens of that version to pass to `finish` for calibration, if there are any."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
-    """Of what was done for it so far."""
+    """Time that the step has taken so far."""

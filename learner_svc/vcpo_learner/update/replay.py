@@ -102,7 +102,7 @@ class ReplayBuffer:
         self._settings = settings
         self._rng = random.Random(seed)  # noqa: S311 - no secret
         self._held: dict[bytes, tuple[Trajectory, ...]] = {}
-        """By the packed tokens of the prompt."""
+        """Responses by the packed tokens of their prompt, newest last."""
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))

@@ -47,15 +47,15 @@ class UpdateResult(UpdateRecord):
     """Log importance weights, nats, untruncated, the groups one after another; -inf is a weight of
     0. Empty when one has no value."""
     fresh: Mapping[str, FreshTokens] = field(default_factory=dict)
-    """Tokens, of the batch and beside it, that were scored with the version that sampled them; by
-    worker."""
+    """Tokens that were scored with the version that sampled them, by worker; those beside the batch
+    too."""
     mismatch: MismatchReview = field(default_factory=MismatchReview)
-    """What they say of the workers."""
+    """Review of the workers by these fresh tokens."""
     reward_limits: tuple[float, float] | None = None
     """Smallest and largest reward that is not far from those of the steps before; None for the
     first step."""
     times: UpdateTimes = field(default_factory=UpdateTimes, compare=False)
     memory: DeviceMemory | None = field(default=None, compare=False)
-    """After the update; None on a CPU."""
+    """Memory of the device after the update; None on a CPU."""
     skip_detail: str | None = None
     """The number because of which the step was skipped, for people; None when there is none."""

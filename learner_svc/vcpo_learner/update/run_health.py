@@ -25,15 +25,15 @@ class RunHealth:
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self.guards: GuardPolicy = spec.health.guards
-        """Which guards act, and when."""
+        """The guards of the run's spec."""
         self._warning = EarlyWarning()
         self._rewards = RewardWatch()
         self._relative_ess = 1.0
-        """Of the last step."""
+        """Relative ESS of the last step."""
         self.backoff = RateBackoff()
         """Lowers the learning rate of the next steps."""
         self.rollbacks = Rollbacks()
-        """Of the run so far."""
+        """The rollbacks of the run so far."""
 
     @property
     def level(self) -> WarningLevel:

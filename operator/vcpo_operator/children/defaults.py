@@ -17,7 +17,7 @@ class OperatorDefaults:
     rollout_image: str
     """Image of rollout workers whose group names none."""
     ingress_sources: IngressSources = field(default_factory=IngressSources)
-    """Who may connect to runs, by their network policies."""
+    """The pods and namespaces that may connect to runs, by their network policies."""
     scrape_annotations: bool = True
     """Whether pods carry the annotations by which a Prometheus without its operator finds them."""
     shared_pod_monitor: bool = False

@@ -66,7 +66,7 @@ class ConditionInputs:
     verdict: RunVerdict
     observed: ObservedState
     decision: ControlDecision | None
-    """None while the control loop does not run."""
+    """The decision of this reconcile; None while the control loop does not run."""
     has_stepped: bool
     """Whether a step was taken since the start."""
     report: LearnerReport | None = None
@@ -74,7 +74,7 @@ class ConditionInputs:
     now_s: float = 0.0
     """Unix time."""
     conflict: Conflict | None = None
-    """What stopped the last plan; None when nothing did."""
+    """The conflict that stopped the last plan; None if there was none."""
     refusal: str = ""
     """Why the spec was refused; empty when it was not."""
     note: str = ""

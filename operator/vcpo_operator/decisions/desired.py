@@ -30,7 +30,7 @@ class DesiredState:
     """Name of the run."""
     owner_uid: str
     children: tuple[Child, ...]
-    """In the order in which they are created."""
+    """Objects of the run, in the order in which they are created."""
     is_claim_size_set: bool = False
     """Whether the run says how large the volume for its checkpoints is."""
     paused: Mapping[str, Child] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class Restarts:
     total: int = 0
     pod_uid: str = ""
     pod_restarts: int = 0
-    """Of the first pod, in which rank 0 is."""
+    """Restarts of the first pod, in which rank 0 is, that are counted already."""
     followers: tuple[CountedPod, ...] = ()
     """The other pods."""
     group: tuple[str, ...] = ()

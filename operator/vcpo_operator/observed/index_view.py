@@ -85,7 +85,7 @@ class IndexedView:
 
     def __init__(self) -> None:
         self.indices: Mapping[str, Index] = {}
-        """By name; set once, when the operator starts."""
+        """Indices by name; the operator sets them once, when it starts."""
 
     def run(self, key: RunKey) -> RunRecord | None:
         """Return a run; None when it does not exist."""

@@ -20,11 +20,11 @@ class RunRecord:
     resource_version: int
     deleting: bool
     spec: Mapping[str, Any]
-    """As stored; `vcpo.api` validates it before use."""
+    """The spec as it is stored; `vcpo.api` validates it before use."""
     status: Mapping[str, Any]
-    """As stored; read by `RunStatus.from_dict`."""
+    """The status as it is stored; `RunStatus.from_dict` reads it."""
     created: str = ""
-    """When, in RFC 3339; empty if the API server did not say."""
+    """Time of its creation, RFC 3339; empty if the API server did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class ObservedClaim:
     storage: str
     """Requested size, as Kubernetes writes it."""
     storage_class: str | None
-    """None until the cluster sets one."""
+    """Storage class; None until the cluster sets one."""
     access_modes: tuple[str, ...] = ()
     """How pods may mount it, as Kubernetes writes it: `ReadWriteOnce`, `ReadWriteMany`, ..."""
 
@@ -146,7 +146,7 @@ class ObservedPod:
     restarts: int
     """Restarts of its containers."""
     cause: Cause | None
-    """What keeps it from working; None when no cause is known."""
+    """The reason why it does not work; None when no reason is known."""
     last_end: ContainerEnd | None = None
     """How the container of its role, not a user's, ended last; None while it has not ended."""
     index: int = 0
@@ -172,7 +172,7 @@ class ObservedState:
     """All children, workloads included."""
     learner: ObservedLearner | None = None
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
-    """By name."""
+    """Claims by name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, also of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()

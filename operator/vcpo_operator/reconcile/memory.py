@@ -81,7 +81,7 @@ class RunMemory:
     _child_uids: dict[tuple[Kind, str], str] = field(default_factory=dict)
     """Uid of each of the run's children when it was last observed or created."""
     _refusals: dict[str, Refusal] = field(default_factory=dict)
-    """By digest of the manifest."""
+    """Refusals of the API server, by digest of the manifest."""
     _unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
 
     def validated_run(self, record: RunRecord) -> VCPORun:

@@ -23,7 +23,7 @@ LONGEST_BACKOFF_S: Final = 300.0
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     due_s: float | None = None
-    """When to reconcile; None while nobody has asked for it."""
+    """Time of the next reconcile; None while nobody has asked for it."""
     in_work: bool = False
     failures: int = 0
     """Failures in a row."""

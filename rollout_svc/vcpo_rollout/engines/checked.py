@@ -53,7 +53,7 @@ class CheckedEngine:
         self._engine = engine
         self._class = type(engine).__name__
         self._open: list[set[int]] = []
-        """For each running `generate`: the versions that may have sampled its tokens."""
+        """Versions that may have sampled the tokens of each running `generate`."""
         self._coming: set[int] = set()
         """Versions that are being swapped in."""
 

@@ -85,11 +85,11 @@ class GenerationRequest:
     """One sequence to sample."""
 
     prompt_token_ids: tuple[int, ...]
-    """At least one token."""
+    """Tokens of the prompt, at least one."""
     temperature: float
     """Softmax temperature, above 0."""
     max_new_tokens: int
-    """At least 1; the tokens of `partial_response` count."""
+    """Largest number of tokens of the response, at least 1; those of `partial_response` count."""
     partial_response: PartialResponse | None = None
     """The response to resume, shorter than `max_new_tokens`; None starts a new one. The policy in
     use reads its tokens as context; their log-probabilities and versions do not change."""
@@ -108,7 +108,7 @@ class Generation:
     """Natural log-probability of each token in the distribution it was drawn from (float32, after
     temperature)."""
     version_spans: tuple[VersionSpan, ...]
-    """Which policy version sampled which tokens, in order."""
+    """Policy versions that sampled the tokens, in order."""
     finish_reason: FinishReason
     expert_routes: ExpertRoutes | None = None
     """The experts that computed the first tokens of prompt and response; None if nobody asked."""
@@ -174,11 +174,11 @@ class EngineSetting:
     seed: int
     """Seeds what requests do not seed; every worker has its own."""
     online_quantization: str | None = None
-    """For vLLM: its name of the quantization that it applies when it loads weights. Any other
-    engine gets weights that the worker has rounded."""
+    """Quantization that vLLM applies when it loads weights, by vLLM's name for it. Other engines
+    get weights that the worker has rounded."""
     serves_adapters: bool = False
-    """For vLLM: whether versions are adapters that it applies beside the base model. Any other
-    engine gets versions of all parameters."""
+    """Whether versions are adapters that vLLM applies beside the base model. Other engines get
+    versions of all parameters."""
 
 
 class EngineClass(Protocol):

@@ -44,7 +44,7 @@ class WeightPlan:
 
     quantization: QuantizationPlan
     adapters: AdapterPlan | None
-    """None for a run without adapters."""
+    """The way of adapters into the engine; None for a run without adapters."""
 
     @property
     def served_adapters(self) -> bool:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from vcpo.api.algorithm import Sampling
 
 _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder writes for bytes that are no character, or a part of one."""
+"""Character that a decoder writes for bytes that are no character, or a part of one."""
 _EDGE: Final = 16
 """Characters at the beginning of a text of last tokens that the whole text may not have: decoders
 drop a space there, or join others."""

@@ -38,7 +38,7 @@ class ChildJudge:
         cure: str,
     ) -> None:
         self.process: subprocess.Popen[str] | None = None
-        """None before the first question."""
+        """The judge's process; None before the first question."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._limit_s = limit_s
         self._first = first

@@ -62,8 +62,8 @@ class PythonTool:
     """Length of the output shown, 100 to 100,000; the middle of a longer one is left out."""
 
     sandbox: Sandbox = Sandbox.BUBBLEWRAP
-    """What keeps programs from the worker's keys, files and network; `pod` runs them as its user,
-    with limits only."""
+    """The sandbox that keeps programs from the worker's keys, files and network; `pod` runs them as
+    the worker's user, with limits only."""
 
     def __post_init__(self) -> None:
         object.__setattr__(

@@ -113,7 +113,7 @@ class _Call(Generic[_Result]):
     def __init__(self, function: Callable[[], _Result]) -> None:
         self.future: Future[_Result] = Future()
         self.thread: int | None = None
-        """Where it runs; None until it has started."""
+        """The thread in which it runs; None until it has started."""
         self.is_hung = False
         """Whether its thread was given up."""
         self._function = function
@@ -156,7 +156,7 @@ class EnvironmentThreads:
         self._num_threads = 0
         """Threads that take calls from the queue."""
         self._num_idle = 0
-        """Those of them that wait for one."""
+        """Threads that wait for a call."""
         self._num_queued = 0
         """Calls that no thread has taken."""
         self._num_hung = 0

@@ -28,7 +28,7 @@ class Turn:
     """One turn of the model and the environment's reply, as tokens."""
 
     sampled: tuple[int, ...]
-    """At least one token."""
+    """Tokens that the model sampled, at least one."""
     inserted: tuple[int, ...]
 
 
@@ -39,7 +39,7 @@ class Endings:
     token_ids: frozenset[int]
     """End tokens."""
     stop_strings: StopStrings | None = None
-    """None if only end tokens end a turn."""
+    """Strings that end a turn; None if only end tokens do."""
 
     @classmethod
     def of(cls, engine: SequenceSampler) -> Self:
@@ -65,7 +65,8 @@ class History:
     version_spans: list[VersionSpan] = field(default_factory=list)
     inserted_spans: list[TokenSpan] = field(default_factory=list)
     open_turn: PartialResponse | None = None
-    """What another worker sampled of the next turn; complete if it has a finish reason."""
+    """Tokens of the next turn that another worker sampled; complete if they have a finish
+    reason."""
 
     @classmethod
     def resume(

@@ -52,7 +52,8 @@ from vcpo_rollout.generation.multi_turn import converse, resume
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_ENGINE_FAILURES = 8
-"""After so many leases in a row that fail in the engine, the engine is at fault, not a prompt."""
+"""Number of leases in a row that fail in the engine, after which the engine is at fault and no
+prompt."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 

@@ -83,7 +83,7 @@ class Worker:
         self._slots: dict[asyncio.Task[None], int] = {}
         """Slots that each running lease takes, by its task."""
         self._interrupts: dict[str, asyncio.Event] = {}
-        """By running lease: set once the lease must be interrupted and released."""
+        """Events of the running leases, set once a lease must be interrupted and released."""
         self._preempted: frozenset[str] = frozenset()
         """Leases that the learner preempts; an id may arrive before its lease does."""
         self._shutdown = asyncio.Event()

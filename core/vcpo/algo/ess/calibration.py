@@ -132,10 +132,11 @@ class MismatchCalibration:
     is not calibrated away."""
 
     workers: Mapping[str, WorkerBlocks] = field(default_factory=dict)
-    """What each remembered worker has shown, by its name."""
+    """The blocks that each remembered worker has shown, by the worker's name."""
 
     estimate: MismatchEstimate | None = None
-    """That of the last step at which enough workers counted; None before."""
+    """Estimate of the last step at which enough workers counted; None before the first such
+    step."""
 
     num_steps: int = 0
     """Steps with fresh blocks, at least 0."""

@@ -111,7 +111,8 @@ class TrustRegion:
     """Share of the on-policy ESS ratio that data of that age keeps, in (0, 1)."""
 
     squared_rates: tuple[float, ...] = ()
-    """Of the last steps, oldest first, 0 for a step that was skipped; at most H."""
+    """Squared learning rates of the last steps, at most H of them, oldest first; 0 for a skipped
+    step."""
 
     means: tuple[DriftMeans, ...] = ()
     """The short and the long means; empty before the first batch."""

@@ -93,7 +93,8 @@ class EssUnit:
     """e: the blocks' ESS ratio to this power is the ratio that whole trajectories would show."""
 
     on_policy_ess_ratio: float
-    """On-policy ESS ratio of the blocks in an infinite batch, in (0, 1], before the exponent."""
+    """ESS ratio that on-policy blocks would have in an infinite batch, in (0, 1], before the
+    exponent."""
 
     mismatch_nats: float = 0.0
     """-log of the blocks' ESS ratio under mismatch alone, nats, at least 0. It determines the
@@ -111,7 +112,7 @@ class EssReading:
     """ESS ratio of the blocks to the power of the exponent, in [rho_on / B, 1]."""
 
     on_policy_ess_ratio: float
-    """On-policy ESS ratio of batches of this size (the mean of its logarithm), in [1/B, 1]."""
+    """ESS ratio that on-policy batches of this size have (mean of the logarithm), in [1/B, 1]."""
 
     chance_nats: float = 0.0
     """How far chance lowers the logarithm of the on-policy ratio, nats, at least 0: two standard

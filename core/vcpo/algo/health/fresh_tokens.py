@@ -94,7 +94,7 @@ class Estimate:
 
     value: float
     error: float
-    """At least 0; inf if a single block, or none, says nothing about it."""
+    """Standard error, at least 0; inf if one block or none leaves it unknown."""
 
     @property
     def least(self) -> float:

@@ -104,9 +104,9 @@ class Rollbacks:
     """The rollbacks of a run so far; immutable."""
 
     number: int = 0
-    """At least 0."""
+    """Number of rollbacks, at least 0."""
     version: int | None = None
-    """Policy version that the newest one published; None if there was none."""
+    """Policy version that the newest rollback published; None if there was no rollback."""
 
     def after(self, version: int) -> Self:
         """Return the rollbacks after one that publishes `version`."""

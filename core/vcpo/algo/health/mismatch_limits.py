@@ -32,7 +32,7 @@ class MismatchClass(StrEnum):
     EXACT = "exact"
     """Both compute in float32."""
     ROUNDED = "rounded"
-    """At least one computes in bfloat16."""
+    """One of them computes in bfloat16, or both do."""
     QUANTIZED_OR_NOISY = "quantizedOrNoisy"
     """The weights of the rollout engine are quantized or noisy."""
 

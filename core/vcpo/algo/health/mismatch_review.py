@@ -166,14 +166,14 @@ class MismatchReview:
     """KL(mu || pi), nats per token."""
     scale_error: float | None = None
     gap_by_position: Mapping[int, float] = field(default_factory=dict)
-    """By the first position of each bin: `position_bin`."""
+    """Mean of |r| by the position at which a bin begins (`position_bin`), nats per token."""
     at_fault: tuple[MismatchFault, ...] = ()
     is_exceeded: bool = False
     """Whether the median worker exceeds a limit."""
     is_sure: bool = False
     """Whether nothing but a fault of the engines is left to explain it."""
     cause: MismatchCause | None = None
-    """Of what exceeds a limit; None if nothing does."""
+    """Cause of a gap that exceeds a limit; None if no limit is exceeded."""
 
     @property
     def message(self) -> str:

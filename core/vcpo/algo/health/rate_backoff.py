@@ -33,7 +33,7 @@ class RateBackoff:
     """Factor on the learning rate that warnings and rollbacks have left; immutable."""
 
     factor: float = 1.0
-    """In [SMALLEST_BACKOFF, 1]."""
+    """Factor on the learning rate, in [SMALLEST_BACKOFF, 1]."""
     age_steps: int | None = None
     """Steps since the last halving; None if there was none."""
 

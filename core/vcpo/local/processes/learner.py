@@ -52,7 +52,7 @@ class LearnerProcess:
         self._clock = clock
         self._streak = FailureStreak()
         self._start_at_s: float | None = clock()
-        """When to start the next time; None while the learner runs."""
+        """Time of the next start; None while the learner runs."""
 
     @property
     def ranks(self) -> Sequence[ChildProcess]:

@@ -86,7 +86,7 @@ class Heatmap:
 
     table: str
     categories: tuple[str, ...]
-    """From the bottom row to the top."""
+    """Labels of the rows, from bottom to top."""
     cells: tuple[Column, ...]
     """[categories][rows of the table]"""
 

@@ -45,7 +45,7 @@ class CertificateFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._authority: bytes | None = None
-        """What was read last."""
+        """The authority that was read last."""
 
     def check(self) -> None:
         """Check that a server can serve with the files and a client can trust them.

@@ -42,7 +42,7 @@ class DecodingCache:
         self._pad_token_id = pad_token_id
         self._recorder = recorder
         self._newest_routes: list[Tensor] = []
-        """Of the rows that the last call computed."""
+        """Routes of the rows that the last call computed."""
         self.clear()
 
     def clear(self) -> None:

@@ -65,7 +65,7 @@ class _Swap:
     policy_version: int
     weights: StagedWeights
     checksums: StateChecksums
-    """Of the whole state after the swap."""
+    """Checksums of the whole state after the swap."""
     future: Future[int] = field(default_factory=Future)
 
 

@@ -33,7 +33,7 @@ class VersionLoader(Protocol):
     """Puts versions into vLLM, one after the other."""
 
     lora_request: LoRARequest | None
-    """What a generation names as its adapter; None for the model itself."""
+    """The adapter that a generation asks vLLM for; None for the model itself."""
 
     def update(self, weights: PolicyWeights, *, in_use: int | None) -> AbstractContextManager[Any]:
         """Check a version and write it for vLLM; the files exist until the context ends.

@@ -48,7 +48,7 @@ _CPU_ENVIRONMENT: Final = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 _ONE_PROCESS_ON_CPU: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""By its path: vLLM replaces the name `uni` with an executor that needs another process."""
+"""Path of the executor: vLLM replaces the name `uni` with one that needs another process."""
 _ROUTES_ENVIRONMENT: Final = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Only this runner returns the experts of tokens."""
 

@@ -43,10 +43,10 @@ _FORMULAS: Final = frozenset(
 )
 """Data sets whose scorers call `sympy.parse_expr`, which evaluates Python."""
 _NO_FORMULA: Final = re.compile(r"[^\w\s+\-*/^()!,.]|\.\s*[A-Za-z_]", re.ASCII)
-"""What no formula has: other characters, quotes among them, and attributes."""
+"""Text that no formula has: other characters, quotes among them, and attributes."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FUNCTIONS: Final = frozenset({"Rational", "abs", "cbrt", "root", "sqrt"})
-"""What sympy and Python have as plain functions, and a formula too."""
+"""Names that are plain functions in sympy and Python, and that a formula may have."""
 
 
 def main() -> None:
