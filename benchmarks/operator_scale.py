@@ -79,7 +79,7 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
             lag_p50=1,
             lag_max=2,
             batch_trajectories=128,
-            admission_lag_steps=8,
+            lag_limit_steps=8,
             learner_idle_ratio=0.1,
         )
 
@@ -87,7 +87,7 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.SetThrottleRequest, context: Any
     ) -> control_pb2.SetThrottleResponse:
         """Accept any bound."""
-        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+        return control_pb2.SetThrottleResponse(lag_limit_steps=request.lag_limit_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any

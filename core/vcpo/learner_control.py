@@ -1,20 +1,25 @@
-"""Client of the learner's control service, and the conversion of its signals for `vcpo.control`.
+"""Client of the learner's control service, and the conversion of its message to `RunSignals`.
 
 The local host and the operator both use it: they poll signals, call `vcpo.control.decide` and apply
-the decision, the one to processes and the other to pods.
+the decision, the one to processes and the other to pods. `vcpo top` only polls.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from vcpo.algo import WarningLevel
-from vcpo.control.signals import RunSignals
+from vcpo.control.signals import RunSignals, WorkerSignals
+from vcpo.records.no_update import all_skipped_notice, no_update_notice
 from vcpo.wire.limits import CALL_TIMEOUT_S
+from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
@@ -24,27 +29,51 @@ _RECENT_S = 600.0
 
 
 class LearnerControl:
-    """Calls of a host to the learner of one run.
+    """A host's connection to the learner of one run: its signals, and commands to it.
 
-    Every call raises `grpc.aio.AioRpcError` if the learner does not answer in time.
+    It outlives the learner's processes: the last known signals stay while the learner does not
+    answer, or answers with values that are out of range. Every command raises
+    `grpc.aio.AioRpcError` if the learner does not answer in time.
+
+    clock: seconds; the age of signals is counted by it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.failure: grpc.aio.AioRpcError | ValueError | None = None
+        """Why the last poll brought no signals; None if it did."""
+        self._channel = channel
         self._control = control_pb2_grpc.ControlServiceStub(channel)
+        self._clock = clock
+        self._latest: RunSignals | None = None
+        self._asked_s = 0.0
 
-    async def signals(self, *, timeout_s: float = SIGNALS_TIMEOUT_S) -> control_pb2.Signals:
-        """Return the current signals of the run."""
-        request = control_pb2.GetSignalsRequest()
-        return await self._control.GetSignals(request, timeout=timeout_s)
+    async def poll(self, *, timeout_s: float = SIGNALS_TIMEOUT_S) -> RunSignals | None:
+        """Request signals and return them; None if none came, and `failure` says why."""
+        asked_s, request = self._clock(), control_pb2.GetSignalsRequest()
+        try:
+            message = await self._control.GetSignals(request, timeout=timeout_s)
+            self._latest = run_signals(message)
+        except (grpc.aio.AioRpcError, ValueError) as error:
+            self.failure = error
+            return None
+        self.failure, self._asked_s = None, asked_s
+        return self._latest
 
-    async def throttle(self, admission_lag_steps: int, reason: str) -> None:
+    def last_known(self) -> RunSignals | None:
+        """Return the last signals with their age, no longer fresh; None before the first."""
+        if self._latest is None:
+            return None
+        age_s, is_silent = self._clock() - self._asked_s, self.failure is not None
+        return replace(self._latest, age_s=age_s, is_fresh=False, is_silent=is_silent)
+
+    async def throttle(self, lag_limit_steps: int, reason: str) -> None:
         """Set the lag limit, in policy versions; it stays in force until it is replaced.
 
         reason: Why, as a clause without a full stop.
         """
-        request = control_pb2.SetThrottleRequest(
-            admission_lag_steps=admission_lag_steps, reason=reason
-        )
+        request = control_pb2.SetThrottleRequest(lag_limit_steps=lag_limit_steps, reason=reason)
         await self._control.SetThrottle(request, timeout=CALL_TIMEOUT_S)
 
     async def drain(self, reason: str) -> None:
@@ -58,9 +87,20 @@ class LearnerControl:
         response = await self._control.ReleaseWorker(request, timeout=CALL_TIMEOUT_S)
         return response.num_released
 
+    async def reopen(self, channel: grpc.aio.Channel) -> None:
+        """Close the channel and go on over another one."""
+        await self._channel.close()
+        self._channel, self._control = channel, control_pb2_grpc.ControlServiceStub(channel)
 
-def call_failure(error: grpc.aio.AioRpcError) -> str:
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+def call_failure(error: grpc.aio.AioRpcError | ValueError) -> str:
     """Return why a call failed, as a clause on one line: the status, and what it says of itself."""
+    if isinstance(error, ValueError):
+        return str(error)
     details = " ".join((error.details() or "").split())
     status = error.code().name.lower().replace("_", " ")
     return f"{status}: {details}" if details else status
@@ -71,36 +111,70 @@ def optional_field(message: Message, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
-def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
+def run_signals(message: control_pb2.Signals) -> RunSignals:
     """Convert the learner's message; values that it has not measured yet are None.
 
     Raises:
         ValueError: naming the field, if a value is out of range.
     """
+    num_skipped = message.skipped_steps_in_a_row
+    has_never_updated = 0 < message.total_steps <= num_skipped
     return RunSignals(
+        phase=phase_from_message(message.phase),
         step=message.step,
         policy_version=message.policy_version,
+        ess_ratio=optional_field(message, "ess_ratio"),
         ess_ratio_mean=optional_field(message, "ess_ratio_mean"),
         ess_ratio_low=optional_field(message, "ess_ratio_low"),
         on_policy_ess_ratio=message.on_policy_ess_ratio,
+        learning_rate_scale=optional_field(message, "learning_rate_scale"),
         warning_score=optional_field(message, "warning_score"),
         warning_level=_warning_level(optional_field(message, "warning_level")),
         rollback=message.rollback,
+        reward_mean=optional_field(message, "reward_mean"),
+        accuracy=message.evaluations[-1].accuracy if message.evaluations else None,
         lag_p50=optional_field(message, "lag_p50"),
         lag_max=optional_field(message, "lag_max"),
+        lag_limit_steps=message.lag_limit_steps,
         buffered=message.trajectories.buffered,
         in_flight=message.trajectories.in_flight,
         batch_trajectories=message.batch_trajectories,
-        admission_lag_steps=message.admission_lag_steps,
         learner_idle_ratio=message.learner_idle_ratio,
-        produced_per_s=message.produced_trajectories_per_second,
         consumed_per_s=message.consumed_trajectories_per_second,
+        tokens_per_s=message.generated_tokens_per_second,
         ready_workers=dict(Counter(worker.rollout_group for worker in message.workers)),
-        age_s=age_s,
+        workers={worker.worker_id: _worker(worker) for worker in message.workers},
+        failure=message.failure,
+        failures_in_a_row=message.failures_in_a_row,
+        latest_generation_failure=message.failures[0].message if message.failures else "",
+        set_aside=_set_aside_notice(message),
+        mismatch=message.mismatch,
+        no_update=no_update_message(
+            num_skipped, message.skip_reason, has_never_updated=has_never_updated
+        ),
+        has_never_updated=has_never_updated,
+        collapse=message.collapse,
+        lost_changes=message.lost_changes,
+        since_step_s=message.seconds_since_step,
     )
 
 
-def set_aside_notice(message: control_pb2.Signals) -> str:
+def no_update_message(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
+    """Return a sentence about skipped steps in a row; empty while they are too few."""
+    if has_never_updated:
+        return all_skipped_notice(num_skipped, reason)
+    return no_update_notice(num_skipped, reason) or ""
+
+
+def _worker(message: control_pb2.Worker) -> WorkerSignals:
+    return WorkerSignals(
+        in_flight=message.in_flight_trajectories,
+        silent_s=message.seconds_since_seen,
+        accepted=message.accepted_trajectories,
+    )
+
+
+def _set_aside_notice(message: control_pb2.Signals) -> str:
     """Return which workers the learner has just set aside, in a sentence; empty if none."""
     recent = [one for one in message.set_aside if one.seconds_since < _RECENT_S]
     if not recent:

@@ -117,7 +117,7 @@ async def use_other_role(run: LiveRun, draw: random.Random) -> Injected:
     """A worker throttles the run."""
     before = await _refused(run)
     async with caller_of(run, CallerRole.WORKER, new_name("intruder", draw)) as caller:
-        request = control_pb2.SetThrottleRequest(admission_lag_steps=0, reason="chaos")
+        request = control_pb2.SetThrottleRequest(lag_limit_steps=0, reason="chaos")
         code = await caller.refusal(_THROTTLE, request)
     return await _told(run, before, "a worker's throttle", code, grpc.StatusCode.PERMISSION_DENIED)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vcpo.control import RunSignals
 from vcpo.metrics import HostMetrics
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.signals.client import LearnerConnections
 
 
 class FakeConnections(LearnerConnections):
-    """Every learner returns `report`; the commands that the operator sends are recorded."""
+    """Every learner returns `signals`; the commands that the operator sends are recorded."""
 
     def __init__(self) -> None:
         super().__init__(HostMetrics(), clock=lambda: 0.0)
-        self.report: LearnerReport | None = None
+        self.signals: RunSignals | None = None
         self.throttles: list[int] = []
         self.reasons: list[str] = []
         """Why each throttle was sent."""
@@ -35,21 +35,22 @@ class FakeConnections(LearnerConnections):
         """Record whom the operator trusts."""
         self.trusts[key] = trust
 
-    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """Return the report at once."""
-        return self.report
+    async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
+        """Return the signals at once."""
+        return self.signals
 
-    async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
-        """Record the admission lag and the reason."""
-        self.throttles.append(admission_lag_steps)
+    async def throttle(self, key: RunKey, lag_limit_steps: int, reason: str) -> None:
+        """Record the lag limit and the reason."""
+        self.throttles.append(lag_limit_steps)
         self.reasons.append(reason)
 
     async def drain(self, key: RunKey, reason: str) -> None:
-        """Record the reason; from now on the report says that the learner drains."""
+        """Record the reason; from now on the signals say that the learner drains."""
         self.drains.append(reason)
-        if self.report is not None:
-            signals = replace(self.report.signals, in_flight=self.in_flight_after_drain)
-            self.report = replace(self.report, signals=signals, phase=RunPhase.DRAINING)
+        if self.signals is not None:
+            self.signals = replace(
+                self.signals, in_flight=self.in_flight_after_drain, phase=RunPhase.DRAINING
+            )
 
     async def release(self, key: RunKey, worker: str) -> None:
         """Do nothing: no worker holds a lease."""

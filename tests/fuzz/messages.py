@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import strategies as st
 
 from tests.fuzz.target import Target
+from vcpo.learner_control import run_signals
 from vcpo.wire.deltas import check_chain
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import failure_from_message, failure_to_message
@@ -24,7 +25,6 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import control_pb2, ledger_pb2, policy_pb2, work_pb2
 from vcpo.wire.weights import CorruptWeightsError, shards_of
 from vcpo_learner.ledger.groups import group_from_message, group_to_message
-from vcpo_operator.observed.report import learner_report
 
 _LOGPROBS = st.lists(st.floats(width=32), max_size=6).map(
     lambda numbers: struct.pack(f"<{len(numbers)}f", *numbers)
@@ -125,7 +125,7 @@ def _read_group(message: ledger_pb2.BufferedGroup) -> None:
 
 
 def _read_signals(message: control_pb2.Signals) -> None:
-    learner_report(message)
+    run_signals(message)
 
 
 def _read_manifest(message: policy_pb2.PolicyManifest) -> None:

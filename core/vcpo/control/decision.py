@@ -35,7 +35,7 @@ from vcpo.control.throttle import (
 class ControlDecision:
     """The limits to apply now, with the conditions and changes to report."""
 
-    admission_lag_steps: int
+    lag_limit_steps: int
     """Lag limit for new work, in policy versions, in [0, maxPolicyLagSteps]."""
     replicas: Mapping[str, int]
     """Desired number of workers by rollout group, within the group's bounds."""
@@ -89,16 +89,16 @@ def _decide_on(
         health=health,
         is_warned=warning is not None,
         step=signals.step,
-        max_lag_steps=limits.max_admission_lag_steps,
+        max_policy_lag_steps=limits.max_policy_lag_steps,
     )
     throttle = follow_learner(
         throttle,
         state.throttle,
-        learner_lag_steps=signals.admission_lag_steps,
+        learner_limit_steps=signals.lag_limit_steps,
         step=signals.step,
     )
     context = ScalingContext(
-        admission_lag_steps=throttle.admission_lag_steps,
+        lag_limit_steps=throttle.lag_limit_steps,
         ess_has_room=health is EssHealth.HEALTHY,
         now_s=now_s,
     )
@@ -109,7 +109,7 @@ def _decide_on(
         fleet=fleet,
         last_lag_change=lag_changes[0] if lag_changes else state.last_lag_change,
     )
-    tightened = throttle.admission_lag_steps < limits.max_admission_lag_steps
+    tightened = throttle.lag_limit_steps < limits.max_policy_lag_steps
     conditions = (
         condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
         condition(ConditionType.ESS_HEALTHY, _ess_reason(health, tightened=tightened)),
@@ -139,7 +139,7 @@ def _decision(
     changes: tuple[LimitChange, ...],
 ) -> ControlDecision:
     return ControlDecision(
-        admission_lag_steps=state.throttle.admission_lag_steps,
+        lag_limit_steps=state.throttle.lag_limit_steps,
         replicas=dict(state.fleet.replicas),
         direction=direction,
         conditions=conditions,
@@ -181,7 +181,7 @@ def _lag_changes(
     warning: WarningLevel | None,
     now_s: float,
 ) -> tuple[LimitChange, ...]:
-    old, new = before.admission_lag_steps, after.admission_lag_steps
+    old, new = before.lag_limit_steps, after.lag_limit_steps
     if old == new:
         return ()
     reason = _lag_reason(old, new, signals, warning)
@@ -192,11 +192,11 @@ def _lag_reason(old: int, new: int, signals: RunSignals, warning: WarningLevel |
     """Return why the limit changes; warning: its level if it throttles the run, else None."""
     if new < old and warning is not None:
         return warning_reason(warning, signals.warning_score, signals.step)
-    if new < old and new == signals.admission_lag_steps:
+    if new < old and new == signals.lag_limit_steps:
         return signals.rollback or (
             "the learner already holds this limit, after an early warning or a restart"
         )
-    share = signals.relative_ess_ratio or 0.0
+    share = signals.relative_ess_ratio_mean or 0.0
     return f"the ESS ratio is {share:.1%} of the on-policy ratio"
 
 

@@ -64,7 +64,7 @@ def lag_change_sentence(before: int, after: int, reason: str) -> str:
 
     reason: a clause without a full stop; empty if it is not known.
     """
-    change = f"Admission lag {before} -> {after} versions"
+    change = f"Lag limit {before} -> {after} versions"
     return f"{change}: {reason}." if reason else f"{change}."
 
 

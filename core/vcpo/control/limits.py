@@ -29,7 +29,7 @@ class GroupLimits:
 class ControlLimits:
     """Bounds and thresholds of a run's control loop."""
 
-    max_admission_lag_steps: int
+    max_policy_lag_steps: int
     """k, `algorithm.maxPolicyLagSteps`; the lag limit never exceeds it."""
     ess_floor_ratio: float
     """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
@@ -53,7 +53,7 @@ class ControlLimits:
         """Return the limits that a checked spec sets."""
         control = spec.control
         return cls(
-            max_admission_lag_steps=spec.algorithm.max_policy_lag_steps,
+            max_policy_lag_steps=spec.algorithm.max_policy_lag_steps,
             ess_floor_ratio=control.ess_floor_ratio,
             guards=spec.health.guards,
             signals_max_age_s=control.signals_max_age_seconds,

@@ -96,7 +96,7 @@ class FleetState:
 class ScalingContext:
     """Inputs of a scaling decision besides limits, signals and state."""
 
-    admission_lag_steps: int
+    lag_limit_steps: int
     """Lag limit just decided for new work, in policy versions."""
     ess_has_room: bool
     """Whether the ESS is healthy enough for more off-policy data."""
@@ -142,7 +142,7 @@ def _judge_starved(
         return Reason.ADMISSION_BOUND
     if not context.ess_has_room:
         return Reason.ESS_LOW
-    if not _has_lag_room(signals, context.admission_lag_steps):
+    if not _has_lag_room(signals, context.lag_limit_steps):
         return Reason.LAG_HIGH
     if fleet.total >= sum(group.max_replicas for group in limits.groups):
         return Reason.AT_MAXIMUM
@@ -164,16 +164,16 @@ def _judge_saturated(
 
 
 def _is_all_leased(signals: RunSignals, context: ScalingContext) -> bool:
-    admitted = (context.admission_lag_steps + 1) * signals.batch_trajectories
+    admitted = (context.lag_limit_steps + 1) * signals.batch_trajectories
     return signals.outstanding >= ADMISSION_FULL_RATIO * admitted
 
 
-def _has_lag_room(signals: RunSignals, admission_lag_steps: int) -> bool:
+def _has_lag_room(signals: RunSignals, lag_limit_steps: int) -> bool:
     """Return whether the largest lag and, with a margin, the median lag are within the limit."""
-    if signals.lag_max is not None and signals.lag_max > admission_lag_steps:
+    if signals.lag_max is not None and signals.lag_max > lag_limit_steps:
         return False
     median_lag = signals.lag_p50 or 0
-    return median_lag <= math.ceil(LAG_ROOM_RATIO * admission_lag_steps)
+    return median_lag <= math.ceil(LAG_ROOM_RATIO * lag_limit_steps)
 
 
 def _has_settled(

@@ -29,18 +29,18 @@ class ControlState:
         *,
         now_s: float,
         replicas: Mapping[str, int] | None = None,
-        admission_lag_steps: int | None = None,
+        lag_limit_steps: int | None = None,
     ) -> Self:
         """Return the state before the first decision.
 
         now_s: time on the clock of the decisions; the cool-downs start now.
         replicas: existing workers by rollout group; None starts each group at its minimum.
-        admission_lag_steps: lag limit in force; None starts at `algorithm.maxPolicyLagSteps`.
+        lag_limit_steps: lag limit in force; None starts at `algorithm.maxPolicyLagSteps`.
         """
-        most = limits.max_admission_lag_steps
-        lag = most if admission_lag_steps is None else min(admission_lag_steps, most)
+        most = limits.max_policy_lag_steps
+        lag = most if lag_limit_steps is None else min(lag_limit_steps, most)
         return cls(
-            throttle=ThrottleState(admission_lag_steps=lag),
+            throttle=ThrottleState(lag_limit_steps=lag),
             fleet=FleetState(replicas=limits.fit(replicas or {}), scaled_s=now_s),
         )
 
@@ -56,7 +56,7 @@ class ControlState:
             scaled_s=min(self.fleet.scaled_s, now_s),
             starvation=starvation,
         )
-        throttle = self.throttle.clamp(limits.max_admission_lag_steps)
+        throttle = self.throttle.clamp(limits.max_policy_lag_steps)
         return dataclasses.replace(self, throttle=throttle, fleet=fleet)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class ControlState:
             starvation = fleet["starvation"]
             return cls(
                 throttle=ThrottleState(
-                    admission_lag_steps=int(throttle["admission_lag_steps"]),
+                    lag_limit_steps=int(throttle["lag_limit_steps"]),
                     progress=int(throttle["progress"]),
                     judged_step=_optional_int(throttle["judged_step"]),
                     tightened_step=_optional_int(throttle["tightened_step"]),

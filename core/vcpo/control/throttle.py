@@ -69,7 +69,7 @@ class EssHealth(StrEnum):
 class ThrottleState:
     """The lag limit in force and the counts that determine the next one."""
 
-    admission_lag_steps: int
+    lag_limit_steps: int
     """Limit in policy versions, in [0, maximum]."""
     progress: int = 0
     """Progress to the next raise, in [0, PROBE_STEPS): 1 for a step near the floor at limit 0,
@@ -81,13 +81,13 @@ class ThrottleState:
     tightened_lag_steps: int = 0
     """The limit after that halving."""
 
-    def clamp(self, max_lag_steps: int) -> ThrottleState:
-        """Return this state with the limit at most `max_lag_steps`."""
-        return replace(self, admission_lag_steps=min(self.admission_lag_steps, max_lag_steps))
+    def clamp(self, max_policy_lag_steps: int) -> ThrottleState:
+        """Return this state with the limit at most `max_policy_lag_steps`."""
+        return replace(self, lag_limit_steps=min(self.lag_limit_steps, max_policy_lag_steps))
 
 
 def follow_learner(
-    throttle: ThrottleState, before: ThrottleState, *, learner_lag_steps: int, step: int
+    throttle: ThrottleState, before: ThrottleState, *, learner_limit_steps: int, step: int
 ) -> ThrottleState:
     """Return the throttle after `step` with the learner's limit, if that was the smaller one.
 
@@ -97,9 +97,9 @@ def follow_learner(
     before: the throttle before the step; a step that it judged is no news.
     """
     is_news = before.judged_step is None or step > before.judged_step
-    if not is_news or learner_lag_steps >= before.admission_lag_steps:
+    if not is_news or learner_limit_steps >= before.lag_limit_steps:
         return throttle
-    return _cut(throttle, min(throttle.admission_lag_steps, learner_lag_steps), step)
+    return _cut(throttle, min(throttle.lag_limit_steps, learner_limit_steps), step)
 
 
 def recovery_ratio(floor_ratio: float) -> float:
@@ -112,7 +112,7 @@ def ess_health(floor_ratio: float, signals: RunSignals) -> EssHealth:
 
     floor_ratio: share of the on-policy ESS ratio, in (0, 1].
     """
-    mean, low = signals.relative_ess_ratio, signals.relative_ess_ratio_low
+    mean, low = signals.relative_ess_ratio_mean, signals.relative_ess_ratio_low
     if mean is None:
         return EssHealth.UNKNOWN
     if mean < floor_ratio:
@@ -128,7 +128,7 @@ def next_throttle(
     health: EssHealth,
     is_warned: bool = False,
     step: int,
-    max_lag_steps: int,
+    max_policy_lag_steps: int,
 ) -> ThrottleState:
     """Return the throttle after `step`; unchanged if that step was judged before.
 
@@ -150,15 +150,17 @@ def next_throttle(
         case EssHealth.BELOW_FLOOR:
             return _tighten(judged_now, step)
         case EssHealth.HEALTHY:
-            return _relax(judged_now, new_steps * PROBE_STEPS // RECOVERY_STEPS, max_lag_steps)
-        case EssHealth.NEAR_FLOOR if throttle.admission_lag_steps == 0:
-            return _relax(judged_now, new_steps, min(1, max_lag_steps))
+            return _relax(
+                judged_now, new_steps * PROBE_STEPS // RECOVERY_STEPS, max_policy_lag_steps
+            )
+        case EssHealth.NEAR_FLOOR if throttle.lag_limit_steps == 0:
+            return _relax(judged_now, new_steps, min(1, max_policy_lag_steps))
     return replace(judged_now, progress=0)
 
 
 def _tighten(throttle: ThrottleState, step: int) -> ThrottleState:
     """Halve the limit, or keep that of the last halving while the window reaches back before it."""
-    before, since = throttle.admission_lag_steps, throttle.tightened_step
+    before, since = throttle.lag_limit_steps, throttle.tightened_step
     # The step in progress at the halving was still taken under the previous limit.
     is_waiting = since is not None and step - since <= WINDOW_STEPS
     lag = min(before, throttle.tightened_lag_steps) if is_waiting else before // 2
@@ -167,11 +169,11 @@ def _tighten(throttle: ThrottleState, step: int) -> ThrottleState:
 
 def _cut(throttle: ThrottleState, lag: int, step: int) -> ThrottleState:
     """Set the limit to `lag`, which is not larger than it was, and restart the recovery."""
-    if lag == throttle.admission_lag_steps:
+    if lag == throttle.lag_limit_steps:
         return replace(throttle, progress=0)
     return replace(
         throttle,
-        admission_lag_steps=lag,
+        lag_limit_steps=lag,
         progress=0,
         tightened_step=step,
         tightened_lag_steps=lag,
@@ -180,7 +182,7 @@ def _cut(throttle: ThrottleState, lag: int, step: int) -> ThrottleState:
 
 def _relax(throttle: ThrottleState, progress: int, most: int) -> ThrottleState:
     """Add progress, and raise the limit by at most 1 and up to `most`."""
-    number = throttle.admission_lag_steps * PROBE_STEPS + throttle.progress
+    number = throttle.lag_limit_steps * PROBE_STEPS + throttle.progress
     number = min(number + min(progress, PROBE_STEPS), most * PROBE_STEPS)
     lag, rest = divmod(number, PROBE_STEPS)
-    return replace(throttle, admission_lag_steps=lag, progress=rest)
+    return replace(throttle, lag_limit_steps=lag, progress=rest)

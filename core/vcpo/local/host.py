@@ -28,29 +28,28 @@ from vcpo.control.run_limits import (
     exceeded_deadline,
     startup_deadline_s,
 )
+from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
-from vcpo.learner_control import SIGNALS_TIMEOUT_S
+from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.learner_connection import LearnerConnection
 from vcpo.local.processes.liveness import Liveness, answers_health_check
 from vcpo.local.processes.ranks import free_port
 from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
-from vcpo.local.terminal.run_view import RunView
+from vcpo.local.terminal.run_view import RunView, run_view
 from vcpo.local.terminal.view import LiveView
-from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.service.lifecycle import DRAINED
+from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1 import control_pb2
 
 LOOPBACK = "127.0.0.1"
 """Address at which the processes of a local run serve."""
@@ -110,9 +109,10 @@ class Host:
         )
         self._port = free_port()
         """The learner's port; workers know it before the learner serves."""
-        self._connection = LearnerConnection(
-            key=self._fleet.steering_key, answer_timeout_s=options.answer_timeout_s, clock=clock
-        )
+        self._control: LearnerControl | None = None
+        """The connection to the learner, across its restarts; None before it first serves."""
+        self._furthest_step = 0
+        """Largest step of any learner; one that finds no checkpoint starts at 0 again."""
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
         self._journal = Journal(run_dir.path)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
@@ -143,7 +143,8 @@ class Host:
         finally:
             self._write_scrape_targets([])
             await self._fleet.stop(_STOP_GRACE_S)
-            await self._connection.close()
+            if self._control is not None:
+                await self._control.close()
 
     async def _run_until_end(self) -> RunOutcome:
         goal = f"{self._run.metadata.name}: {self._spec.steps} steps"
@@ -174,15 +175,13 @@ class Host:
 
     async def _turn(self) -> bool:
         """Do one turn of the control loop; return True if the run is complete."""
-        if self._connection.port:  # what a learner that cannot start says comes first
+        if self._control is not None:  # what a learner that cannot start says comes first
             for lost in self._fleet.reap():
                 await self._report_loss(lost)
         if self._supervise_learner():
             return True
         await self._poll_processes()
-        decision, self._state = decide(
-            self._limits, self._state, self._connection.signals(), self._clock()
-        )
+        decision, self._state = decide(self._limits, self._state, self._signals, self._clock())
         self._report_freshness(decision.condition(ConditionType.SIGNALS_FRESH))
         await self._apply(decision)
         self._export(decision)
@@ -190,16 +189,25 @@ class Host:
         self._write_scrape_targets([own, *self._fleet.scrape_targets])
         self._check_deadlines()
         self._show_events()
-        running = self._connection.phase is RunPhase.RUNNING
-        self._view.update(self._shown(sum(decision.replicas.values()) if running else 0))
+        self._view.update(self._shown(sum(decision.replicas.values()) if self._is_running else 0))
         return False
+
+    @property
+    def _signals(self) -> RunSignals | None:
+        """The last signals with their age; None before the first."""
+        return None if self._control is None else self._control.last_known()
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether the run neither drains nor is over, as far as is known."""
+        signals = self._signals
+        return signals is None or signals.phase is RunPhase.RUNNING
 
     def _shown(self, workers_desired: int) -> RunView:
         """Return what the terminal shows of the run now."""
         return run_view(
             self._run,
-            self._connection.latest,
-            signals_age_s=self._connection.age_s,
+            self._signals,
             learner_serves=self._learner.serves,
             workers_desired=workers_desired,
             elapsed_s=self._clock() - self._started_s,
@@ -207,7 +215,7 @@ class Host:
 
     def _supervise_learner(self) -> bool:
         """Start or restart the learner; return True if the run is complete."""
-        ended = self._learner.take_end(step=self._connection.furthest_step)
+        ended = self._learner.take_end(step=self._furthest_step)
         if ended is not None:
             if ended.is_complete:
                 return True
@@ -216,7 +224,9 @@ class Host:
             self._event("LearnerRestarted", ended.message)
         self._learner.start_when_due(self._port)
         if (ready := self._learner.take_ready()) is not None:
-            self._connection.open(ready.grpc_port)
+            if self._control is None:  # the next processes serve on the same port
+                channel = open_channel(f"{LOOPBACK}:{self._port}", key=self._fleet.steering_key)
+                self._control = LearnerControl(channel, clock=self._clock)
             num_ranks = len(self._learner.ranks)
             group = f"{num_ranks} ranks; rank 0 is " if num_ranks > 1 else ""
             where = f"{group}process {ready.pid}, metrics on port {ready.metrics_port}"
@@ -226,7 +236,7 @@ class Host:
     async def _report_loss(self, lost: LostWorker) -> None:
         """Release the leases of a failed worker, so that its prompts are requeued at once."""
         released = 0
-        if (control := self._connection.control) is not None and self._connection.is_answering:
+        if (control := self._control) is not None and control.failure is None:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 released = await control.release_all_leases(lost.child.name)
         message = f"{lost.child.name} {lost.child.describe_failure()}; {released} leases released"
@@ -244,25 +254,28 @@ class Host:
         children.extend(self._learner.ranks)
         timeout_s = self._options.answer_timeout_s
         health = asyncio.gather(*(answers_health_check(child, timeout_s) for child in children))
-        _, answered = await asyncio.gather(self._connection.poll(), health)
-        if self._connection.control is not None:
-            result = SignalResult.OK if self._connection.is_answering else SignalResult.ERROR
-            self._metrics.signal_requests.labels(*self._name, SignalSource.LEARNER, result).inc()
-        if self._connection.is_answering and self._connection.latest is not None:
-            productive = [
-                one for one in self._connection.latest.workers if one.accepted_trajectories
-            ]
-            self._fleet.record_productive(one.worker_id for one in productive)
+        _, answered = await asyncio.gather(self._poll(), health)
         for child, did_answer in zip(children, answered, strict=True):
             self._liveness.record(child, answered=did_answer)
             if self._liveness.is_hung(child):
                 child.kill_hung(self._liveness.silent_s(child))
         self._liveness.retain(children)
 
+    async def _poll(self) -> None:
+        if self._control is None:
+            return
+        signals = await self._control.poll(timeout_s=self._options.answer_timeout_s)
+        result = SignalResult.ERROR if signals is None else SignalResult.OK
+        self._metrics.signal_requests.labels(*self._name, SignalSource.LEARNER, result).inc()
+        if signals is not None:
+            self._furthest_step = max(self._furthest_step, signals.step)
+            workers = signals.workers.items()
+            self._fleet.record_productive(name for name, each in workers if each.accepted)
+
     def _report_freshness(self, fresh: Condition) -> None:
         """Write an event when the signals get too old to act on, and when they are fresh again."""
-        age_s = self._connection.age_s
-        if age_s is None:  # a learner that starts has not fallen silent
+        control, signals = self._control, self._signals
+        if control is None or signals is None:  # a learner that starts has not fallen silent
             return
         if fresh.status is ConditionStatus.TRUE:
             if self._stale_age_s is not None:
@@ -271,31 +284,27 @@ class Host:
                 )
             self._stale_age_s = None
             return
-        failure = self._connection.failure
-        if not failure:  # the learner answered; another process kept the host waiting since
+        if control.failure is None:  # it answered; another process kept the host waiting since
             return
         if self._stale_age_s is None:
             self._event(
                 "SignalsStale",
-                f"the newest signals of the learner are {age_s:.0f} s old ({failure}): lag limit"
-                " and workers stay as they are",
+                f"the newest signals of the learner are {signals.age_s:.0f} s old"
+                f" ({call_failure(control.failure)}): lag limit and workers stay as they are",
             )
-        self._stale_age_s = age_s
+        self._stale_age_s = signals.age_s
 
     async def _apply(self, decision: ControlDecision) -> None:
-        latest, control = self._connection.latest, self._connection.control
-        if latest is None or control is None:
+        control, signals = self._control, self._signals
+        if control is None or signals is None:
             # Workers load while the learner does, and call it until it serves. An engine that
             # measures free memory must not do so while a neighbor on its GPU takes some.
             if not self._fleet.gpu_plan.is_shared:
                 self._fleet.scale(decision.replicas, self._port, {})
             return
-        if (
-            self._connection.is_answering
-            and latest.admission_lag_steps != decision.admission_lag_steps
-        ):
+        if control.failure is None and signals.lag_limit_steps != decision.lag_limit_steps:
             try:
-                await control.throttle(decision.admission_lag_steps, decision.lag_reason)
+                await control.throttle(decision.lag_limit_steps, decision.lag_reason)
             except grpc.aio.AioRpcError:
                 self._count_order(OrderResult.ERROR)
                 return  # the signals will still differ, so the next turn repeats the call
@@ -303,9 +312,9 @@ class Host:
         for change in decision.changes:
             if change.kind is ChangeKind.SCALED:  # of the lag limit the learner writes the event
                 self._event(change.kind, change.sentence)
-        if self._connection.phase is RunPhase.RUNNING:
-            busy = {each.worker_id: each.in_flight_trajectories for each in latest.workers}
-            self._fleet.scale(decision.replicas, self._connection.port, busy)
+        if signals.phase is RunPhase.RUNNING:
+            busy = {name: each.in_flight for name, each in signals.workers.items()}
+            self._fleet.scale(decision.replicas, self._port, busy)
 
     def _check_deadlines(self) -> None:
         """Check the deadlines of the run.
@@ -323,7 +332,7 @@ class Host:
         return RunTimes(
             start_s=started_s,
             admission_s=started_s,
-            has_stepped=self._connection.furthest_step > 0,
+            has_stepped=self._furthest_step > 0,
         )
 
     async def _drain(self) -> None:
@@ -338,13 +347,12 @@ class Host:
         second = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            latest = self._connection.latest or control_pb2.Signals()
-            in_flight = latest.trajectories.in_flight
+            signals = self._shown(0).signals
             self._event(
                 "Killed",
                 "interrupted twice: the processes are killed without a checkpoint;"
-                f" step {latest.step + 1}, if it has begun, and {in_flight} responses in flight are"
-                " lost",
+                f" step {signals.step + 1}, if it has begun, and {signals.in_flight} responses in"
+                " flight are lost",
             )
             self._fleet.kill()
         for task in (draining, second):
@@ -353,7 +361,7 @@ class Host:
 
     async def _drain_learner(self) -> None:
         """Ask the learner to save and to end, and show the wait until it has ended."""
-        if (control := self._connection.control) is None or not self._learner.serves:
+        if (control := self._control) is None or not self._learner.serves:
             return
         leader, limit_s = self._learner.ranks[0], float(self._spec.learner.drain_seconds)
         started_s = self._clock()
@@ -364,9 +372,9 @@ class Host:
         while (waited_s := self._clock() - started_s) < limit_s:
             if await self._fleet.wait_for_learner(self._spec.control.poll_seconds):
                 break
-            await self._connection.poll()
+            await self._poll()
             self._show_events()
-            self._view.update(replace(self._shown(0), drain_s=waited_s, drain_limit_s=limit_s))
+            self._view.update(replace(self._shown(0), drain_s=waited_s))
         self._show_events()
         if leader.exit_code is None:
             self._event(
@@ -425,8 +433,8 @@ class Host:
                 for group, desired in decision.replicas.items()
             },
             decision=decision,
-            admission_lag_steps=decision.admission_lag_steps,
-            signals_age_s=self._connection.age_s,
+            lag_limit_steps=decision.lag_limit_steps,
+            signals_age_s=None if self._signals is None else self._signals.age_s,
             learner_restarts=self._learner_restarts,
             start_s=self._started_unix_s,
             startup_deadline_s=startup_deadline_s(

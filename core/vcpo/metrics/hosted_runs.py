@@ -71,7 +71,7 @@ class HostedRun:
     """Numbers of workers, by rollout group."""
     decision: ControlDecision | None = None
     """The newest decision; None while the control loop does not run."""
-    admission_lag_steps: int | None = None
+    lag_limit_steps: int | None = None
     """The lag limit that the host has set."""
     signals_age_s: float | None = None
     learner_restarts: int = 0
@@ -100,7 +100,7 @@ def gauge_series(run: HostedRun) -> Series:
         **{
             (metric, ()): float(value)
             for metric, value in (
-                (host.RUN_ADMISSION_LAG, run.admission_lag_steps),
+                (host.RUN_ADMISSION_LAG, run.lag_limit_steps),
                 (host.RUN_SIGNALS_AGE, run.signals_age_s),
                 (host.RUN_START_TIMESTAMP, run.start_s),
                 (host.RUN_STARTUP_DEADLINE, run.startup_deadline_s),

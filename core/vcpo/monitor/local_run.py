@@ -5,38 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-import grpc
-
+from vcpo.algo import WarningLevel
 from vcpo.api import SpecError, VCPORun, load_run
+from vcpo.control.signals import RunSignals
 from vcpo.learner_control import LearnerControl
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.run_view import RunView
-from vcpo.local.terminal.watch import run_view
+from vcpo.local.terminal.run_view import RunView, first_signals, run_view
 from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
 from vcpo.report.summary import State, state_of
 from vcpo.service.lifecycle import Ready, read_ready
 from vcpo.service.run_lock import LockHolder, is_held
 from vcpo.wire.client import open_channel
-from vcpo.wire.v1 import control_pb2
 
 _ANSWER_TIMEOUT_S = 2.0
 _LEARNER = "learner"
 _HOST = "host"
 _ENDED = {"complete", "collapsed", "no update", "failed", "stopped"}
 _EVENTS_SHOWN = 4
-
-
-@dataclass(slots=True, kw_only=True)
-class _Answer:
-    """The last signals of the learner."""
-
-    signals: control_pb2.Signals
-    received_s: float
 
 
 class LocalRun:
@@ -51,9 +41,8 @@ class LocalRun:
         self._run_dir = RunDir(path)
         self._clock = clock
         self._run: VCPORun = load_run(self._run_dir.spec)
-        self._channel: grpc.aio.Channel | None = None
-        self._channel_of: Ready | None = None
-        self._answer: _Answer | None = None
+        self._control: LearnerControl | None = None
+        self._control_of: Ready | None = None
         self._metrics = Metrics(steps=(), evaluations=())
         self._metrics_size = -1
         self._events = EventTail(path)
@@ -73,8 +62,9 @@ class LocalRun:
             await self.close()
             return self._recorded_view(self._ended_phase())
         await self._ask()
-        if self._answer is None:
-            is_ready = self._learner_ready() is not None
+        is_ready = self._learner_ready() is not None
+        signals = None if self._control is None else self._control.last_known()
+        if signals is None:
             return self._recorded_view("silent" if is_ready else "starting")
         started = (
             file
@@ -83,35 +73,32 @@ class LocalRun:
         )
         return run_view(
             self._run,
-            self._answer.signals,
-            signals_age_s=self._clock() - self._answer.received_s,
-            learner_serves=self._learner_ready() is not None,
+            signals,
+            learner_serves=is_ready,
             workers_desired=sum(1 for _ in started),
             elapsed_s=self._elapsed_s(),
         )
 
     async def close(self) -> None:
         """Close the connection to the learner."""
-        if self._channel is not None:
-            await self._channel.close()
-        self._channel = self._channel_of = self._answer = None
+        if self._control is not None:
+            await self._control.close()
+        self._control = self._control_of = None
 
     async def _ask(self) -> None:
         """Request the learner's signals; an answer replaces the last one."""
         ready = self._learner_ready()
         if ready is None:
             return
-        if self._channel is None or ready != self._channel_of:
-            if self._channel is not None:
-                await self._channel.close()
+        if self._control is None or ready != self._control_of:
             address = f"127.0.0.1:{ready.grpc_port}"
-            self._channel = open_channel(address, key=self._run_dir.read_steering_key())
-            self._channel_of = ready
-        try:
-            signals = await LearnerControl(self._channel).signals(timeout_s=_ANSWER_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return
-        self._answer = _Answer(signals=signals, received_s=self._clock())
+            channel = open_channel(address, key=self._run_dir.read_steering_key())
+            if self._control is None:
+                self._control = LearnerControl(channel, clock=self._clock)
+            else:
+                await self._control.reopen(channel)
+            self._control_of = ready
+        await self._control.poll(timeout_s=_ANSWER_TIMEOUT_S)
 
     def _learner_ready(self) -> Ready | None:
         return read_ready(self._run_dir.ready_file(_LEARNER))
@@ -147,30 +134,43 @@ def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -
     first_times += [one.time_unix_s for one in metrics.evaluations[:1]]
     began_s = min(first_times, default=now_s)
     return RunView(
-        run_name=run.metadata.name,
+        run=run,
         phase=phase,
-        step=last.step if last else 0,
-        total_steps=run.spec.steps,
-        reward_mean=last.reward_mean if last else None,
-        accuracy=metrics.evaluations[-1].accuracy if metrics.evaluations else None,
-        ess_ratio=(last.ess_ratio or None) if last else None,
-        on_policy_ess_ratio=last.on_policy_ess_ratio if last else None,
-        learning_rate_scale=last.learning_rate_scale if last else None,
-        lag_p50=last.lag_p50 if last else None,
-        lag_max=last.lag_max if last else None,
-        lag_bound=run.spec.algorithm.max_policy_lag_steps,
-        admission_lag_steps=last.admission_lag_steps if last else None,
-        warning_level=last.warning_level if last else None,
-        warning_score=last.warning_score if last else None,
-        buffered=last.buffered if last else 0,
-        in_flight=last.in_flight if last else 0,
-        workers_ready=0,
+        signals=recorded_signals(run, metrics, now_s),
         workers_desired=0,
-        tokens_per_s=last.tokens_per_s if last else None,
         elapsed_s=(last.time_unix_s if last else now_s) - began_s,
-        eta_s=None,
-        step_age_s=now_s - last.time_unix_s if last else None,
-        signals_max_age_s=run.spec.control.signals_max_age_seconds,
+    )
+
+
+def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals:
+    """Return what the records of a run say of its last step.
+
+    now_s: Unix time.
+    """
+    evaluations = metrics.evaluations
+    signals = replace(
+        first_signals(run), accuracy=evaluations[-1].accuracy if evaluations else None
+    )
+    if not metrics.steps:
+        return signals
+    last = metrics.steps[-1]
+    return replace(
+        signals,
+        step=last.step,
+        policy_version=last.step,
+        ess_ratio=last.ess_ratio if last.has_weights else None,
+        on_policy_ess_ratio=last.on_policy_ess_ratio,
+        learning_rate_scale=last.learning_rate_scale,
+        warning_score=last.warning_score,
+        warning_level=WarningLevel(last.warning_level),
+        reward_mean=last.reward_mean,
+        lag_p50=last.lag_p50,
+        lag_max=last.lag_max,
+        lag_limit_steps=last.admission_lag_steps,
+        buffered=last.buffered,
+        in_flight=last.in_flight,
+        tokens_per_s=last.tokens_per_s,
+        since_step_s=max(0.0, now_s - last.time_unix_s),
     )
 
 
@@ -204,8 +204,7 @@ class LocalRuns:
                     self._unreadable[path] = str(error)
         views = await asyncio.gather(*(run.view() for run in self._runs.values()))
         rows = (
-            RunRow(place=str(path), view=view, age_s=view.step_age_s)
-            for path, view in zip(self._runs, views, strict=True)
+            RunRow(place=str(path), view=view) for path, view in zip(self._runs, views, strict=True)
         )
         return sorted(rows, key=lambda row: (row.view.phase in _ENDED, row.place))
 

@@ -36,7 +36,7 @@ _COLUMNS: Final = (
     _Column(name="ESS", width=4),
     _Column(name="warning", width=8, side="left"),
     _Column(name="lr", width=4, drop_order=4),
-    _Column(name="lag/adm/max", width=11),
+    _Column(name="lag/lim/max", width=11),
     _Column(name="workers", width=7, drop_order=2),
     _Column(name="tok/s", width=7, drop_order=1),
     _Column(name="age", width=7),
@@ -57,30 +57,28 @@ class RunRow:
     place: str
     """Its directory."""
     view: RunView
-    age_s: float | None
-    """Age of the numbers, in seconds since the last step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON values; a number that is not known is None."""
-        view = self.view
+        view, signals = self.view, self.view.signals
         return {
             "place": self.place,
-            "run": view.run_name,
+            "run": view.run.metadata.name,
             "status": view.phase,
-            "step": view.step,
+            "step": signals.step,
             "steps": view.total_steps,
-            "reward": view.reward_mean,
-            "accuracy": view.accuracy,
-            "ess_ratio": view.ess_ratio,
-            "relative_ess_ratio": view.relative_ess_ratio,
-            "warning": {"level": view.warning_level, "score": view.warning_score},
-            "learning_rate_scale": view.learning_rate_scale,
-            "lag": {"p50": view.lag_p50, "max": view.lag_max},
-            "admission_lag_steps": view.admission_lag_steps,
-            "max_policy_lag_steps": view.lag_bound,
+            "reward": signals.reward_mean,
+            "accuracy": signals.accuracy,
+            "ess_ratio": signals.ess_ratio,
+            "relative_ess_ratio": signals.relative_ess_ratio,
+            "warning": {"level": signals.warning_level, "score": signals.warning_score},
+            "learning_rate_scale": signals.learning_rate_scale,
+            "lag": {"p50": signals.lag_p50, "max": signals.lag_max},
+            "lag_limit_steps": signals.lag_limit_steps,
+            "max_policy_lag_steps": view.max_policy_lag_steps,
             "workers": {"ready": view.workers_ready, "desired": view.workers_desired},
-            "tokens_per_s": view.tokens_per_s,
-            "age_s": self.age_s,
+            "tokens_per_s": signals.tokens_per_s,
+            "age_s": signals.step_age_s,
         }
 
 
@@ -122,29 +120,27 @@ def _fitting(width: int) -> list[_Column]:
 
 def _cells(row: RunRow, label: str) -> dict[str, Text]:
     """Return the cells of a row by the name of their column."""
-    view = row.view
-    relative = view.relative_ess_ratio
-    lag = f"{whole(view.lag_p50)}/{whole(view.admission_lag_steps)}/{view.lag_bound}"
+    view, signals = row.view, row.view.signals
+    relative, level = signals.relative_ess_ratio, signals.warning_level
+    lag = f"{whole(signals.lag_p50)}/{signals.lag_limit_steps}/{view.max_policy_lag_steps}"
     is_short = view.workers_ready < view.workers_desired
-    is_silent = view.signals_age_s is not None and view.signals_age_s >= OLD_S
+    is_silent = signals.age_s >= OLD_S
     throttled = "yellow" if view.is_throttled else ""
-    is_old = row.age_s is not None and row.age_s >= _DAY_S
-    age = f"{(row.age_s or 0.0) / _DAY_S:.0f}d" if is_old else duration(row.age_s)
+    age_s = signals.step_age_s or 0.0
+    age = f"{age_s / _DAY_S:.0f}d" if age_s >= _DAY_S else duration(signals.step_age_s)
     return {
         "run": Text(printable(label), "bold"),
         "status": Text(printable(view.phase), _STATUS_STYLES.get(view.phase, "yellow")),
-        "step": Text(f"{view.step}/{view.total_steps}"),
-        "reward": Text(decimal(view.reward_mean, ".3f")),
-        "acc": Text(decimal(view.accuracy, ".3f")),
+        "step": Text(f"{signals.step}/{view.total_steps}"),
+        "reward": Text(decimal(signals.reward_mean, ".3f")),
+        "acc": Text(decimal(signals.accuracy, ".3f")),
         "ESS": Text(UNKNOWN if relative is None else f"{relative:.0%}", ess_style(view)),
-        "warning": Text(
-            view.warning_level or UNKNOWN, WARNING_STYLES.get(view.warning_level or "", "")
-        ),
-        "lr": Text(decimal(view.learning_rate_scale, ".2f")),
-        "lag/adm/max": Text(lag, "bold red" if view.is_lag_broken else throttled),
+        "warning": Text(level or UNKNOWN, WARNING_STYLES.get(level or "", "")),
+        "lr": Text(decimal(signals.learning_rate_scale, ".2f")),
+        "lag/lim/max": Text(lag, "bold red" if view.is_lag_broken else throttled),
         "workers": Text(
             f"{view.workers_ready}/{view.workers_desired}", "yellow" if is_short else ""
         ),
-        "tok/s": Text(decimal(view.tokens_per_s, ",.0f")),
+        "tok/s": Text(decimal(signals.tokens_per_s, ",.0f")),
         "age": Text(age, "bold red" if is_silent else ""),
     }

@@ -1,8 +1,25 @@
-"""Closed sets of reasons that records, metrics and reports share."""
+"""Closed sets of words that records, signals, metrics and reports share."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+
+class RunPhase(StrEnum):
+    r"""Phase of a run, as the learner reports it to workers and host.
+
+    ```
+    running --> complete
+       |  \--> failed
+       v
+    draining (ends with a checkpoint; a resumed run is running again)
+    ```
+    """
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    COMPLETE = "complete"
+    FAILED = "failed"
 
 
 class SkipReason(StrEnum):

@@ -1,28 +1,11 @@
-"""The phases of a run, as the learner reports them to workers and host."""
+"""The phase of a run in messages."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from vcpo.records.reasons import RunPhase
 from vcpo.wire.v1 import work_pb2
 
-
-class RunPhase(StrEnum):
-    r"""Phase of a run.
-
-    ```
-    running --> complete
-       |  \--> failed
-       v
-    draining (ends with a checkpoint; a resumed run is running again)
-    ```
-    """
-
-    RUNNING = "running"
-    DRAINING = "draining"
-    COMPLETE = "complete"
-    FAILED = "failed"
-
+__all__ = ["RunPhase", "phase_from_message", "phase_to_message"]
 
 _TO_WIRE = {
     RunPhase.RUNNING: work_pb2.RUN_PHASE_RUNNING,

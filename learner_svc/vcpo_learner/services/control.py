@@ -43,11 +43,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         A change is an event and a line in the log, with the reason that the host gave.
         """
         before = self._dispatcher.admission_lag_steps
-        lag_steps = self._dispatcher.throttle(request.admission_lag_steps)
+        lag_steps = self._dispatcher.throttle(request.lag_limit_steps)
         if lag_steps != before:
             sentence = lag_change_sentence(before, lag_steps, request.reason)
             self._event(lag_change_kind(before, lag_steps), sentence)
-        return control_pb2.SetThrottleResponse(admission_lag_steps=lag_steps)
+        return control_pb2.SetThrottleResponse(lag_limit_steps=lag_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any

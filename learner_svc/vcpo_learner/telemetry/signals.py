@@ -30,7 +30,6 @@ class _Mark:
     """Totals at one time; two of them give rates."""
 
     time_s: float
-    accepted: int
     consumed: int
     tokens: int
 
@@ -155,9 +154,8 @@ class SignalWindow:
             on_policy_ess_ratio=self._on_policy_ess_ratio,
             trajectories=_counts_message(counts),
             batch_trajectories=self._batch_trajectories,
-            admission_lag_steps=dispatcher.admission_lag_steps,
+            lag_limit_steps=dispatcher.admission_lag_steps,
             learner_idle_ratio=self.idle_ratio(),
-            produced_trajectories_per_second=(now.accepted - first.accepted) / span_s,
             consumed_trajectories_per_second=(now.consumed - first.consumed) / span_s,
             generated_tokens_per_second=(now.tokens - first.tokens) / span_s,
             evaluations=[_evaluation_message(record) for record in self._evaluations],
@@ -236,7 +234,6 @@ class SignalWindow:
     def _mark(self) -> _Mark:
         return _Mark(
             time_s=self._clock(),
-            accepted=self._dispatcher.accepted_trajectories,
             consumed=self._dispatcher.ledger.counts().consumed,
             tokens=self._dispatcher.accepted_tokens,
         )

@@ -177,7 +177,7 @@ class Executor:
         """
         match action:
             case Throttle():
-                await self._learners.throttle(key, action.admission_lag_steps, action.reason)
+                await self._learners.throttle(key, action.lag_limit_steps, action.reason)
             case Drain():
                 try:
                     await self._learners.drain(key, action.reason)

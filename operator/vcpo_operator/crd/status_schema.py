@@ -109,17 +109,17 @@ _FOLLOWER: Final = _fields(
 )
 
 _DECISION: Final = _fields(
-    "The newest change of the admission lag by the control loop.",
+    "The newest change of the lag limit by the control loop.",
     required=("time", "kind", "from", "to", "reason"),
     time=_time("Time of the decision."),
     kind={
         "type": "string",
         "enum": [ChangeKind.THROTTLED.value, ChangeKind.RELAXED.value],
-        "description": "Whether the admission lag fell or rose.",
+        "description": "Whether the lag limit fell or rose.",
     },
     **{
-        "from": _count("Admission lag before, in policy versions."),
-        "to": _count("Admission lag after, in policy versions."),
+        "from": _count("Lag limit before, in policy versions."),
+        "to": _count("Lag limit after, in policy versions."),
     },
     reason=_text("Why, with the measured number.", MAX_MESSAGE_CHARACTERS),
 )
@@ -164,7 +164,7 @@ def status_schema() -> Schema:
         evaluationAccuracy=_number(
             "Mean reward of the newest evaluation, in the environment's units."
         ),
-        admissionLagSteps=_count("Admission lag in force, in policy versions."),
+        admissionLagSteps=_count("Lag limit in force, in policy versions."),
         lastDecision=_DECISION,
         lag=_fields(
             "Token lag of the last step, in policy versions.",

@@ -91,9 +91,9 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttle:
-    """Set the learner's admission lag."""
+    """Set the learner's lag limit."""
 
-    admission_lag_steps: int
+    lag_limit_steps: int
     reason: str
     """A clause without a full stop."""
 

@@ -14,9 +14,15 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.cluster import Scaling
-from vcpo.control import ControlDecision, ControlLimits, ControlState, GroupLimits, decide
+from vcpo.control import (
+    ControlDecision,
+    ControlLimits,
+    ControlState,
+    GroupLimits,
+    RunSignals,
+    decide,
+)
 from vcpo_operator.observed.records import ObservedState
-from vcpo_operator.observed.report import LearnerReport
 
 _OPTIONAL_FIELDS = {
     "throttle": ("judged_step", "tightened_step"),
@@ -40,7 +46,7 @@ def decide_autoscale(
     known: ControlState | None,
     stored: Mapping[str, object],
     observed: ObservedState,
-    report: LearnerReport | None,
+    signals: RunSignals | None,
     now_s: float,
 ) -> AutoscaleDecision:
     """Decide on admission and replicas.
@@ -51,9 +57,9 @@ def decide_autoscale(
     """
     live = live_replicas(observed)
     limits = _limits(spec, live)
-    state = known or _restore_state(stored, limits, live, report, now_s)
+    state = known or _restore_state(stored, limits, live, signals, now_s)
     state = adopt_live_replicas(state, live, now_s)
-    decision, state = decide(limits, state, report.signals if report else None, now_s)
+    decision, state = decide(limits, state, signals, now_s)
     return AutoscaleDecision(decision=decision, state=state)
 
 
@@ -98,7 +104,7 @@ def _restore_state(
     stored: Mapping[str, object],
     limits: ControlLimits,
     live: Mapping[str, int],
-    report: LearnerReport | None,
+    signals: RunSignals | None,
     now_s: float,
 ) -> ControlState:
     """Read the stored state; start a new one from the live limits if it cannot be read."""
@@ -110,5 +116,5 @@ def _restore_state(
     try:
         return ControlState.from_dict(complete)
     except ValueError:
-        in_force = report.signals.admission_lag_steps if report else None
-        return ControlState.start(limits, now_s=now_s, replicas=live, admission_lag_steps=in_force)
+        in_force = signals.lag_limit_steps if signals else None
+        return ControlState.start(limits, now_s=now_s, replicas=live, lag_limit_steps=in_force)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlDecision
+from vcpo.control import ControlDecision, RunSignals
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
@@ -32,7 +32,6 @@ from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorten
 from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
-from vcpo_operator.observed.report import LearnerReport
 
 _CONTACT_S: Final = 15.0
 """A process that was in contact within this time answers, whatever its pod's probes say."""
@@ -45,7 +44,7 @@ _REASONS_FROM_LEARNER: Final = frozenset(
 )
 """Reasons of `Ready` that only the learner can report."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed", "Stable")
-"""Conditions of the control loop; their reasons may change with every report."""
+"""Conditions of the control loop; their reasons may change with every poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +68,8 @@ class ConditionInputs:
     """The decision of this reconcile; None while the control loop does not run."""
     has_stepped: bool
     """Whether a step was taken since the start."""
-    report: LearnerReport | None = None
-    """The learner's last known report; None when there is none."""
+    signals: RunSignals | None = None
+    """The learner's last known signals; None when there are none."""
     now_s: float = 0.0
     """Unix time."""
     conflict: Conflict | None = None
@@ -163,7 +162,7 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
 
 
 def _answering_learner(inputs: ConditionInputs) -> ConditionState:
-    lost = inputs.report.lost_changes if inputs.report else 0
+    lost = inputs.signals.lost_changes if inputs.signals else 0
     known = inputs.before.condition("LearnerReady")
     if inputs.keeps_last_known_signals and known and known.reason == "LogDamaged":
         return _true(known.type, known.reason, known.message)
@@ -181,9 +180,9 @@ def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> boo
     leader = next((pod for pod in pods if pod.index == 0), None)
     if leader is None:
         return False
-    # The pod's probes lag by seconds, so a report of the learner itself counts as well.
-    report = inputs.report
-    return leader.ready or (report is not None and report.has_contact(_CONTACT_S))
+    # The pod's probes lag by seconds, so signals of the learner itself count as well.
+    signals = inputs.signals
+    return leader.ready or (signals is not None and signals.has_contact(_CONTACT_S))
 
 
 def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
@@ -203,8 +202,8 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
     resting = _resting_condition("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
-    report = inputs.report
-    in_contact = report.workers_in_contact(_CONTACT_S) if report else frozenset()
+    signals = inputs.signals
+    in_contact = signals.workers_in_contact(_CONTACT_S) if signals else frozenset()
     ready = sum(pod.ready or pod.name in in_contact for pod in pods)
     minimum = max(1, sum(group.min_replicas for group in groups))
     observed_groups = (inputs.observed.groups.get(group.name) for group in groups)
@@ -303,40 +302,40 @@ def _ready_condition(inputs: ConditionInputs, parts: tuple[ConditionState, ...])
     if missing is not None:
         reason = "Degraded" if inputs.has_stepped else "Initializing"
         message = f"{missing.type} ({missing.reason}): {missing.message}"
-        return _false("Ready", reason, f"{message}{_failing_generations(inputs.report)}")
+        return _false("Ready", reason, f"{message}{_failing_generations(inputs.signals)}")
     if not inputs.has_stepped:
-        message = f"The run has not taken a step yet.{_failing_generations(inputs.report)}"
+        message = f"The run has not taken a step yet.{_failing_generations(inputs.signals)}"
         return _false("Ready", "Initializing", message)
     return _training(inputs)
 
 
 def _training(inputs: ConditionInputs) -> ConditionState:
     """Return `Ready` of a run whose parts are all ready and that has taken a step."""
-    report, policy = inputs.report, inputs.spec.failure_policy
+    signals, policy = inputs.signals, inputs.spec.failure_policy
     known = inputs.before.condition("Ready")
     if inputs.keeps_last_known_signals and known and known.reason in _REASONS_FROM_LEARNER:
         return ConditionState(
             type=known.type, status=known.status, reason=known.reason, message=known.message
         )
-    if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
-        message = report.latest_generation_failure or _failing_generations(report).lstrip()
+    if signals is not None and signals.failures_in_a_row >= policy.max_failures_in_a_row:
+        message = signals.latest_generation_failure or _failing_generations(signals).lstrip()
         return _false("Ready", "GenerationFailing", message)
-    if report is not None and report.no_update:
-        return _true("Ready", "NoUpdate", report.no_update)
-    if report is not None and report.mismatch:
-        return _true("Ready", "EnginesDisagree", report.mismatch)
-    if report is not None and report.set_aside:
-        return _true("Ready", "WorkersSetAside", report.set_aside)
+    if signals is not None and signals.no_update:
+        return _true("Ready", "NoUpdate", signals.no_update)
+    if signals is not None and signals.mismatch:
+        return _true("Ready", "EnginesDisagree", signals.mismatch)
+    if signals is not None and signals.set_aside:
+        return _true("Ready", "WorkersSetAside", signals.set_aside)
     return _true("Ready", "Training", "The run trains.")
 
 
-def _failing_generations(report: LearnerReport | None) -> str:
+def _failing_generations(signals: RunSignals | None) -> str:
     """Return how many generations failed, as the end of a message; empty when none did."""
-    if report is None or report.failures_in_a_row == 0:
+    if signals is None or signals.failures_in_a_row == 0:
         return ""
-    latest = report.latest_generation_failure
+    latest = signals.latest_generation_failure
     cause = f"; the latest: {latest}" if latest else "; the learner's log names the cause."
-    return f" {report.failures_in_a_row} generations in a row have failed{cause}"
+    return f" {signals.failures_in_a_row} generations in a row have failed{cause}"
 
 
 def _end_conditions(verdict: RunVerdict) -> tuple[ConditionState, ConditionState]:

@@ -50,10 +50,10 @@ class DesiredState:
     """Whether groups that left the spec finish their work before they are deleted."""
     draining: LearnerDrain | None = None
     """How the learner ends before its workers are removed; None: it does not end."""
-    admission_lag_steps: int | None = None
-    """Admission lag of the learner; None leaves it as it is."""
+    lag_limit_steps: int | None = None
+    """Lag limit of the learner; None leaves it as it is."""
     lag_reason: str = ""
-    """Why the admission lag is what it is: a clause for the learner's event and log."""
+    """Why the lag limit is what it is: a clause for the learner's event and log."""
 
 
 def desired_state(
@@ -104,7 +104,7 @@ def desired_state(
         restarts_learner=restarts_learner,
         drain_removed=not verdict.has_ended,
         draining=draining,
-        admission_lag_steps=None if decision is None else decision.admission_lag_steps,
+        lag_limit_steps=None if decision is None else decision.lag_limit_steps,
         lag_reason="" if decision is None else decision.lag_reason,
     )
 

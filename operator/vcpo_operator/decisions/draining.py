@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Cleanup
+from vcpo.control import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, cleanup
 from vcpo_operator.observed.records import ObservedState
-from vcpo_operator.observed.report import LearnerReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def decide_drain(
     spec: VCPORunSpec,
     verdict: RunVerdict,
     observed: ObservedState,
-    report: LearnerReport | None,
+    signals: RunSignals | None,
     *,
     since_s: float | None,
     now_s: float,
@@ -53,7 +53,7 @@ def decide_drain(
     start_s = float(int(now_s)) if since_s is None else since_s
     until_s = start_s + spec.learner.drain_seconds
     max_age_s = spec.control.signals_max_age_seconds
-    has_work = report is not None and report.has_contact(max_age_s) and report.has_work
+    has_work = signals is not None and signals.has_contact(max_age_s) and signals.has_work
     if now_s >= until_s or not has_work:
         return LearnerDrain(reason=reason, since_s=since_s, until_s=None)
     return LearnerDrain(reason=reason, since_s=start_s, until_s=until_s)
@@ -66,9 +66,9 @@ def has_workers(observed: ObservedState) -> bool:
     return learner is not None and learner.replicas > 0 and has_rollouts
 
 
-def accepts_commands(report: LearnerReport | None) -> bool:
+def accepts_commands(signals: RunSignals | None) -> bool:
     """Whether the learner has just reported that it trains."""
-    return report is not None and report.is_fresh and report.phase is RunPhase.RUNNING
+    return signals is not None and signals.is_fresh and signals.phase is RunPhase.RUNNING
 
 
 def _drain_reason(spec: VCPORunSpec, verdict: RunVerdict) -> str:

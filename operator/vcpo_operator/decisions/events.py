@@ -132,11 +132,11 @@ def _scalings(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
 def _lag_events(
     record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the change of the admission lag, with the reason of the decision that made it.
+    """Yield the change of the lag limit, with the reason of the decision that made it.
 
     A limit that fell because `algorithm.maxPolicyLagSteps` was edited has no decision.
     """
-    lag, new_lag = before.admission_lag_steps, after.admission_lag_steps
+    lag, new_lag = before.lag_limit_steps, after.lag_limit_steps
     if lag is None or new_lag is None or lag == new_lag:
         return
     decision = after.last_decision

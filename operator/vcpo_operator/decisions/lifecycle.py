@@ -20,13 +20,12 @@ from typing import Final
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Cleanup
-from vcpo.control import run_limits
+from vcpo.control import RunSignals, run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
-from vcpo_operator.observed.report import LearnerReport
 
 COLLAPSED: Final = "Collapsed"
 """Reason of a run that took all its steps, and whose reward collapsed and did not recover."""
@@ -60,21 +59,21 @@ class RunVerdict:
 
 
 def judge(
-    spec: VCPORunSpec, status: RunStatus, report: LearnerReport | None, now_s: float
+    spec: VCPORunSpec, status: RunStatus, signals: RunSignals | None, now_s: float
 ) -> RunVerdict:
     """Return the lifecycle phase of a run.
 
     status: Counts the learner's restarts up to now; its clocks run if the run has started.
-    report: The learner's newest report, of any age; None when there is none.
+    signals: The learner's newest signals, of any age; None when there are none.
     now_s: Unix time.
     """
     recorded = _recorded_end(status)
     if recorded is not None:
         return recorded
-    if report is not None and report.phase is RunPhase.COMPLETE:
-        return _complete_verdict(spec, report)
-    if report is not None and report.phase is RunPhase.FAILED:
-        message = report.failure or "The learner gave up; its journal on the volume says why."
+    if signals is not None and signals.phase is RunPhase.COMPLETE:
+        return _complete_verdict(spec, signals)
+    if signals is not None and signals.phase is RunPhase.FAILED:
+        message = signals.failure or "The learner gave up; its journal on the volume says why."
         return RunVerdict(phase=LifecyclePhase.FAILED, reason="LearnerFailed", message=message)
     if spec.suspend:
         return RunVerdict(phase=LifecyclePhase.SUSPEND)
@@ -135,13 +134,13 @@ def is_suspended(spec: VCPORunSpec, verdict: RunVerdict) -> bool:
     return verdict.phase is LifecyclePhase.SUSPEND or (verdict.has_ended and spec.suspend)
 
 
-def _complete_verdict(spec: VCPORunSpec, report: LearnerReport) -> RunVerdict:
+def _complete_verdict(spec: VCPORunSpec, signals: RunSignals) -> RunVerdict:
     """Return the verdict on a run that took all its steps: also whether it learned."""
-    if report.has_never_updated:
+    if signals.has_never_updated:
         reason = "WithoutUpdate"
     else:
-        reason = COLLAPSED if report.collapse else "Succeeded"
-    sentences = (f"All {spec.steps} steps are taken.", report.collapse, report.no_update)
+        reason = COLLAPSED if signals.collapse else "Succeeded"
+    sentences = (f"All {spec.steps} steps are taken.", signals.collapse, signals.no_update)
     message = " ".join(filter(None, sentences))
     return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
 

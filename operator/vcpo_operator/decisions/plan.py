@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from vcpo.control import RunSignals
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.decisions.actions import (
     Action,
@@ -56,7 +57,6 @@ from vcpo_operator.observed.records import (
     ObservedGroup,
     ObservedState,
 )
-from vcpo_operator.observed.report import LearnerReport
 
 _DEFAULT_REPLICAS = 1
 """Replicas that the API server gives a Deployment that names none."""
@@ -71,7 +71,7 @@ def plan(
     observed: ObservedState,
     *,
     applied: Mapping[str, int],
-    report: LearnerReport | None = None,
+    signals: RunSignals | None = None,
 ) -> tuple[Action, ...]:
     """Return the actions that turn `observed` into `desired`.
 
@@ -79,25 +79,25 @@ def plan(
     """
     drain = desired.draining
     if drain is not None and drain.until_s is not None:
-        command = (Drain(reason=drain.reason),) if accepts_commands(report) else ()
-        return (*command, *_releases(observed, report))
+        command = (Drain(reason=drain.reason),) if accepts_commands(signals) else ()
+        return (*command, *_releases(observed, signals))
     # Pods of an attempt that is over go first, even if the API server refuses what follows.
     stale_pods = observed.pods_of(Role.LEARNER) if desired.restarts_learner else []
     return (
         *(DeletePod(name=pod.name, uid=pod.uid) for pod in stale_pods),
         *_group_replacements(desired, observed),
-        *_throttle(desired, report),
+        *_throttle(desired, signals),
         *_applies(desired, observed, applied),
-        *_scales(desired, observed, report),
+        *_scales(desired, observed, signals),
         *_removals(desired, observed),
         *_pod_replacements(desired, observed),
-        *_releases(observed, report),
+        *_releases(observed, signals),
     )
 
 
-def on_delete_actions(report: LearnerReport | None) -> tuple[Action, ...]:
+def on_delete_actions(signals: RunSignals | None) -> tuple[Action, ...]:
     """Return the actions for a run that is being deleted; the garbage collector does the rest."""
-    return (Drain(reason="the run is deleted"),) if accepts_commands(report) else ()
+    return (Drain(reason="the run is deleted"),) if accepts_commands(signals) else ()
 
 
 def first_conflict(desired: DesiredState, observed: ObservedState) -> Conflict | None:
@@ -121,12 +121,12 @@ def _claim(child: Child, observed: ObservedState) -> ObservedClaim | None:
     return observed.claims.get(child.name) if child.kind is Kind.CLAIM else None
 
 
-def _throttle(desired: DesiredState, report: LearnerReport | None) -> Iterator[Action]:
-    wanted = desired.admission_lag_steps
-    if wanted is None or report is None or not report.is_fresh:
+def _throttle(desired: DesiredState, signals: RunSignals | None) -> Iterator[Action]:
+    wanted = desired.lag_limit_steps
+    if wanted is None or signals is None or not signals.is_fresh:
         return
-    if wanted != report.signals.admission_lag_steps:
-        yield Throttle(admission_lag_steps=wanted, reason=desired.lag_reason)
+    if wanted != signals.lag_limit_steps:
+        yield Throttle(lag_limit_steps=wanted, reason=desired.lag_reason)
 
 
 def _applies(
@@ -199,7 +199,7 @@ def _needs_apply(child: Child, existing: ObservedChild, applied: Mapping[str, in
 
 
 def _scales(
-    desired: DesiredState, observed: ObservedState, report: LearnerReport | None
+    desired: DesiredState, observed: ObservedState, signals: RunSignals | None
 ) -> Iterator[Action]:
     """Yield the scaling of the run's Deployments, with deletion costs before a scale-down."""
     for name in desired.seeds:
@@ -210,7 +210,7 @@ def _scales(
         if action is None or not is_ours(existing.child, desired.owner_uid):
             continue
         if isinstance(action, Scale) and action.replicas < existing.replicas:
-            yield from _deletion_costs(name, observed, report)
+            yield from _deletion_costs(name, observed, signals)
         yield action
 
 
@@ -234,13 +234,13 @@ def _scaling(desired: DesiredState, existing: ObservedGroup) -> Scale | Suspend 
 
 
 def _deletion_costs(
-    group: str, observed: ObservedState, report: LearnerReport | None
+    group: str, observed: ObservedState, signals: RunSignals | None
 ) -> Iterator[Action]:
     """Yield the cost of each pod of a group, so that the idlest worker is removed first."""
-    if report is None:
+    if signals is None:
         return
     for pod in observed.pods_of(Role.ROLLOUT, group):
-        worker = report.workers.get(pod.name)
+        worker = signals.workers.get(pod.name)
         cost = worker.in_flight if worker else 0
         if (pod.deletion_cost or 0) != cost:
             yield SetDeletionCost(pod=pod.name, cost=cost)
@@ -295,11 +295,11 @@ def _pod_replacements(desired: DesiredState, observed: ObservedState) -> Iterato
             yield DeletePod(name=pod.name, uid=pod.uid)
 
 
-def _releases(observed: ObservedState, report: LearnerReport | None) -> Iterator[Action]:
+def _releases(observed: ObservedState, signals: RunSignals | None) -> Iterator[Action]:
     """Yield the release of leases whose worker has no pod, before they expire."""
-    if report is None or not report.is_fresh:
+    if signals is None or not signals.is_fresh:
         return
     pods = {pod.name for pod in observed.pods}
-    for name, worker in report.workers.items():
+    for name, worker in signals.workers.items():
         if worker.in_flight and worker.silent_s > _SILENT_S and name not in pods:
             yield ReleaseLeases(worker=name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vcpo.api import VCPORun
+from vcpo.control import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.conflicts import Conflict
@@ -23,7 +24,6 @@ from vcpo_operator.decisions.lifecycle import (
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState, RunRecord
-from vcpo_operator.observed.report import LearnerReport
 
 RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two reconciles of a run."""
@@ -43,8 +43,8 @@ class Snapshot:
     current: RunStatus
     """The status with what this reconcile observed; without conditions and groups."""
     observed: ObservedState
-    report: LearnerReport | None
-    """The learner's last known report of this attempt; None when there is none."""
+    signals: RunSignals | None
+    """The learner's last known signals of this attempt; None when there are none."""
     verdict: RunVerdict
     draining: LearnerDrain | None
     is_new_attempt: bool
@@ -98,26 +98,26 @@ def judge_run(
     *,
     before: RunStatus,
     observed: ObservedState,
-    report: LearnerReport | None,
+    signals: RunSignals | None,
     now_s: float,
 ) -> Snapshot:
     """Judge what was observed of a run.
 
     before: The status as the last reconcile left it.
-    report: The learner's newest report, of whichever attempt.
+    signals: The learner's newest signals, of whichever attempt.
     now_s: Unix time.
     """
-    report = report_of_this_run(report, before, observed, now_s)
+    signals = signals_of_this_run(signals, before, observed, now_s)
     # A learner that ends because the run is suspended has not failed.
     num_pods = run.spec.learner.replicas
     current = before if run.spec.suspend else before.with_restarts(observed, num_pods=num_pods)
     is_new_attempt = starts_new_attempt(run.spec, before, record.generation)
     if is_new_attempt:
-        current, report = status.as_new_attempt(current), None
-    current = status.with_clocks(current, run.spec, observed, report, now_s)
-    current = status.with_report(current, report)
-    verdict = judge(run.spec, current, report, now_s)
-    drain = decide_drain(run.spec, verdict, observed, report, since_s=before.drain_s, now_s=now_s)
+        current, signals = status.as_new_attempt(current), None
+    current = status.with_clocks(current, run.spec, observed, signals, now_s)
+    current = status.with_signals(current, signals)
+    verdict = judge(run.spec, current, signals, now_s)
+    drain = decide_drain(run.spec, verdict, observed, signals, since_s=before.drain_s, now_s=now_s)
     return Snapshot(
         record=record,
         run=run,
@@ -127,7 +127,7 @@ def judge_run(
             drain_s=None if drain is None else drain.since_s,
         ),
         observed=observed,
-        report=report,
+        signals=signals,
         verdict=verdict,
         draining=drain,
         is_new_attempt=is_new_attempt,
@@ -139,8 +139,8 @@ def judge_run(
 def signals_period_s(run: VCPORun, before: RunStatus) -> float:
     """Return the time between two calls of the learner; 0 calls it at every reconcile.
 
-    A learner that drains is called every time: an older report does not say whether its workers may
-    go now.
+    A learner that drains is called every time: older signals do not say whether its workers may go
+    now.
     """
     is_draining = run.spec.suspend or before.completion_s is not None
     return 0.0 if is_draining else run.spec.control.poll_seconds
@@ -155,25 +155,25 @@ def keeps_last_known_signals(snapshot: Snapshot, first_seen_s: float) -> bool:
     first_seen_s: Unix time at which this operator first reconciled the run.
     """
     fresh_until_s = first_seen_s + snapshot.run.spec.control.signals_max_age_seconds
-    was_fresh = snapshot.report is None and snapshot.before.holds("SignalsFresh")
+    was_fresh = snapshot.signals is None and snapshot.before.holds("SignalsFresh")
     is_running = snapshot.verdict.phase is LifecyclePhase.RUN
     return is_running and was_fresh and snapshot.now_s <= fresh_until_s
 
 
-def report_of_this_run(
-    report: LearnerReport | None, before: RunStatus, observed: ObservedState, now_s: float
-) -> LearnerReport | None:
-    """Return the report unless it may describe an earlier run or attempt; then None.
+def signals_of_this_run(
+    signals: RunSignals | None, before: RunStatus, observed: ObservedState, now_s: float
+) -> RunSignals | None:
+    """Return the signals unless they may describe an earlier run or attempt; then None.
 
     A Prometheus still holds the samples of an earlier run of the same name, and of the time before
     a suspension. With them a new run could complete in the phase of the old one. While the learner
     drains, reports only get newer. A learner that has failed keeps reporting it. So a failure
-    counts only in a fresh report, and only while the learner's pod is not terminating.
+    counts only in fresh signals, and only while the learner's pod is not terminating.
     """
-    if report is None or before.drain_s is not None:
-        return report
-    may_be_old = not report.is_fresh or not observed.pods_of(Role.LEARNER)
-    if report.phase is RunPhase.FAILED and may_be_old:
+    if signals is None or before.drain_s is not None:
+        return signals
+    may_be_old = not signals.is_fresh or not observed.pods_of(Role.LEARNER)
+    if signals.phase is RunPhase.FAILED and may_be_old:
         return None
     start_s = now_s if before.start_s is None else before.start_s
-    return report if report.is_from_after(start_s, now_s=now_s) else None
+    return signals if signals.is_from_after(start_s, now_s=now_s) else None

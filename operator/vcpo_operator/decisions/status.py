@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlDecision, ControlState
+from vcpo.control import ControlDecision, ControlState, RunSignals
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import (
     CONTROL_CONDITIONS,
@@ -20,10 +20,14 @@ from vcpo_operator.decisions.conditions import (
     merge_conditions,
 )
 from vcpo_operator.decisions.lifecycle import RunVerdict
-from vcpo_operator.decisions.status_model import GroupStatus, LastDecision, Progress, RunStatus
+from vcpo_operator.decisions.status_model import (
+    GroupStatus,
+    LastDecision,
+    RunStatus,
+    shown_signals,
+)
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState
-from vcpo_operator.observed.report import LearnerReport
 
 PROGRESS_PERIOD_S: Final = 30.0
 """Least time between two writes that change nothing but numbers."""
@@ -33,7 +37,7 @@ def with_clocks(
     status: RunStatus,
     spec: VCPORunSpec,
     observed: ObservedState,
-    report: LearnerReport | None,
+    signals: RunSignals | None,
     now_s: float,
 ) -> RunStatus:
     """Return the status with the times from which deadlines count; a suspended run has none.
@@ -48,7 +52,7 @@ def with_clocks(
     second_s = float(int(now_s))
     start_s = second_s if status.start_s is None else status.start_s
     first_step_s, admission_s = status.first_step_s, status.admission_s
-    if first_step_s is None and report is not None and report.signals.step > 0:
+    if first_step_s is None and signals is not None and signals.step > 0:
         first_step_s = second_s
     wanted = {Role.LEARNER: spec.learner.replicas}
     if any(group.min_replicas > 0 for group in spec.rollouts):
@@ -85,28 +89,9 @@ def with_end(status: RunStatus, verdict: RunVerdict, now_s: float) -> RunStatus:
     return replace(status, completion_s=float(int(now_s)))
 
 
-def with_report(status: RunStatus, report: LearnerReport | None) -> RunStatus:
-    """Return the status with the learner's numbers; without a report they do not change."""
-    if report is None:
-        return status
-    signals = report.signals
-    progress = Progress(
-        step=signals.step,
-        policy_version=signals.policy_version,
-        ess_ratio=report.ess_ratio,
-        on_policy_ess_ratio=signals.on_policy_ess_ratio,
-        reward_mean=report.reward_mean,
-        tokens_per_s=report.tokens_per_s,
-        buffered=signals.buffered,
-        in_flight=signals.in_flight,
-        learning_rate_scale=report.learning_rate_scale,
-        accuracy=report.accuracy,
-        lag_p50=signals.lag_p50,
-        lag_max=signals.lag_max,
-        warning_score=signals.warning_score,
-        warning_level=signals.warning_level,
-    )
-    return replace(status, progress=progress)
+def with_signals(status: RunStatus, signals: RunSignals | None) -> RunStatus:
+    """Return the status with the learner's numbers; without signals they do not change."""
+    return status if signals is None else replace(status, numbers=shown_signals(signals))
 
 
 def with_groups(
@@ -156,7 +141,7 @@ def with_decision(
     change = decision.last_lag_change
     return replace(
         status,
-        admission_lag_steps=decision.admission_lag_steps,
+        lag_limit_steps=decision.lag_limit_steps,
         last_decision=status.last_decision if change is None else LastDecision.of(change),
         control=stored_state(state),
     )
@@ -188,7 +173,7 @@ def needs_write(before: RunStatus, after: RunStatus, now_s: float) -> bool:
 def _actionable_part(status: RunStatus) -> tuple[object, ...]:
     """Return the part on which people and programs act.
 
-    The reasons of the control loop's conditions are left out: they may change with every report.
+    The reasons of the control loop's conditions are left out: they may change with every poll.
     Those of `Stable` do not, and tell a run that is in danger from one that is dead.
     """
     volatile = set(CONTROL_CONDITIONS) - {"Stable"}
@@ -202,6 +187,6 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
         (status.start_s, status.admission_s, status.first_step_s),
         (status.completion_s, status.drain_s),
         status.restarts,
-        status.admission_lag_steps,
+        status.lag_limit_steps,
         [(group.name, group.desired) for group in status.groups],
     )

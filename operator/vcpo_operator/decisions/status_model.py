@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from vcpo.control import ChangeKind, LimitChange
+from vcpo.control import ChangeKind, LimitChange, RunSignals
 from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ContainerEnd, ObservedState
@@ -52,25 +52,35 @@ class StatusCondition:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Numbers of the learner; None while it has not measured them."""
+_SIGNALS: Final[Mapping[str, str | Mapping[str, str]]] = {
+    "step": "step",
+    "policyVersion": "policy_version",
+    "essRatio": "ess_ratio",
+    "onPolicyEssRatio": "on_policy_ess_ratio",
+    "rewardMean": "reward_mean",
+    "tokensPerSecond": "tokens_per_s",
+    "trajectories": {"buffered": "buffered", "inFlight": "in_flight"},
+    "learningRateScale": "learning_rate_scale",
+    "evaluationAccuracy": "accuracy",
+    "lag": {"p50": "lag_p50", "max": "lag_max"},
+    "warning": {"level": "warning_level", "score": "warning_score"},
+}
+"""Fields of `status` that show the learner's signals, by the attributes of `RunSignals`."""
 
-    step: int | None = None
-    policy_version: int | None = None
-    ess_ratio: float | None = None
-    on_policy_ess_ratio: float | None = None
-    reward_mean: float | None = None
-    tokens_per_s: float | None = None
-    buffered: int | None = None
-    in_flight: int | None = None
-    """Trajectories."""
-    learning_rate_scale: float | None = None
-    accuracy: float | None = None
-    lag_p50: int | None = None
-    lag_max: int | None = None
-    warning_score: float | None = None
-    warning_level: str | None = None
+
+def shown_signals(signals: RunSignals) -> dict[str, Any]:
+    """Return the fields of `status` that show signals, without what is not measured yet."""
+    return _shown(signals, _SIGNALS)
+
+
+def _shown(signals: RunSignals, fields: Mapping[str, str | Mapping[str, str]]) -> dict[str, Any]:
+    values = {
+        name: _round(getattr(signals, shown))
+        if isinstance(shown, str)
+        else _shown(signals, shown) or None
+        for name, shown in fields.items()
+    }
+    return _without_none(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +119,13 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastDecision:
-    """The newest change of the admission lag, and why it was made."""
+    """The newest change of the lag limit, and why it was made."""
 
     time_s: float
     kind: ChangeKind
     before: int
     after: int
-    """Admission lag before and after, in policy versions."""
+    """Lag limit before and after, in policy versions."""
     reason: str
     """A clause without a full stop."""
 
@@ -165,14 +175,15 @@ class RunStatus:
     completion_s: float | None = None
     drain_s: float | None = None
     updated_s: float | None = None
-    admission_lag_steps: int | None = None
+    lag_limit_steps: int | None = None
     last_decision: LastDecision | None = None
     restarts: Restarts = field(default_factory=Restarts)
     learner_pods: str = ""
     """Pods of the learner, ready/desired."""
     last_end: ContainerEnd | None = None
     """How the learner's container ended last; kept after its pod is gone."""
-    progress: Progress = Progress()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """The learner's last known signals (`shown_signals`)."""
     groups: tuple[GroupStatus, ...] = ()
     control: Mapping[str, Any] = field(default_factory=dict)
     """`ControlState.to_dict()`; empty before the first decision."""
@@ -197,7 +208,7 @@ class RunStatus:
         ends = self.restarts.ends_now(pods)
         if num_pods == 1:  # a message may come later than the restart
             ends = [pod.last_end for pod in pods if pod.last_end is not None]
-        step = self.progress.step or 0
+        step = int(self.numbers.get("step", 0))
         restarts = self.restarts.with_pods(pods, num_pods=num_pods, step=step)
         return replace(self, restarts=restarts, last_end=ends[0] if ends else self.last_end)
 
@@ -208,9 +219,7 @@ class RunStatus:
         Raises: ValueError when this operator cannot have written it.
         """
         try:
-            learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
-            warning = entry.get("warning") or {}
-            trajectories = entry.get("trajectories") or {}
+            learner = entry.get("learner") or {}
             last_end = learner.get("lastTermination")
             decision = entry.get("lastDecision")
             return cls(
@@ -222,27 +231,12 @@ class RunStatus:
                 completion_s=from_rfc3339(entry.get("completionTime")),
                 drain_s=from_rfc3339(entry.get("drainTime")),
                 updated_s=from_rfc3339(entry.get("updateTime")),
-                admission_lag_steps=entry.get("admissionLagSteps"),
+                lag_limit_steps=entry.get("admissionLagSteps"),
                 last_decision=None if decision is None else LastDecision.from_dict(decision),
                 restarts=Restarts.from_dict(learner),
                 learner_pods=learner.get("pods", ""),
                 last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
-                progress=Progress(
-                    step=entry.get("step"),
-                    policy_version=entry.get("policyVersion"),
-                    ess_ratio=entry.get("essRatio"),
-                    on_policy_ess_ratio=entry.get("onPolicyEssRatio"),
-                    reward_mean=entry.get("rewardMean"),
-                    tokens_per_s=entry.get("tokensPerSecond"),
-                    buffered=trajectories.get("buffered"),
-                    in_flight=trajectories.get("inFlight"),
-                    learning_rate_scale=entry.get("learningRateScale"),
-                    accuracy=entry.get("evaluationAccuracy"),
-                    lag_p50=lag.get("p50"),
-                    lag_max=lag.get("max"),
-                    warning_score=warning.get("score"),
-                    warning_level=warning.get("level"),
-                ),
+                numbers={name: entry[name] for name in _SIGNALS if name in entry},
                 groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
                 control=dict(entry.get("control") or {}),
             )
@@ -251,12 +245,9 @@ class RunStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status in its form in the object, without fields that are None."""
-        progress = self.progress
         ready = sum(group.ready for group in self.groups)
         desired = sum(group.desired for group in self.groups)
         last_end = None if self.last_end is None else self.last_end.to_dict()
-        trajectories = {"buffered": progress.buffered, "inFlight": progress.in_flight}
-        warning = {"level": progress.warning_level, "score": _round(progress.warning_score)}
         learner = {
             "pods": self.learner_pods or None,
             **self.restarts.to_dict(),
@@ -271,19 +262,9 @@ class RunStatus:
             "completionTime": rfc3339(self.completion_s),
             "drainTime": rfc3339(self.drain_s),
             "updateTime": rfc3339(self.updated_s),
-            "step": progress.step,
-            "policyVersion": progress.policy_version,
-            "essRatio": _round(progress.ess_ratio),
-            "onPolicyEssRatio": _round(progress.on_policy_ess_ratio),
-            "rewardMean": _round(progress.reward_mean),
-            "tokensPerSecond": _round(progress.tokens_per_s),
-            "trajectories": _without_none(trajectories) or None,
-            "learningRateScale": _round(progress.learning_rate_scale),
-            "evaluationAccuracy": _round(progress.accuracy),
-            "admissionLagSteps": self.admission_lag_steps,
+            **self.numbers,
+            "admissionLagSteps": self.lag_limit_steps,
             "lastDecision": None if self.last_decision is None else self.last_decision.to_dict(),
-            "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
-            "warning": _without_none(warning) or None,
             "learner": _without_none(learner),
             "rollouts": [each.to_dict() for each in self.groups],
             "workers": f"{ready}/{desired}" if self.groups else None,
@@ -308,6 +289,6 @@ def _without_none(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def _round(value: float | None) -> float | None:
-    """Round to four digits, which fit a column of `kubectl get`."""
-    return None if value is None else round(value, 4)
+def _round(value: Any) -> Any:
+    """Round a float to four digits, which fit a column of `kubectl get`."""
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,16 +1,16 @@
-"""A run's report from a Prometheus: the query, and the parsing of its answer. Pure.
+"""A run's signals from a Prometheus: the query, and the parsing of its answer. Pure.
 
 One instant query asks for a window of time, so the answer holds the samples as they were scraped,
 with their times:
 
     {__name__=~"vcpo_policy_version|...", namespace="ml", run="demo"}[5m]
 
-The report uses the learner's newest scrape only. A series that this scrape lacks is unknown, even
-if an earlier scrape had it. So one report never mixes two moments, or two learners. Means over
+The signals are those of the learner's newest scrape. A series that this scrape lacks is unknown,
+even if an earlier scrape had it. So one record never mixes two moments, or two learners. Means over
 steps (mean and low ESS) are the learner's own gauges: means over scrapes would count a long step
 more often than a short one.
 
-The report lacks: rates of trajectories and tokens, which decide nothing; why steps are skipped and
+They lack: rates of trajectories and tokens, which decide nothing; why steps are skipped and
 generations fail; workers whose series have no label `pod` (the PodMonitors of the chart and of runs
 add it).
 """
@@ -26,12 +26,12 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from vcpo.algo import warning_level
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals, WorkerSignals
+from vcpo.learner_control import no_update_message
 from vcpo.metrics import Metric
 from vcpo.metrics.catalogue import STEP_GAUGES, learner, rollout
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.report import LearnerReport, WorkerReport, no_update_message
 
 WINDOW: Final = "5m"
 """How old a scrape may be; Prometheus itself looks back as far for an instant query."""
@@ -75,22 +75,22 @@ _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrapedReport:
-    """A report, and when Prometheus scraped it."""
+class DatedSignals:
+    """Signals, and when Prometheus scraped them."""
 
-    report: LearnerReport
+    signals: RunSignals
     """With an age of 0 at `scraped_s`."""
     scraped_s: float
     """Unix time, by the clock of Prometheus."""
 
-    def at(self, now_s: float, *, is_fresh: bool) -> LearnerReport:
-        """Return the report with its age at a Unix time."""
-        aged = self.report.at_age(max(0.0, now_s - self.scraped_s))
+    def at(self, now_s: float, *, is_fresh: bool) -> RunSignals:
+        """Return the signals with their age at a Unix time."""
+        aged = self.signals.at_age(max(0.0, now_s - self.scraped_s))
         return replace(aged, is_fresh=is_fresh)
 
 
 def run_query(key: RunKey) -> str:
-    """Return the query for all series of a run's report."""
+    """Return the query for all series of a run's signals."""
     names = "|".join(metric.name for metric in (*_OF_LEARNER, rollout.IN_FLIGHT))
     matchers = (
         f'__name__=~"{names}"',
@@ -100,11 +100,11 @@ def run_query(key: RunKey) -> str:
     return f"{{{','.join(matchers)}}}[{WINDOW}]"
 
 
-def parse_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
+def parse_answer(answer: bytes, *, now_s: float) -> DatedSignals | None:
     """Parse the answer to `run_query`; None when it has no sample of the run.
 
-    Raises: ValueError when the answer cannot be parsed, lacks or repeats a series that a report
-        needs, or holds a value out of its range; and when a sample is in the future.
+    Raises: ValueError when the answer cannot be parsed, lacks or repeats a series that signals
+        need, or holds a value out of its range; and when a sample is in the future.
     """
     samples = _samples(answer)
     of_learner = [sample for sample in samples if sample.name in _LEARNER_NAMES]
@@ -117,56 +117,47 @@ def parse_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
             " synchronize the clocks of the operator's node and of Prometheus"
         )
     scrape = _Scrape(tuple(sample for sample in of_learner if sample.time_s == scraped_s))
-    return ScrapedReport(report=_report(scrape, _workers(samples, now_s)), scraped_s=scraped_s)
+    return DatedSignals(signals=_signals(scrape, _workers(samples, now_s)), scraped_s=scraped_s)
 
 
-def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerReport:
-    # A step whose weights have no value reports 0, which no batch can have.
-    ess_ratio = scrape.value(_ESS) or None
-    signals = _signals(scrape)
-    phase = scrape.phase()
-    skipped = scrape.count_or_none(learner.SKIPPED_STEPS_IN_A_ROW) or 0
-    has_never_updated = phase is RunPhase.COMPLETE and 0 < signals.step <= skipped
-    return LearnerReport(
-        signals=signals,
-        phase=phase,
-        ess_ratio=ess_ratio,
-        learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
-        reward_mean=scrape.value(_REWARD),
-        accuracy=scrape.value(learner.EVALUATION_ACCURACY),
-        failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
-        no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
-        has_never_updated=has_never_updated,
-        lost_changes=scrape.count_or_none(learner.LOST_CHANGES) or 0,
-        workers=workers,
-    )
-
-
-def _signals(scrape: _Scrape) -> RunSignals:
-    on_policy = scrape.value(_ON_POLICY_ESS)
+def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignals:
+    on_policy, score = scrape.value(_ON_POLICY_ESS), scrape.value(_WARNING)
     groups = scrape.values(learner.WORKERS, "group")
-    score = scrape.value(_WARNING)
+    phase, step = scrape.phase(), scrape.count(learner.STEP)
+    skipped = scrape.count_or_none(learner.SKIPPED_STEPS_IN_A_ROW) or 0
+    has_never_updated = phase is RunPhase.COMPLETE and 0 < step <= skipped
     return RunSignals(
-        step=scrape.count(learner.STEP),
+        phase=phase,
+        step=step,
         policy_version=scrape.count(learner.POLICY_VERSION),
+        # A step whose weights have no value reports 0, which no batch can have.
+        ess_ratio=scrape.value(_ESS) or None,
         ess_ratio_mean=scrape.value(learner.ESS_MEAN),
         ess_ratio_low=scrape.value(learner.ESS_LOW),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
+        learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
         warning_score=score,
         warning_level=None if score is None else warning_level(score),
+        reward_mean=scrape.value(_REWARD),
+        accuracy=scrape.value(learner.EVALUATION_ACCURACY),
         lag_p50=scrape.count_or_none(learner.TOKEN_LAG_MEDIAN),
         lag_max=scrape.count_or_none(learner.TOKEN_LAG_MAX),
+        lag_limit_steps=scrape.count(learner.ADMISSION_LAG),
         buffered=scrape.count(learner.TRAJECTORIES_BUFFERED),
         in_flight=scrape.count(learner.TRAJECTORIES_IN_FLIGHT),
         batch_trajectories=scrape.count(learner.BATCH_TRAJECTORIES),
-        admission_lag_steps=scrape.count(learner.ADMISSION_LAG),
         learner_idle_ratio=scrape.required_value(learner.IDLE),
         ready_workers={group: _whole(learner.WORKERS.name, each) for group, each in groups.items()},
+        workers=workers,
+        failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
+        no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
+        has_never_updated=has_never_updated,
+        lost_changes=scrape.count_or_none(learner.LOST_CHANGES) or 0,
     )
 
 
-def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport]:
+def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerSignals]:
     """Return the workers by pod, each from its own newest scrape."""
     newest: dict[str, _Sample] = {}
     for sample in samples:
@@ -176,7 +167,7 @@ def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport
         if pod not in newest or sample.time_s > newest[pod].time_s:
             newest[pod] = sample
     return {
-        pod: WorkerReport(
+        pod: WorkerSignals(
             in_flight=_whole(sample.name, sample.value), silent_s=max(0.0, now_s - sample.time_s)
         )
         for pod, sample in newest.items()
@@ -234,7 +225,7 @@ class _Scrape:
         return self.values(metric, "").get("")
 
     def required_value(self, metric: Metric) -> float:
-        """Return the value of a metric that every report needs.
+        """Return the value of a metric that signals need.
 
         Raises: ValueError when the scrape lacks it.
         """
@@ -246,7 +237,7 @@ class _Scrape:
         return value
 
     def count(self, metric: Metric) -> int:
-        """Return a whole number that every report needs.
+        """Return a whole number that signals need.
 
         Raises: ValueError when the scrape lacks it, or it is no whole number.
         """

@@ -48,7 +48,7 @@ def hosted_run(
     snapshot: Snapshot, status: RunStatus, decision: ControlDecision | None
 ) -> HostedRun:
     """Return what the operator exports of a run."""
-    report = snapshot.report
+    signals = snapshot.signals
     return HostedRun(
         spec=snapshot.run.spec,
         conditions=status.conditions,
@@ -56,8 +56,8 @@ def hosted_run(
             group.name: Workers(desired=group.desired, ready=group.ready) for group in status.groups
         },
         decision=decision,
-        admission_lag_steps=status.admission_lag_steps,
-        signals_age_s=None if report is None else report.signals.age_s,
+        lag_limit_steps=status.lag_limit_steps,
+        signals_age_s=None if signals is None else signals.age_s,
         learner_restarts=status.restarts.total,
         start_s=status.start_s,
         startup_deadline_s=startup_deadline_s(snapshot.run.spec, status),

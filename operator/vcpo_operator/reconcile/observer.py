@@ -1,4 +1,4 @@
-"""Observing a run: its objects, watched and unwatched, and the learner's report."""
+"""Observing a run: its objects, watched and unwatched, and the learner's signals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from vcpo.api import VCPORun
 from vcpo.api.cluster import Transport
+from vcpo.control import RunSignals
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S
 from vcpo_operator.cluster_api.client import ApiError
@@ -20,7 +21,6 @@ from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import RunKey, certificates_name, credential_name
 from vcpo_operator.observed.records import ObservedState, RunRecord
-from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.reconcile.event_causes import read_event_causes
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.signals.client import SignalSource
@@ -69,17 +69,17 @@ class Observer:
                 memory.record_child(child)
         return await read_event_causes(observed, key, memory, self._executor, now_s)
 
-    async def report(
+    async def signals(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: ObservedState
-    ) -> LearnerReport | None:
-        """Return the learner's newest report; None when there is no learner.
+    ) -> RunSignals | None:
+        """Return the learner's newest signals; None when there is no learner.
 
         before: The status as the last reconcile left it.
         """
         if observed.learner is None or observed.learner.replicas == 0:
             await self._signals.disconnect(record.key)
             return None
-        return await self._signals.fetch_report(record.key, period_s=signals_period_s(run, before))
+        return await self._signals.fetch_signals(record.key, period_s=signals_period_s(run, before))
 
     async def _read_secrets(
         self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float

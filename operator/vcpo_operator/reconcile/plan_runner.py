@@ -80,7 +80,7 @@ class PlanRunner:
             )
         except ValueError as error:
             return PlanResult(refusal=str(error))
-        actions = plan(desired, observed, applied=memory.applied_versions, report=snapshot.report)
+        actions = plan(desired, observed, applied=memory.applied_versions, signals=snapshot.signals)
         if memory.keys_conflict is not None:  # the Secret may exist, but cannot be read
             actions = tuple(each for each in actions if not isinstance(each, _ISSUES))
         try:

@@ -1,6 +1,6 @@
 """The reconciler: observes one run, decides what it lacks, and does it.
 
-    observe --> learner's report --> judge, scale, plan (pure) --> execute --> write the status
+    observe --> learner's signals --> judge, scale, plan (pure) --> execute --> write the status
 
 It is level-triggered: it reads states, not changes. It may be killed at any call; the
 next reconcile does the rest. It keeps a memory to save calls and to know the age of signals. Losing
@@ -120,9 +120,9 @@ class Reconciler:
             )
             return ReconcileResult(requeue_after_s=RESYNC_PERIOD_S)
         observed = await self._observer.observe(record, run, memory, now_s)
-        report = await self._observer.report(record, run, before, observed)
+        signals = await self._observer.signals(record, run, before, observed)
         snapshot = judge_run(
-            record, run, before=before, observed=observed, report=report, now_s=now_s
+            record, run, before=before, observed=observed, signals=signals, now_s=now_s
         )
         if snapshot.ends_now:
             # The status must say that the run has ended before anything is cleaned up.
@@ -141,7 +141,7 @@ class Reconciler:
                 known=memory.control,
                 stored=snapshot.before.control,
                 observed=snapshot.observed,
-                report=snapshot.report,
+                signals=snapshot.signals,
                 now_s=snapshot.now_s,
             )
         result = await self._runner.run(snapshot, memory, autoscale)
@@ -170,8 +170,8 @@ class Reconciler:
         """Forget a deleted run, after one drain command to its learner."""
         is_first = record is not None and key in self._memories
         if is_first and has_workers(self._view.observed_state(key)):
-            report = await self._signals.fetch_report(key, period_s=0.0)
-            for action in on_delete_actions(report):
+            signals = await self._signals.fetch_signals(key, period_s=0.0)
+            for action in on_delete_actions(signals):
                 await self._executor.execute(key, action)
         self._memories.pop(key, None)
         self._exports.forget(key)

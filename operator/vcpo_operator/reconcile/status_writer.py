@@ -50,7 +50,7 @@ class StatusWriter:
             observed=snapshot.observed,
             decision=decision,
             has_stepped=snapshot.current.first_step_s is not None,
-            report=snapshot.report,
+            signals=snapshot.signals,
             now_s=snapshot.now_s,
             conflict=result.blocker,
             refusal=result.refusal,

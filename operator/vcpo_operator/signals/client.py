@@ -1,8 +1,8 @@
-"""Connections to learners: reports from them, and commands to them.
+"""Connections to learners: signals from them, and commands to them.
 
-By default a report comes from the learner itself, over gRPC. It is then of this moment, and the
-control loop needs no further system that can be down. `prometheus` is the other source. When no
-report can be had now, the caller gets the last known report with its age; `vcpo.control` judges the
+By default signals come from the learner itself, over gRPC. They are then of this moment, and the
+control loop needs no further system that can be down. `prometheus` is the other source. When none
+can be had now, the caller gets the last known signals with their age; `vcpo.control` judges the
 age. Commands go over gRPC in either case.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
 
+from vcpo.control import RunSignals
 from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import OrderResult, SignalResult
@@ -23,7 +24,6 @@ from vcpo.metrics.label_values import SignalSource as Source
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
-from vcpo_operator.observed.report import LearnerReport, learner_report
 
 _LOGGER = logging.getLogger(__name__)
 _STARTING_S = 60.0
@@ -38,16 +38,16 @@ class LearnerCommandError(Exception):
 
 
 class SignalSource(Protocol):
-    """Where the reports of learners come from."""
+    """Where the signals of learners come from."""
 
-    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """Return a fresh report, else the last known one with its age; None: none was received.
+    async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
+        """Return fresh signals, else the last known ones with their age; None: none were received.
 
         period_s: Time between two decisions. A source may answer from memory for half of it.
         """
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and its report."""
+        """Forget a learner that is gone, and its signals."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -55,23 +55,14 @@ class SignalSource(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Connection:
-    """The connection to one learner, and the last report over it."""
+    """The connection to one learner."""
 
-    channel: grpc.aio.Channel
+    control: LearnerControl
     opened_s: float
     asked_s: float
-    """When a report was asked for last."""
-    report: LearnerReport | None = None
-    received_s: float = 0.0
-    is_silent: bool = False
-    """Whether the last question got no answer."""
+    """When signals were asked for last."""
     warned_of: set[str] = field(default_factory=set)
-    """Status of each failure since the last report that the log has."""
-
-    def last_known_report(self, now_s: float) -> LearnerReport | None:
-        if self.report is None:
-            return None
-        return replace(self.report.at_age(now_s - self.received_s), is_silent=self.is_silent)
+    """Status of each failure since the last signals that the log has."""
 
 
 class LearnerConnections:
@@ -113,41 +104,37 @@ class LearnerConnections:
         self._steering_keys.pop(key, None)
         self._trusts.pop(key, None)
 
-    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """Return a fresh report, else the last known one with its age; None: none was received.
+    async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
+        """Return fresh signals, else the last known ones with their age; None: none were received.
 
         period_s: A learner that was asked within half of this time is not asked again.
         """
         now_s = self._clock()
         connection = self._connections.get(key)
         if connection is not None and now_s - connection.asked_s < period_s / 2:
-            return connection.last_known_report(now_s)
+            return connection.control.last_known()
         connection = self._connect(key)
         connection.asked_s = now_s
-        try:
-            report = learner_report(await LearnerControl(connection.channel).signals())
-        except (grpc.aio.AioRpcError, ValueError) as error:
+        signals = await connection.control.poll()
+        if signals is None:
             self._count_request(key, SignalResult.ERROR)
-            self._log_silence(key, error, connection)
-            connection.is_silent = True
-            return connection.last_known_report(self._clock())
+            self._log_silence(key, connection)
+            return connection.control.last_known()
         self._count_request(key, SignalResult.OK)
         if connection.warned_of:
             _LOGGER.info("%s: the learner answers again", key)
             connection.warned_of.clear()
-        connection.report, connection.received_s = report, now_s
-        connection.is_silent = False
-        return report
+        return signals
 
-    async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
-        """Set the learner's admission lag.
+    async def throttle(self, key: RunKey, lag_limit_steps: int, reason: str) -> None:
+        """Set the learner's lag limit.
 
         Raises: LearnerCommandError when the learner does not answer.
         """
         orders = self._metrics.throttle_orders
         try:
             with _command_errors("throttle"):
-                await self._control(key).throttle(admission_lag_steps, reason)
+                await self._connect(key).control.throttle(lag_limit_steps, reason)
         except LearnerCommandError:
             orders.labels(*key, OrderResult.ERROR).inc()
             raise
@@ -159,7 +146,7 @@ class LearnerConnections:
         Raises: LearnerCommandError when the learner does not answer.
         """
         with _command_errors("drain"):
-            await self._control(key).drain(reason)
+            await self._connect(key).control.drain(reason)
 
     async def release(self, key: RunKey, worker: str) -> None:
         """Release the leases of a worker that is gone.
@@ -167,13 +154,13 @@ class LearnerConnections:
         Raises: LearnerCommandError when the learner does not answer.
         """
         with _command_errors("release"):
-            await self._control(key).release_all_leases(worker)
+            await self._connect(key).control.release_all_leases(worker)
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and its report."""
+        """Forget a learner that is gone, and its signals."""
         connection = self._connections.pop(key, None)
         if connection is not None:
-            await connection.channel.close()
+            await connection.control.close()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -182,9 +169,8 @@ class LearnerConnections:
 
     def _connect(self, key: RunKey) -> _Connection:
         if key not in self._connections:
-            channel = self._open(key)
-            now_s = self._clock()
-            self._connections[key] = _Connection(channel=channel, opened_s=now_s, asked_s=now_s)
+            control, now_s = LearnerControl(self._open(key), clock=self._clock), self._clock()
+            self._connections[key] = _Connection(control=control, opened_s=now_s, asked_s=now_s)
         return self._connections[key]
 
     def _open(self, key: RunKey) -> grpc.aio.Channel:
@@ -195,25 +181,24 @@ class LearnerConnections:
     async def _reopen(self, key: RunKey) -> None:
         connection = self._connections.get(key)
         if connection is not None:
-            await connection.channel.close()
-            connection.channel = self._open(key)
-
-    def _control(self, key: RunKey) -> LearnerControl:
-        return LearnerControl(self._connect(key).channel)
+            await connection.control.reopen(self._open(key))
 
     def _count_request(self, key: RunKey, result: SignalResult) -> None:
         self._metrics.signal_requests.labels(*key, Source.LEARNER, result).inc()
 
-    def _log_silence(self, key: RunKey, error: Exception, connection: _Connection) -> None:
-        """Log why a learner gives no report: each status once, as a warning."""
+    def _log_silence(self, key: RunKey, connection: _Connection) -> None:
+        """Log why a learner gives no signals: each status once, as a warning."""
+        control = connection.control
+        if (error := control.failure) is None:
+            return
         status = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-        cause = call_failure(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        cause = call_failure(error)
         if status is grpc.StatusCode.UNAUTHENTICATED:
             cause = (
                 "it refuses the run's key for steering: its pod is older than the Secret; suspend"
                 " and resume the run, or delete the pod"
             )
-        may_be_starting = connection.report is None and status is grpc.StatusCode.UNAVAILABLE
+        may_be_starting = control.last_known() is None and status is grpc.StatusCode.UNAVAILABLE
         is_starting = may_be_starting and self._clock() - connection.opened_s < _STARTING_S
         word = "invalid" if status is None else status.name
         is_news = not is_starting and word not in connection.warned_of

@@ -1,7 +1,7 @@
-"""Reports from a Prometheus, for clusters in which only a Prometheus may reach the learners.
+"""Signals from a Prometheus, for clusters in which only a Prometheus may reach the learners.
 
-It replaces `client.LearnerConnections` as the source of reports; commands still go over those
-connections. When the Prometheus is down, late or has no samples of a run, reports get old, and
+It replaces `client.LearnerConnections` as the source of signals; commands still go over those
+connections. When the Prometheus is down, late or has no samples of a run, the signals get old, and
 `vcpo.control` then changes nothing.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from vcpo.control import RunSignals
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import SignalResult, SignalSource
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.promql import ScrapedReport, parse_answer, run_query
-from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.observed.promql import DatedSignals, parse_answer, run_query
 from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
@@ -107,23 +107,23 @@ class _LastScrape:
     """The last known scrape of one run."""
 
     asked_s: float = -math.inf
-    scraped: ScrapedReport | None = None
+    scraped: DatedSignals | None = None
     error: str = ""
     """Why the last query failed; empty when it did not."""
 
-    def update(self, scraped: ScrapedReport | None) -> bool:
+    def update(self, scraped: DatedSignals | None) -> bool:
         """Keep a scrape if it is newer; return whether it is."""
         if scraped is None or (self.scraped and scraped.scraped_s <= self.scraped.scraped_s):
             return False
         self.scraped = scraped
         return True
 
-    def report(self, now_s: float, *, is_fresh: bool) -> LearnerReport | None:
+    def signals(self, now_s: float, *, is_fresh: bool) -> RunSignals | None:
         return None if self.scraped is None else self.scraped.at(now_s, is_fresh=is_fresh)
 
 
 class ScrapedSignals:
-    """Reports of all runs from a Prometheus. One owner: the operator's event loop.
+    """Signals of all runs from a Prometheus. One owner: the operator's event loop.
 
     connections: Closed together with this source; commands go over them.
     clock: Unix time, since samples carry it.
@@ -144,21 +144,21 @@ class ScrapedSignals:
         self._scrapes: dict[RunKey, _LastScrape] = {}
         self._paused_until_s = -math.inf
 
-    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """Return the report of the newest scrape, with its age; None: there was none.
+    async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
+        """Return the signals of the newest scrape, with their age; None: there were none.
 
-        A report is fresh once: when its scrape is first seen.
+        They are fresh once: when their scrape is first seen.
         """
         now_s = self._clock()
         last = self._scrapes.setdefault(key, _LastScrape())
         if now_s - last.asked_s < period_s / 2 or now_s < self._paused_until_s:
-            return last.report(now_s, is_fresh=False)
+            return last.signals(now_s, is_fresh=False)
         last.asked_s = now_s
         is_fresh = last.update(await self._query(key, last))
-        return last.report(self._clock(), is_fresh=is_fresh)
+        return last.signals(self._clock(), is_fresh=is_fresh)
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and its report."""
+        """Forget a learner that is gone, and its signals."""
         self._scrapes.pop(key, None)
         await self._connections.disconnect(key)
 
@@ -167,7 +167,7 @@ class ScrapedSignals:
         await self._prometheus.close()
         await self._connections.close()
 
-    async def _query(self, key: RunKey, last: _LastScrape) -> ScrapedReport | None:
+    async def _query(self, key: RunKey, last: _LastScrape) -> DatedSignals | None:
         scraped, message = None, ""
         try:
             answer = await self._prometheus.query(run_query(key))

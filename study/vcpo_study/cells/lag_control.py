@@ -24,7 +24,7 @@ class LagControl:
     @property
     def lag_steps(self) -> int:
         """The lag limit of the next batch, in policy versions."""
-        return self._state.throttle.admission_lag_steps
+        return self._state.throttle.lag_limit_steps
 
     def observe(self, step: int, update: UpdateRecord) -> None:
         """Decide after a step.
@@ -51,6 +51,6 @@ class LagControl:
             buffered=0,
             in_flight=0,
             batch_trajectories=1,
-            admission_lag_steps=self.lag_steps,
+            lag_limit_steps=self.lag_steps,
             learner_idle_ratio=0.0,
         )

@@ -16,8 +16,8 @@ from tests.fixtures.operator.operator import (
     RUNS,
     USER_AGENT,
     operator_fixture,
-    report,
     run_body,
+    signals,
 )
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
@@ -185,7 +185,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
             phase=work_pb2.RUN_PHASE_RUNNING,
             on_policy_ess_ratio=0.8,
             batch_trajectories=16,
-            admission_lag_steps=8,
+            lag_limit_steps=8,
         )
 
 
@@ -252,7 +252,7 @@ async def unreadable():
     async with operator_fixture() as operator:
         await operator.create()
         await operator.settle()
-        operator.connections.report = report()
+        operator.connections.signals = signals()
         await operator.settle()
         why = 'User "operator" cannot get resource "secrets" in API group ""'
         error = forbidden("secrets", "demo-keys", why)

@@ -22,13 +22,13 @@ from tests.fixtures.operator.operator import (
     OperatorFixture,
     connect,
     operator_fixture,
-    report,
+    signals,
     whole_operator,
 )
+from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.cluster_api.lease import LeaderLease
 from vcpo_operator.decisions.stalled import PATIENCE_S
-from vcpo_operator.observed.report import WorkerReport
 
 TOKEN = "token-of-the-operator"
 PATIENT_S = 30.0
@@ -124,20 +124,20 @@ async def live(operator):
     operator.now_s += PATIENCE_S  # its kubelet has not started it: the operator asks why
     await operator.reconcile()
     await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     await operator.settle()
     await operator.client.merge_patch(CERTIFICATES, {"data": {"learner.crt": None}})
     operator.now_s += 60.0  # it looks at the Secret again
     await operator.settle()
     pods = await operator.client.get("/api/v1/namespaces/default/pods")
     workers = [body["metadata"]["name"] for body in pods["items"]]
-    busy = {name: WorkerReport(in_flight=3, silent_s=0.0) for name in workers}
-    operator.connections.report = dataclasses.replace(report(), workers=busy)
+    busy = {name: WorkerSignals(in_flight=3, silent_s=0.0) for name in workers}
+    operator.connections.signals = dataclasses.replace(signals(), workers=busy)
     own = {**none, "serviceAccountName": "theirs"}
     smaller = [{**GROUPS[0], "maxReplicas": 1}]
     await operator.edit(pods=own, rollouts=smaller, learner={"image": "learner:2"})
     await operator.settle()
-    operator.connections.report = report(RunPhase.COMPLETE)
+    operator.connections.signals = signals(RunPhase.COMPLETE)
     await operator.settle()
     operator.now_s += 61.0
     await operator.reconcile()

@@ -6,7 +6,7 @@ On the fake server only: about a hundred lives are lived, each on a server of it
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault
-from tests.fixtures.operator.operator import USER_AGENT, operator_fixture, report
+from tests.fixtures.operator.operator import USER_AGENT, operator_fixture, signals
 from vcpo.wire.phase import RunPhase
 
 TWO_GROUPS = [
@@ -20,12 +20,12 @@ async def live(operator):
     states = []
     await operator.create()
     states.append(await settle(operator))
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     await operator.edit(learner={"image": "learner:2"}, rollouts=TWO_GROUPS)
     states.append(await settle(operator))
     await operator.edit(rollouts=TWO_GROUPS[:1])
     states.append(await settle(operator))
-    operator.connections.report = report(RunPhase.COMPLETE)
+    operator.connections.signals = signals(RunPhase.COMPLETE)
     states.append(await settle(operator))
     return states
 

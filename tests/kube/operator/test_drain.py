@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault
-from tests.fixtures.operator.operator import RUN, USER_AGENT, operator_fixture, report
+from tests.fixtures.operator.operator import RUN, USER_AGENT, operator_fixture, signals
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
@@ -27,14 +27,13 @@ async def operator(endpoint):
 async def start_training(operator):
     await operator.create(learner={"drainSeconds": DRAIN_S})
     await operator.settle()
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     await operator.settle()
 
 
 def deliver(operator):
     """Let what is under way come in."""
-    signals = replace(operator.connections.report.signals, in_flight=0)
-    operator.connections.report = replace(operator.connections.report, signals=signals)
+    operator.connections.signals = replace(operator.connections.signals, in_flight=0)
 
 
 async def at_work(operator):
@@ -91,7 +90,7 @@ async def test_an_operator_that_comes_later_goes_on_with_the_wait(operator):
 
 
 async def test_a_learner_that_is_gone_keeps_no_run_from_its_rest(operator):
-    operator.connections.report = replace(operator.connections.report.at_age(1.0), is_silent=True)
+    operator.connections.signals = replace(operator.connections.signals.at_age(1.0), is_silent=True)
     await operator.edit(suspend=True)
     await operator.settle()
     assert operator.connections.drains == []
@@ -102,7 +101,7 @@ async def test_a_learner_that_dies_while_it_drains_keeps_no_run_from_its_rest(op
     operator.connections.in_flight_after_drain = 3
     await operator.edit(suspend=True)
     await operator.settle()
-    operator.connections.report = replace(operator.connections.report.at_age(1.0), is_silent=True)
+    operator.connections.signals = replace(operator.connections.signals.at_age(1.0), is_silent=True)
     await operator.settle()
     assert await at_work(operator) == (0, 0)
 
@@ -148,7 +147,7 @@ async def test_a_run_out_of_time_is_drained_before_its_workers_go(operator):
 
 
 async def test_a_complete_run_has_ended_by_itself(operator):
-    operator.connections.report = report(RunPhase.COMPLETE)
+    operator.connections.signals = signals(RunPhase.COMPLETE)
     await operator.settle()
     assert operator.connections.drains == []
 
@@ -175,7 +174,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
             phase=self.phase,
             on_policy_ess_ratio=0.8,
             batch_trajectories=16,
-            admission_lag_steps=8,
+            lag_limit_steps=8,
             trajectories=counts,
         )
 

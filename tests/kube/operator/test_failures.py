@@ -11,7 +11,7 @@ from tests.fixtures.operator.operator import (
     PODS,
     USER_AGENT,
     operator_fixture,
-    report,
+    signals,
 )
 from vcpo.wire.phase import RunPhase
 
@@ -171,7 +171,7 @@ async def test_a_learner_that_gave_up_does_not_fail_the_attempt_after_it(operato
     await operator.create(cleanupPolicy={"onFailed": "RetainWorkloads"})
     await operator.settle()
     await operator.schedule("demo-learner-0")  # its kubelet takes its time to end it
-    operator.connections.report = replace(report(RunPhase.FAILED), failure="It gave up.")
+    operator.connections.signals = replace(signals(RunPhase.FAILED), failure="It gave up.")
     await operator.settle()
     assert await condition(operator, "Failed") == ("True", "LearnerFailed", "It gave up.")
     await operator.edit(steps=20)
@@ -179,8 +179,8 @@ async def test_a_learner_that_gave_up_does_not_fail_the_attempt_after_it(operato
     assert (await condition(operator, "Failed"))[:2] == ("False", "NotFailed")
     assert "demo-learner-0" not in await pods(operator)
     await operator.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})
-    # The report is not fresh until the new learner answers.
-    operator.connections.report = operator.connections.report.at_age(1.0)
+    # The signals are not fresh until the new learner answers.
+    operator.connections.signals = operator.connections.signals.at_age(1.0)
     operator.now_s += 1.0
     await operator.settle()
     assert "demo-learner-0" in await pods(operator)
@@ -206,7 +206,7 @@ async def test_an_operator_that_dies_while_it_tries_a_run_again_is_made_up_for()
         await operator.create(cleanupPolicy={"onFailed": "RetainWorkloads"})
         await operator.settle()
         await operator.schedule("demo-learner-0")
-        operator.connections.report = report(RunPhase.FAILED)
+        operator.connections.signals = signals(RunPhase.FAILED)
         await operator.settle()
         await operator.edit(steps=20)
         fault = Fault(error=broken(), verb="delete", resource="pods", user_agent=USER_AGENT)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Fault
-from tests.fixtures.operator.operator import KEY, RUN, USER_AGENT, operator_fixture, report
+from tests.fixtures.operator.operator import KEY, RUN, USER_AGENT, operator_fixture, signals
 
 CONFIG_MAPS = f"/api/v1/namespaces/{KEY.namespace}/configmaps"
 SERVICES = f"/api/v1/namespaces/{KEY.namespace}/services"
@@ -125,7 +125,7 @@ async def test_a_claim_of_another_storage_class_is_named_with_the_cure(operator)
 async def test_a_growth_that_the_server_refuses_is_reported_with_the_cure(operator):
     await operator.create(learner={"checkpointStorageGibibytes": 10})
     await operator.settle()
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     await operator.edit(learner={"checkpointStorageGibibytes": 50})  # the claim is not bound
     await operator.settle()
     status, reason, message = await condition(operator, "Accepted")
@@ -149,7 +149,7 @@ async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
     async with operator_fixture() as operator:
         await operator.create(learner={"checkpointStorageGibibytes": 10})
         await operator.settle()
-        operator.connections.report = report()
+        operator.connections.signals = signals()
         await operator.settle()
         operator.server.faults.add(no_growth())
         two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]

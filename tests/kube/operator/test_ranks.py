@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fixtures.operator.operator import PODS, operator_fixture, report
+from tests.fixtures.operator.operator import PODS, operator_fixture, signals
 
 EVENTS = "/api/v1/namespaces/default/events"
 READY = {"type": "Ready", "status": "True"}
@@ -21,7 +21,7 @@ async def operator(endpoint):
         await started.settle()
         for index in range(2):
             await show(started, index, restarts=0)
-        started.connections.report = report()
+        started.connections.signals = signals()
         await started.settle()
         yield started
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.operator.operator import PODS, operator_fixture, report
-from vcpo_operator.observed.report import WorkerReport
+from tests.fixtures.operator.operator import PODS, operator_fixture, signals
+from vcpo.control.signals import WorkerSignals
 
 EVENTS = "/api/v1/namespaces/default/events"
 SIGNALS_MAX_AGE_S = 60
@@ -26,8 +26,8 @@ async def train(operator):
     for pod in pods:
         ready = {"status": {"phase": "Running", "conditions": [READY]}}
         await operator.client.merge_patch(f"{PODS}/{pod}/status", ready)
-    workers = {pod: WorkerReport(in_flight=1, silent_s=0.0) for pod in pods}
-    operator.connections.report = dataclasses.replace(report(), workers=workers)
+    workers = {pod: WorkerSignals(in_flight=1, silent_s=0.0) for pod in pods}
+    operator.connections.signals = dataclasses.replace(signals(), workers=workers)
     await operator.settle()
     assert await condition(operator, "Ready") == ("True", "Training")
 
@@ -53,7 +53,7 @@ async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_
     await train(operator)
     before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
     operator.restart_operator()
-    operator.connections.report = None
+    operator.connections.signals = None
     for _ in range(4):
         await operator.reconcile()
         operator.now_s += SIGNALS_MAX_AGE_S / 4
@@ -73,13 +73,13 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
     operator, said, ready
 ):
     await train(operator)
-    operator.connections.report = heard = dataclasses.replace(operator.connections.report, **said)
+    operator.connections.signals = heard = dataclasses.replace(operator.connections.signals, **said)
     await operator.settle()
     assert await condition(operator, "Ready") == ready
     before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
     operator.restart_operator()
     for says in (None, None, heard):
-        operator.connections.report = says
+        operator.connections.signals = says
         await operator.reconcile()
         assert (await operator.run())["status"]["conditions"] == before
         operator.now_s += 1.0
@@ -88,10 +88,10 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
 
 async def test_a_part_that_is_lost_is_reported_before_a_fresh_operator_hears_the_learner(operator):
     await train(operator)
-    operator.connections.report = dataclasses.replace(operator.connections.report, **UNCHANGED)
+    operator.connections.signals = dataclasses.replace(operator.connections.signals, **UNCHANGED)
     await operator.settle()
     operator.restart_operator()
-    operator.connections.report = None
+    operator.connections.signals = None
     unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
     await operator.settle()
@@ -101,7 +101,7 @@ async def test_a_part_that_is_lost_is_reported_before_a_fresh_operator_hears_the
 async def test_a_learner_that_a_fresh_operator_never_reaches_is_reported_in_the_end(operator):
     await train(operator)
     operator.restart_operator()
-    operator.connections.report = None
+    operator.connections.signals = None
     await operator.reconcile()
     operator.now_s += SIGNALS_MAX_AGE_S + 1.0
     await operator.settle()

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture, report
+from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture, signals
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.decisions.actions import Resume
 
@@ -35,7 +35,7 @@ def owners_of_replicas(deployment):
 async def test_an_autoscaler_is_followed_and_never_reverted(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.settle()
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     for _, replicas in zip(range(NUM_ROUNDS), itertools.cycle([3, 0, 9, 1]), strict=False):
         await scale(operator, replicas)
         operator.now_s += 5.0
@@ -113,7 +113,7 @@ async def test_the_operator_never_owns_the_replicas_of_a_group_that_others_scale
 async def test_a_change_by_hand_within_the_bounds_is_adopted(operator):
     await operator.create(rollouts=[GROUP])
     await operator.settle()
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     for _ in range(NUM_ROUNDS):
         operator.now_s += 5.0
         await scale(operator, 3)
@@ -125,7 +125,7 @@ async def test_a_starving_learner_gets_another_worker(operator):
     await operator.create(rollouts=[GROUP])
     await operator.settle()
     operator.now_s += 60.0
-    operator.connections.report = report(learner_idle_ratio=0.6, ready_workers={"main": 1})
+    operator.connections.signals = signals(learner_idle_ratio=0.6, ready_workers={"main": 1})
     await operator.reconcile()
     assert await operator.replicas() == 2
 
@@ -133,16 +133,16 @@ async def test_a_starving_learner_gets_another_worker(operator):
 async def test_an_ess_under_its_floor_halves_the_admission_lag(operator):
     await operator.create(algorithm={"maxPolicyLagSteps": 8}, control={"essFloorRatio": 0.5})
     await operator.settle()
-    operator.connections.report = report(ess_ratio_mean=0.2)
+    operator.connections.signals = signals(ess_ratio_mean=0.2)
     await operator.reconcile()
     assert operator.connections.throttles == [4]
 
 
 async def test_old_signals_move_nothing(operator):
     await operator.create(rollouts=[GROUP])
-    operator.connections.report = report(learner_idle_ratio=0.6, ready_workers={"main": 1})
+    operator.connections.signals = signals(learner_idle_ratio=0.6, ready_workers={"main": 1})
     await operator.settle()
-    operator.connections.report = operator.connections.report.at_age(3600.0)
+    operator.connections.signals = operator.connections.signals.at_age(3600.0)
     operator.now_s += 3600.0
     await operator.settle()
     assert await operator.replicas() == 1
@@ -150,7 +150,7 @@ async def test_old_signals_move_nothing(operator):
 
 async def test_a_run_that_does_not_change_costs_no_write(operator):
     await operator.create(rollouts=[GROUP])
-    operator.connections.report = report()
+    operator.connections.signals = signals()
     await operator.settle_with_progress()
     before = await operator.backend.revision()
     for _ in range(NUM_ROUNDS):

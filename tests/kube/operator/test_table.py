@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from tests.fixtures.kubernetes.kubectl import kubectl, needs_kubectl
-from tests.fixtures.operator.operator import RUNS, operator_fixture, report
+from tests.fixtures.operator.operator import RUNS, operator_fixture, signals
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
@@ -17,7 +17,7 @@ async def operator(endpoint):
     async with operator_fixture(endpoint) as started:
         await started.create()
         await started.settle()
-        started.connections.report = replace(report(), reward_mean=0.25, tokens_per_s=512.0)
+        started.connections.signals = replace(signals(), reward_mean=0.25, tokens_per_s=512.0)
         await started.settle_with_progress()
         yield started
 

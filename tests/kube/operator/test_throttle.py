@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.fixtures.kubernetes.kubectl import kubectl, needs_kubectl
-from tests.fixtures.operator.operator import operator_fixture, report
+from tests.fixtures.operator.operator import operator_fixture, signals
 
 REASON = "the ESS ratio is 25.0% of the on-policy ratio"
 
@@ -17,7 +17,7 @@ async def operator(endpoint, caplog):
         caplog.set_level(logging.INFO, logger="vcpo_operator")
         await started.create(algorithm={"maxPolicyLagSteps": 8}, control={"essFloorRatio": 0.5})
         await started.settle()
-        started.connections.report = report(ess_ratio_mean=0.2)
+        started.connections.signals = signals(ess_ratio_mean=0.2)
         await started.reconcile()
         yield started
 
@@ -40,7 +40,7 @@ async def test_learner_log_and_status_have_the_reason_of_a_throttle(operator, ca
 
 async def test_an_operator_that_restarts_tells_a_learner_that_restarted_the_same_reason(operator):
     operator.restart_operator()
-    operator.connections.report = report(ess_ratio_mean=None, step=0)
+    operator.connections.signals = signals(ess_ratio_mean=None, step=0)
     await operator.reconcile()
     assert operator.connections.throttles == [4, 4]
     assert operator.connections.reasons == [REASON, REASON]
@@ -50,4 +50,4 @@ async def test_an_operator_that_restarts_tells_a_learner_that_restarted_the_same
 async def test_kubectl_describe_shows_the_ess_share_of_a_throttle(operator, tmp_path):
     described = await kubectl(operator.backend, tmp_path, "describe", "vrun", "demo")
     (line,) = [line for line in described.splitlines() if "Throttled" in line and "Warning" in line]
-    assert f"Admission lag 8 -> 4 versions: {REASON}." in line
+    assert f"Lag limit 8 -> 4 versions: {REASON}." in line

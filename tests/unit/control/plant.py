@@ -21,7 +21,7 @@ BATCH = 16
 def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
     """The spec's defaults, with groups as (name, least, most)."""
     chosen = {
-        "max_admission_lag_steps": 8,
+        "max_policy_lag_steps": 8,
         "ess_floor_ratio": 0.1,
         "guards": Health().guards,
         "signals_max_age_s": 60,
@@ -49,7 +49,7 @@ def signals(**changes: object) -> RunSignals:
         "buffered": 2 * BATCH,
         "in_flight": 2 * BATCH,
         "batch_trajectories": BATCH,
-        "admission_lag_steps": 8,
+        "lag_limit_steps": 8,
         "learner_idle_ratio": 0.1,
         "ready_workers": {"main": 2},
     }
@@ -93,7 +93,7 @@ class Plant:
 
     def measure(self) -> RunSignals:
         served_ratio = sum(self.workers.values()) / self.needed_workers
-        lag_steps = self.state.throttle.admission_lag_steps
+        lag_steps = self.state.throttle.lag_limit_steps
         out = round((lag_steps + 1) * BATCH * (1.0 if served_ratio > 1.0 else 0.5))
         return signals(
             step=self.step,

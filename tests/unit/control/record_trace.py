@@ -39,7 +39,7 @@ def _decide(plant: Plant, seen: RunSignals | None) -> dict[str, Any]:
     return {
         "now_s": plant.now_s,
         "signals": None if seen is None else dataclasses.asdict(seen),
-        "admission_lag_steps": decision.admission_lag_steps,
+        "lag_limit_steps": decision.lag_limit_steps,
         "replicas": dict(decision.replicas),
         "conditions": [f"{each.type}={each.status}/{each.reason}" for each in decision.conditions],
     }

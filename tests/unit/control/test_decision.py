@@ -26,7 +26,7 @@ from vcpo.control.throttle import ThrottleState
 
 DEFAULTS = limits()
 STATE = ControlState(
-    throttle=ThrottleState(admission_lag_steps=4, progress=20, judged_step=9),
+    throttle=ThrottleState(lag_limit_steps=4, progress=20, judged_step=9),
     fleet=FleetState(replicas={"main": 2}, scaled_s=0.0),
 )
 NOW_S = 1000.0
@@ -41,7 +41,7 @@ def test_without_signals_a_run_starts_at_the_minimum_and_the_full_lag():
     state = ControlState.start(bounds, now_s=0.0)
     decision, _ = decide(bounds, state, None, 0.0)
     assert decision.replicas == {"main": 2, "spot": 0}
-    assert decision.admission_lag_steps == 8
+    assert decision.lag_limit_steps == 8
 
 
 def test_a_run_with_minimum_zero_starts_with_one_worker():
@@ -50,14 +50,14 @@ def test_a_run_with_minimum_zero_starts_with_one_worker():
 
 
 def test_a_restarted_loop_takes_over_what_is_there():
-    state = ControlState.start(DEFAULTS, now_s=5.0, replicas={"main": 6}, admission_lag_steps=2)
+    state = ControlState.start(DEFAULTS, now_s=5.0, replicas={"main": 6}, lag_limit_steps=2)
     decision, _ = decide(DEFAULTS, state, None, 5.0)
-    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 6}, 2)
+    assert (decision.replicas, decision.lag_limit_steps) == ({"main": 6}, 2)
 
 
 def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
-    state = ControlState.start(DEFAULTS, now_s=0.0, replicas={"main": 99}, admission_lag_steps=99)
-    assert state.throttle.admission_lag_steps == 8
+    state = ControlState.start(DEFAULTS, now_s=0.0, replicas={"main": 99}, lag_limit_steps=99)
+    assert state.throttle.lag_limit_steps == 8
     assert state.fleet.replicas == {"main": 8}
 
 
@@ -70,7 +70,7 @@ def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
 )
 def test_bad_signals_hold_everything_and_say_so(seen, reason):
     decision, state = decide(DEFAULTS, STATE, seen, NOW_S)
-    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 2}, 4)
+    assert (decision.replicas, decision.lag_limit_steps) == ({"main": 2}, 4)
     assert (decision.direction, decision.changes, state) == (Direction.HOLD, (), STATE)
     assert [each.reason for each in decision.conditions] == [reason, *[Reason.NO_SIGNALS] * 3]
 
@@ -92,9 +92,9 @@ def test_a_starving_run_grows_and_says_why():
 
 def test_a_sick_run_tightens_and_says_why():
     decision, _ = decide(DEFAULTS, STATE, signals(ess_ratio_mean=0.04), NOW_S)
-    assert decision.admission_lag_steps == 2
+    assert decision.lag_limit_steps == 2
     (change,) = decision.changes
-    sentence = "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
+    sentence = "Lag limit 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
     assert change.sentence == sentence
     assert (change.kind, change.before, change.after) == (ChangeKind.THROTTLED, 4, 2)
 
@@ -144,7 +144,7 @@ def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
     ],
 )
 def test_ess_condition_says(ess_ratio, lag, reason):
-    state = dataclasses.replace(STATE, throttle=ThrottleState(admission_lag_steps=lag))
+    state = dataclasses.replace(STATE, throttle=ThrottleState(lag_limit_steps=lag))
     assert reasons_of(signals(ess_ratio_mean=ess_ratio), state)[1] is reason
 
 
@@ -188,9 +188,9 @@ def test_true_is_the_good_state_of_every_condition(kind, reason, status):
 
 
 def test_new_bounds_of_a_spec_apply_without_signals():
-    bounds = limits(("main", 3, 8), ("spot", 1, 2), max_admission_lag_steps=1)
+    bounds = limits(("main", 3, 8), ("spot", 1, 2), max_policy_lag_steps=1)
     decision, _ = decide(bounds, STATE, None, NOW_S)
-    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 3, "spot": 1}, 1)
+    assert (decision.replicas, decision.lag_limit_steps) == ({"main": 3, "spot": 1}, 1)
 
 
 def test_a_clock_set_back_restarts_the_cooldowns():
@@ -242,25 +242,25 @@ def test_a_critical_warning_throttles_with_its_score_and_step_as_the_reason(leve
     (change,) = decision.changes
     assert change.kind is ChangeKind.THROTTLED
     assert change.sentence == (
-        f"Admission lag 4 -> 0 versions: early warning {level} (score 0.71) at step 12."
+        f"Lag limit 4 -> 0 versions: early warning {level} (score 0.71) at step 12."
     )
-    assert (decision.admission_lag_steps, state.last_lag_change) == (0, change)
+    assert (decision.lag_limit_steps, state.last_lag_change) == (0, change)
 
 
 def test_the_reason_is_the_same_if_the_learner_has_throttled_itself_before_the_look():
     seen = signals(
-        step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7, admission_lag_steps=0
+        step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7, lag_limit_steps=0
     )
     (change,) = decide(DEFAULTS, STATE, seen, NOW_S)[0].changes
     assert change.sentence == (
-        "Admission lag 4 -> 0 versions: early warning critical (score 0.70) at step 12."
+        "Lag limit 4 -> 0 versions: early warning critical (score 0.70) at step 12."
     )
 
 
 def test_a_warning_that_came_and_went_between_two_looks_is_followed():
-    seen = signals(step=60, warning_level=WarningLevel.OK, admission_lag_steps=0)
+    seen = signals(step=60, warning_level=WarningLevel.OK, lag_limit_steps=0)
     decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
-    assert decision.admission_lag_steps == 0
+    assert decision.lag_limit_steps == 0
     assert decision.changes[0].reason == (
         "the learner already holds this limit, after an early warning or a restart"
     )
@@ -269,7 +269,7 @@ def test_a_warning_that_came_and_went_between_two_looks_is_followed():
 def test_a_spec_that_ignores_critical_warnings_leaves_the_lag_to_the_ess():
     seen = signals(step=12, warning_level=WarningLevel.DEAD, warning_score=1.0)
     bounds = limits(guards=GuardPolicy())
-    assert decide(bounds, STATE, seen, NOW_S)[0].admission_lag_steps >= 4
+    assert decide(bounds, STATE, seen, NOW_S)[0].lag_limit_steps >= 4
 
 
 def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
@@ -283,7 +283,7 @@ def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
     bounds = limits(guards=GuardPolicy())
     (change,) = decide(bounds, STATE, seen, NOW_S)[0].changes
     assert change.sentence == (
-        "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
+        "Lag limit 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
     )
 
 

@@ -27,7 +27,7 @@ def all_limits(draw: st.DrawFn) -> ControlLimits:
     groups = [(f"group-{number}", *draw(bounds)) for number in range(draw(st.integers(1, 3)))]
     return limits(
         *groups,
-        max_admission_lag_steps=draw(st.integers(0, 12)),
+        max_policy_lag_steps=draw(st.integers(0, 12)),
         ess_floor_ratio=draw(st.floats(0.01, 1.0)),
     )
 
@@ -38,7 +38,7 @@ def all_states(draw: st.DrawFn, bounds: ControlLimits) -> ControlState:
     starvation = st.builds(Starvation, workers=st.integers(0, 36), seen_s=times)
     return ControlState(
         throttle=ThrottleState(
-            admission_lag_steps=draw(st.integers(0, 15)),
+            lag_limit_steps=draw(st.integers(0, 15)),
             progress=draw(st.integers(0, PROBE_STEPS - 1)),
             judged_step=draw(st.none() | st.integers(0, 20)),
             tightened_step=draw(st.none() | st.integers(0, 20)),
@@ -60,7 +60,7 @@ def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
         ess_ratio_mean=draw(st.none() | SHARES),
         ess_ratio_low=draw(st.none() | SHARES),
         warning_level=draw(st.none() | st.sampled_from(WarningLevel)),
-        admission_lag_steps=draw(st.integers(0, 15)),
+        lag_limit_steps=draw(st.integers(0, 15)),
         lag_p50=draw(st.none() | LAGS),
         lag_max=draw(st.none() | LAGS),
         buffered=draw(st.integers(0, 14 * BATCH)),
@@ -85,7 +85,7 @@ def workers(bounds: ControlLimits, state: ControlState, seen: RunSignals | None)
 def test_a_decision_is_within_the_bounds_of_the_spec(situation):
     bounds, state, seen = situation
     decision, _ = decide(bounds, state, seen, NOW_S)
-    assert 0 <= decision.admission_lag_steps <= bounds.max_admission_lag_steps
+    assert 0 <= decision.lag_limit_steps <= bounds.max_policy_lag_steps
     assert list(decision.replicas) == [group.name for group in bounds.groups]
     for group in bounds.groups:
         assert group.min_replicas <= decision.replicas[group.name] <= group.max_replicas
@@ -112,7 +112,7 @@ def test_deciding_again_on_the_same_signals_changes_nothing(situation):
     first, state = decide(bounds, state, seen, NOW_S)
     second, _ = decide(bounds, state, seen, NOW_S)
     assert second.replicas == first.replicas
-    assert second.admission_lag_steps == first.admission_lag_steps
+    assert second.lag_limit_steps == first.lag_limit_steps
     assert second.changes == ()
 
 
@@ -122,7 +122,7 @@ def test_stale_signals_hold_whatever_they_say(situation, age_s):
     bounds, state, seen = situation
     held, _ = decide(bounds, state, None, NOW_S)
     stale, after = decide(bounds, state, dataclasses.replace(seen, age_s=age_s), NOW_S)
-    assert (stale.replicas, stale.admission_lag_steps) == (held.replicas, held.admission_lag_steps)
+    assert (stale.replicas, stale.lag_limit_steps) == (held.replicas, held.lag_limit_steps)
     assert after == state.fit(bounds, NOW_S)
 
 
@@ -142,7 +142,7 @@ def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(situation, on
     sicker = dataclasses.replace(seen, ess_ratio_mean=min(one, other))
     sounder = dataclasses.replace(seen, ess_ratio_mean=max(one, other))
     less, more = (decide(bounds, state, each, NOW_S)[0] for each in (sicker, sounder))
-    assert less.admission_lag_steps <= more.admission_lag_steps
+    assert less.lag_limit_steps <= more.lag_limit_steps
     assert sum(less.replicas.values()) <= sum(more.replicas.values())
 
 
@@ -155,7 +155,7 @@ def test_a_worse_warning_never_gives_a_wider_admission_or_more_workers(situation
         for level in WarningLevel
     ]
     for better, worse in pairwise(decisions):
-        assert worse.admission_lag_steps <= better.admission_lag_steps
+        assert worse.lag_limit_steps <= better.lag_limit_steps
         assert sum(worse.replicas.values()) <= sum(better.replicas.values())
 
 
@@ -188,7 +188,7 @@ def test_noise_of_ten_percent_around_a_steady_state_moves_nothing_twice(
         plant.advance()
     decisions = [plant.advance() for _ in range(200)]
     assert changes([each.replicas for each in decisions]) <= 1
-    lags = [each.admission_lag_steps for each in decisions]
+    lags = [each.lag_limit_steps for each in decisions]
     # From 0 a limit of 1 is tried now and then; else it would never be left.
     assert changes([max(1, lag) for lag in lags]) <= 1
     assert sum(pair == (0, 1) for pair in pairwise(lags)) <= 200 // PROBE_STEPS

@@ -22,14 +22,14 @@ def test_a_replayed_trace_gives_identical_decisions(trace):
         state = ControlState.from_dict(json.loads(json.dumps(state.to_dict())))
         decision, state = decide(BOUNDS, state, seen, entry["now_s"])
         assert decision.replicas == entry["replicas"]
-        assert decision.admission_lag_steps == entry["admission_lag_steps"]
+        assert decision.lag_limit_steps == entry["lag_limit_steps"]
         said = [f"{each.type}={each.status}/{each.reason}" for each in decision.conditions]
         assert said == entry["conditions"]
 
 
 def test_the_trace_visits_growth_illness_recovery_silence_and_shrinking(trace):
     sizes = [sum(entry["replicas"].values()) for entry in trace]
-    lags = [entry["admission_lag_steps"] for entry in trace]
+    lags = [entry["lag_limit_steps"] for entry in trace]
     assert sizes[0] == 1 < sizes[29]
     assert (lags[29], lags[30], min(lags), lags[79]) == (8, 4, 2, 8)
     assert all(entry["replicas"] == trace[59]["replicas"] for entry in trace[60:70])

@@ -134,7 +134,7 @@ def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool)
         directory.create(RUN)
     options = HostOptions(resume=False, metrics=HostMetrics(), metrics_port=1, clock=clock)
     host = Host(RUN, directory, SimpleNamespace(), options)
-    host._connection = SimpleNamespace(furthest_step=int(has_stepped))
+    host._furthest_step = int(has_stepped)
     clock.now_s += elapsed_s
     try:
         host._check_deadlines()

@@ -22,7 +22,7 @@ def decide(
     bounds: ControlLimits = DEFAULTS,
     **context: object,
 ) -> tuple[dict[str, int], Reason]:
-    chosen = {"admission_lag_steps": 8, "ess_has_room": True, "now_s": LATER_S, **context}
+    chosen = {"lag_limit_steps": 8, "ess_has_room": True, "now_s": LATER_S, **context}
     after, reason = next_fleet(bounds, before or fleet(), seen, ScalingContext(**chosen))
     return dict(after.replicas), reason
 
@@ -57,7 +57,7 @@ def decide(
         ),
         pytest.param(
             starving_signals(in_flight=2 * BATCH),
-            {"admission_lag_steps": 1},
+            {"lag_limit_steps": 1},
             2,
             Reason.ADMISSION_BOUND,
             id="all work that a tightened lag admits",
@@ -69,7 +69,7 @@ def decide(
         pytest.param(starving_signals(lag_p50=7), {}, 2, Reason.LAG_HIGH, id="lag above 3/4 of 8"),
         pytest.param(
             starving_signals(lag_max=5),
-            {"admission_lag_steps": 4},
+            {"lag_limit_steps": 4},
             2,
             Reason.LAG_HIGH,
             id="oldest token",
@@ -206,7 +206,7 @@ def test_a_removal_does_not_go_back_to_workers_that_starved_lately(seen_s, worke
 def next_starvation(
     seen: RunSignals, before: FleetState, now_s: float = LATER_S
 ) -> Starvation | None:
-    context = ScalingContext(admission_lag_steps=8, ess_has_room=True, now_s=now_s)
+    context = ScalingContext(lag_limit_steps=8, ess_has_room=True, now_s=now_s)
     return next_fleet(DEFAULTS, before, seen, context)[0].starvation
 
 

@@ -24,7 +24,8 @@ from tests.unit.control.plant import signals
         ("buffered", -3),
         ("lag_p50", -1),
         ("age_s", math.nan),
-        ("produced_per_s", math.inf),
+        ("consumed_per_s", math.inf),
+        ("reward_mean", math.nan),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):
@@ -39,8 +40,8 @@ def test_a_negative_number_of_workers_is_refused_with_its_group():
 
 def test_relative_ess_is_a_share_of_the_on_policy_ratio():
     seen = signals(ess_ratio_mean=0.2, ess_ratio_low=0.1, on_policy_ess_ratio=0.8)
-    assert (seen.relative_ess_ratio, seen.relative_ess_ratio_low) == (0.25, 0.125)
+    assert (seen.relative_ess_ratio_mean, seen.relative_ess_ratio_low) == (0.25, 0.125)
 
 
 def test_relative_ess_is_one_where_the_batch_beats_the_calibration():
-    assert signals(ess_ratio_mean=0.9, on_policy_ess_ratio=0.6).relative_ess_ratio == 1.0
+    assert signals(ess_ratio_mean=0.9, on_policy_ess_ratio=0.6).relative_ess_ratio_mean == 1.0

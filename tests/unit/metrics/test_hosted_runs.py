@@ -33,7 +33,7 @@ def decision(direction: Direction = Direction.HOLD, fed: Reason = Reason.BALANCE
         condition(ConditionType.LEARNER_FED, fed),
     )
     return ControlDecision(
-        admission_lag_steps=lag,
+        lag_limit_steps=lag,
         replicas={"main": 1},
         direction=direction,
         conditions=conditions,
@@ -46,7 +46,7 @@ RUN = HostedRun(
     conditions=decision().conditions,
     workers={"main": Workers(desired=2, ready=1), "extra": Workers(desired=3, ready=3)},
     decision=decision(),
-    admission_lag_steps=8,
+    lag_limit_steps=8,
     signals_age_s=1.5,
     start_s=1000.0,
     startup_deadline_s=2800.0,
@@ -90,7 +90,7 @@ def test_a_runs_limits_are_those_of_its_spec(host: Host):
         control={"essFloorRatio": 0.25},
         checkpoint={"everySteps": 7},
     )
-    host.runs.show(NAME, replace(RUN, spec=spec, admission_lag_steps=6))
+    host.runs.show(NAME, replace(RUN, spec=spec, lag_limit_steps=6))
     assert host.samples("vcpo_run_steps") == {(): 40.0}
     assert host.samples("vcpo_run_max_policy_lag_steps") == {(): 12.0}
     assert host.samples("vcpo_run_admission_lag_steps") == {(): 6.0}
@@ -235,7 +235,7 @@ def test_what_was_counted_before_the_run_was_first_shown_is_kept(host: Host):
 def test_a_deleted_run_leaves_nothing_and_takes_no_other(host: Host):
     for name in (NAME, OTHER):
         host.runs.show(name, RUN)
-        host.runs.show(name, replace(RUN, admission_lag_steps=1, decision=lag_decision(8, 1)))
+        host.runs.show(name, replace(RUN, lag_limit_steps=1, decision=lag_decision(8, 1)))
     others = host.labels_of(OTHER)
     host.runs.forget(NAME)
     assert host.labels_of(NAME) == []
@@ -245,7 +245,7 @@ def test_a_deleted_run_leaves_nothing_and_takes_no_other(host: Host):
 def test_a_run_of_the_same_name_starts_over(host: Host):
     host.runs.show(NAME, replace(RUN, learner_restarts=3))
     host.runs.forget(NAME)
-    host.runs.show(NAME, replace(RUN, learner_restarts=1, admission_lag_steps=2))
+    host.runs.show(NAME, replace(RUN, learner_restarts=1, lag_limit_steps=2))
     assert host.samples("vcpo_run_learner_restarts_total") == {(): 1.0}
     assert host.samples("vcpo_run_throttles_total") == {("tighten",): 0.0, ("relax",): 0.0}
 

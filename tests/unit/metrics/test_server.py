@@ -33,7 +33,7 @@ def exercised_host() -> HostMetrics:
     metrics = HostMetrics()
     fresh = condition(ConditionType.SIGNALS_FRESH, Reason.FRESH)
     runs = HostedRuns(metrics, source=SignalSource.LEARNER)
-    runs.show(("ml", "countdown"), HostedRun(conditions=(fresh,), admission_lag_steps=8))
+    runs.show(("ml", "countdown"), HostedRun(conditions=(fresh,), lag_limit_steps=8))
     return metrics
 
 

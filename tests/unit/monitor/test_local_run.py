@@ -31,7 +31,7 @@ SIGNALS = control_pb2.Signals(
     ess_ratio=0.4,
     on_policy_ess_ratio=0.8,
     batch_trajectories=4,
-    admission_lag_steps=3,
+    lag_limit_steps=3,
     warning_level="warn",
     warning_score=0.4,
     seconds_since_step=7.0,
@@ -82,10 +82,10 @@ async def served(directory: RunDir) -> AsyncIterator[Served]:
 
 async def test_a_learner_that_answers_is_shown_as_it_is_now(served):
     view = await served.run.view()
-    assert (view.phase, view.step, view.total_steps) == ("running", 2, 3)
-    assert (view.relative_ess_ratio, view.warning_level) == (0.5, "warn")
+    assert (view.phase, view.signals.step, view.total_steps) == ("running", 2, 3)
+    assert (view.signals.relative_ess_ratio, view.signals.warning_level) == (0.5, "warn")
     assert (view.workers_ready, view.workers_desired) == (1, 2)
-    assert view.step_age_s == 7.0
+    assert view.signals.step_age_s == 7.0
 
 
 async def test_a_learner_that_stops_to_answer_leaves_its_numbers_and_their_age(served):
@@ -93,21 +93,21 @@ async def test_a_learner_that_stops_to_answer_leaves_its_numbers_and_their_age(s
     served.learner.answers = False
     served.now_s += 31.0
     view = await served.run.view()
-    assert (view.phase, view.step) == ("silent", 2)
-    assert (view.signals_age_s, view.step_age_s) == (31.0, 38.0)
+    assert (view.phase, view.signals.step) == ("silent", 2)
+    assert (view.signals.age_s, view.signals.step_age_s) == (31.0, 38.0)
 
 
 async def test_a_learner_that_has_never_answered_is_shown_by_its_records(served):
     served.learner.answers = False
     Journal(served.directory.path).step(step_record(step=1, time_unix_s=990.0, warning_level="ok"))
     view = await served.run.view()
-    assert (view.phase, view.step, view.step_age_s) == ("silent", 1, 10.0)
+    assert (view.phase, view.signals.step, view.signals.step_age_s) == ("silent", 1, 10.0)
 
 
 async def test_a_run_without_a_learner_yet_is_starting(directory):
     with run_lock(directory.path, LockHolder.HOST):
         view = await LocalRun(directory.path).view()
-    assert (view.phase, view.step) == ("starting", 0)
+    assert (view.phase, view.signals.step) == ("starting", 0)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,12 @@ async def test_a_run_that_is_over_says_how_it_ended(directory, rewards, kind, ph
     journal.evaluation(evaluation_record(step=1, time_unix_s=50.0, accuracy=0.25))
     journal.event(EventRecord(time_unix_s=400.0, source="host", kind=kind, message="m"))
     view = await LocalRun(directory.path, clock=lambda: 1000.0).view()
-    assert (view.phase, view.step, view.reward_mean) == (phase, len(rewards), rewards[-1])
-    assert (view.accuracy, view.step_age_s) == (0.25, 1000.0 - 100.0 * len(rewards))
+    assert (view.phase, view.signals.step, view.signals.reward_mean) == (
+        phase,
+        len(rewards),
+        rewards[-1],
+    )
+    assert (view.signals.accuracy, view.signals.step_age_s) == (0.25, 1000.0 - 100.0 * len(rewards))
 
 
 async def test_rows_that_go_on_come_first(directory, served, tmp_path):
@@ -168,7 +172,7 @@ async def test_a_directory_whose_spec_is_no_run_is_told_of_and_hides_no_other(di
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "spec.yaml").write_text("spec: 3")
     source = LocalRuns([tmp_path])
-    assert [row.view.run_name for row in await source.rows()] == ["r"]
+    assert [row.view.run.metadata.name for row in await source.rows()] == ["r"]
     assert "bad" in source.notice()
 
 

@@ -60,7 +60,7 @@ def test_runs_of_one_folder_are_named_without_it():
 
 def test_what_is_not_known_is_a_dash():
     unknown = dict.fromkeys(["reward_mean", "accuracy", "ess_ratio", "warning_level", "lag_p50"])
-    _, line = drawn(row(age_s=None, tokens_per_s=None, **unknown))
+    _, line = drawn(row(since_step_s=None, tokens_per_s=None, **unknown))
     assert "None" not in line
     assert line.split().count("-") == 6
 
@@ -74,7 +74,7 @@ def test_what_is_not_known_is_a_dash():
         ({"phase": "starting"}, "33", "starting"),
         ({"lag_max": 9}, "1;31", "2/4/8"),
         ({}, "33", "2/4/8"),
-        ({"signals_age_s": 10.0}, "1;31", "3s"),
+        ({"age_s": 10.0}, "1;31", "13s"),
     ],
 )
 def test_what_is_bad_stands_out(changes, code, text):
@@ -93,10 +93,10 @@ def test_a_script_reads_plain_numbers():
         "accuracy": 0.38,
         "ess_ratio": 0.23,
         "relative_ess_ratio": pytest.approx(0.25),
-        "warning": {"level": "critical", "score": 0.71},
+        "warning": {"level": "critical", "score": 0.7123},
         "learning_rate_scale": 0.5,
         "lag": {"p50": 2, "max": 5},
-        "admission_lag_steps": 4,
+        "lag_limit_steps": 4,
         "max_policy_lag_steps": 8,
         "workers": {"ready": 1, "desired": 2},
         "tokens_per_s": 1234.0,
@@ -105,5 +105,5 @@ def test_a_script_reads_plain_numbers():
 
 
 def test_a_run_of_days_ago_has_an_age_in_days():
-    _, line = drawn(row(age_s=3 * 86_400.0))
+    _, line = drawn(row(since_step_s=3 * 86_400.0))
     assert line.split()[-1] == "3d"

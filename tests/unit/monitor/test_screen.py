@@ -34,7 +34,7 @@ def test_enter_opens_the_chosen_run_and_escape_goes_back(screen):
     assert "p50 2 max 5 of 8" in text_of(screen)
     screen.press(ESCAPE)
     assert screen.opened is None
-    assert "lag/adm/max" in text_of(screen)
+    assert "lag/lim/max" in text_of(screen)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_without_runs_no_key_does_anything_but_end():
 
 def test_the_opened_run_shows_its_events_and_its_trend(screen):
     screen.press(ENTER)
-    screen.show_events(["Throttled: Admission lag 8 -> 4 versions: the ESS ratio is 5.0%."])
+    screen.show_events(["Throttled: Lag limit 8 -> 4 versions: the ESS ratio is 5.0%."])
     screen.update([row("runs/a", step=121, reward_mean=0.9)])
     shown = text_of(screen)
-    assert "Throttled: Admission lag 8 -> 4" in shown
+    assert "Throttled: Lag limit 8 -> 4" in shown
     assert "▁█" in shown
 
 

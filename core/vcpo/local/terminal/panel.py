@@ -21,7 +21,7 @@ from vcpo.local.terminal.run_view import (
     printable,
     warning_text,
 )
-from vcpo.report.numbers import decimal, duration, whole
+from vcpo.report.numbers import decimal, duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _VALUE_WIDTH = 14
@@ -44,9 +44,10 @@ class RunPanel:
 
     def update(self, view: RunView) -> None:
         """Take the current state; a new step adds a point to the trends."""
-        if view.step > 0 and (self._view is None or view.step != self._view.step):
-            self._rewards.append(view.reward_mean)
-            self._ess_ratios.append(view.ess_ratio)
+        signals = view.signals
+        if signals.step > 0 and (self._view is None or signals.step != self._view.signals.step):
+            self._rewards.append(signals.reward_mean)
+            self._ess_ratios.append(signals.ess_ratio)
         self._view = view
 
     def event(self, message: str) -> None:
@@ -68,7 +69,9 @@ class RunPanel:
             *(Text(wait, style="bold") for wait in drain_notices(view)),
             *(Text(printable(notice), style="bold yellow") for notice in view.notices),
         ]
-        title = Text.assemble((f"{printable(view.run_name)} ", "bold"), printable(view.phase))
+        title = Text.assemble(
+            (f"{printable(view.run.metadata.name)} ", "bold"), printable(view.phase)
+        )
         timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
         return Panel(
             Group(
@@ -106,42 +109,42 @@ def _bar(value: float | None, bottom: float, span: float) -> str:
 
 def age_style(view: RunView) -> str:
     """Return yellow; red from the age at which nobody steers the run any more."""
-    is_too_old = (view.signals_age_s or 0.0) >= view.signals_max_age_s
+    is_too_old = view.signals.age_s >= view.run.spec.control.signals_max_age_seconds
     return "bold red" if is_too_old else "bold yellow"
 
 
 def _progress(view: RunView) -> Table:
-    share = view.step / view.total_steps if view.total_steps else 0.0
+    step = view.signals.step
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    bar = ProgressBar(total=view.total_steps, completed=view.step)
-    row.add_row(f"step {view.step}/{view.total_steps}", bar, f"{share:.0%}")
+    bar = ProgressBar(total=view.total_steps, completed=step)
+    row.add_row(f"step {step}/{view.total_steps}", bar, f"{step / view.total_steps:.0%}")
     return row
 
 
 def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
-    scale = decimal(view.learning_rate_scale, ".2f")
-    speed = f"{decimal(view.tokens_per_s, ',.0f')} tokens/s"
+    signals = view.signals
+    scale = decimal(signals.learning_rate_scale, ".2f")
+    speed = f"{decimal(signals.tokens_per_s, ',.0f')} tokens/s"
     table = Table.grid(padding=(0, 2))
     for style in ("dim", "", "dim", ""):
         table.add_column(style=style, no_wrap=True)
-    reward = _with_trend(decimal(view.reward_mean, ".3f"), "bold", rewards)
-    accuracy = Text(decimal(view.accuracy, ".3f"), "bold")
-    ess = f"{decimal(view.ess_ratio, '.2f')} of {decimal(view.on_policy_ess_ratio, '.2f')}"
+    reward = _with_trend(decimal(signals.reward_mean, ".3f"), "bold", rewards)
+    accuracy = Text(decimal(signals.accuracy, ".3f"), "bold")
+    ess = f"{decimal(signals.ess_ratio, '.2f')} of {decimal(signals.on_policy_ess_ratio, '.2f')}"
     table.add_row("reward", reward, "accuracy", accuracy)
     table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lr", f"x {scale}")
     lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
     is_short = view.workers_ready < view.workers_desired
     workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
     table.add_row("lag", lag, "workers", workers)
-    warning = Text(warning_text(view), WARNING_STYLES.get(view.warning_level or "", ""))
-    admission = Text(
-        f"lag up to {whole(view.admission_lag_steps)}", "yellow" if view.is_throttled else ""
-    )
-    table.add_row("warning", warning, "admission", admission)
-    table.add_row("queue", f"{view.buffered} buffered, {view.in_flight} in flight", "speed", speed)
+    warning = Text(warning_text(view), WARNING_STYLES.get(signals.warning_level or "", ""))
+    limit = Text(f"{signals.lag_limit_steps} versions", "yellow" if view.is_throttled else "")
+    table.add_row("warning", warning, "lag limit", limit)
+    queue = f"{signals.buffered} buffered, {signals.in_flight} in flight"
+    table.add_row("queue", queue, "speed", speed)
     return table
 
 
@@ -151,7 +154,7 @@ def _with_trend(value: str, style: str, trend: str) -> Text:
 
 def ess_style(view: RunView) -> str:
     """Return the color of the relative ESS."""
-    share = view.relative_ess_ratio
+    share = view.signals.relative_ess_ratio
     if share is None:
         return ""
     if share >= _HEALTHY_ESS_SHARE:

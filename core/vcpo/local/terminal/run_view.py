@@ -2,106 +2,128 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vcpo.api import VCPORun
+from vcpo.control.signals import RunSignals
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
 
 OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
+_FAILURES_NOTICED = 3
+"""Number of failed generations in a row from which a notice is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """State of a run for the live view; None means not known yet."""
+    """A run, its signals, and what its host knows."""
 
-    run_name: str
+    run: VCPORun
     phase: str
-    """`starting`, `restarting`, `silent`, or the phase that the learner reports."""
-    step: int
-    """Optimizer steps taken."""
-    total_steps: int
-    reward_mean: float | None
-    """Mean reward of recent steps; of a run that is over, of its last step."""
-    accuracy: float | None
-    """Mean reward of the last evaluation on held-out prompts."""
-    ess_ratio: float | None
-    """ESS ratio of the last batch, in [1/B, 1]."""
-    on_policy_ess_ratio: float | None
-    """ESS ratio at lag 0, in (0, 1]."""
-    learning_rate_scale: float | None
-    """Factor on the base learning rate in the last step, in [0, 1]."""
-    lag_p50: int | None
-    """Median lag of the last step's tokens, in policy versions."""
-    lag_max: int | None
-    """Largest lag of the last step's tokens, in policy versions."""
-    lag_bound: int
-    """Lag above which a trajectory is dropped, in policy versions."""
-    admission_lag_steps: int | None = None
-    """Lag limit in force, in policy versions; below `lag_bound` the run is throttled."""
-    warning_level: str | None = None
-    """Early warning of a collapse: ok, warn, critical or dead."""
-    warning_score: float | None = None
-    """Severity of its worst signal, in [0, 1]."""
-    buffered: int
-    """Trajectories waiting for the learner."""
-    in_flight: int
-    """Trajectories being generated."""
-    workers_ready: int
+    """`starting`, `restarting`, `silent`, how the run ended, or the phase that the learner
+    reports."""
+    signals: RunSignals
     workers_desired: int
-    tokens_per_s: float | None
-    """Response tokens accepted per second."""
     elapsed_s: float
-    eta_s: float | None
-    """Estimated seconds to the last step."""
-    signals_age_s: float | None = None
-    """Age of the learner's signals, in seconds."""
-    step_age_s: float | None = None
-    """Seconds since the last step ended."""
-    signals_max_age_s: float = math.inf
-    """Age from which the control loop does not act on signals, in seconds."""
     drain_s: float | None = None
     """Seconds since the learner was asked to save and to end; None if it was not."""
-    drain_limit_s: float = math.inf
-    """Seconds that it may take."""
-    notices: tuple[str, ...] = ()
-    """Warnings, one sentence each. The plain view omits them, because events say the same."""
 
     @property
-    def relative_ess_ratio(self) -> float | None:
-        """ESS ratio of the last batch as a share of the on-policy one, in [0, 1]."""
-        if self.ess_ratio is None or not self.on_policy_ess_ratio:
-            return None
-        return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.run.spec.steps
+
+    @property
+    def workers_ready(self) -> int:
+        """Registered workers."""
+        return sum(self.signals.ready_workers.values())
+
+    @property
+    def max_policy_lag_steps(self) -> int:
+        """Lag above which a trajectory is dropped, in policy versions."""
+        return self.run.spec.algorithm.max_policy_lag_steps
+
+    @property
+    def eta_s(self) -> float | None:
+        """Estimated seconds to the last step."""
+        signals = self.signals
+        remaining = (self.total_steps - signals.step) * signals.batch_trajectories
+        return remaining / signals.consumed_per_s if signals.consumed_per_s > 0 else None
 
     @property
     def is_throttled(self) -> bool:
         """Whether the lag limit in force is below that of the spec."""
-        return self.admission_lag_steps is not None and self.admission_lag_steps < self.lag_bound
+        return self.signals.lag_limit_steps < self.max_policy_lag_steps
 
     @property
     def is_lag_broken(self) -> bool:
         """Whether a token older than the spec allows was trained on."""
-        return self.lag_max is not None and self.lag_max > self.lag_bound
+        return (self.signals.lag_max or 0) > self.max_policy_lag_steps
+
+    @property
+    def notices(self) -> Iterator[str]:
+        """Warnings, one sentence each. The plain view omits them, because events say the same."""
+        signals = self.signals
+        if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.latest_generation_failure:
+            latest = signals.latest_generation_failure
+            yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
+        yield from filter(None, (signals.mismatch, signals.set_aside, signals.no_update))
+
+
+def run_view(
+    run: VCPORun,
+    signals: RunSignals | None,
+    *,
+    learner_serves: bool,
+    workers_desired: int,
+    elapsed_s: float,
+) -> RunView:
+    """Return the run's state for the live view; before the first signals it is `starting`."""
+    if signals is None:
+        phase = "starting"
+    elif not learner_serves:
+        phase = "restarting"
+    elif signals.age_s >= OLD_S:
+        phase = "silent"
+    else:
+        phase = signals.phase.value
+    return RunView(
+        run=run,
+        phase=phase,
+        signals=signals or first_signals(run),
+        workers_desired=workers_desired,
+        elapsed_s=elapsed_s,
+    )
+
+
+def first_signals(run: VCPORun) -> RunSignals:
+    """Return the signals of a run that has not begun."""
+    return RunSignals(
+        step=0,
+        policy_version=0,
+        batch_trajectories=run.spec.batch.trajectories,
+        lag_limit_steps=run.spec.algorithm.max_policy_lag_steps,
+    )
 
 
 def lag_text(view: RunView) -> str:
-    """Return the lag of the last step and its bound."""
-    return f"p50 {whole(view.lag_p50)} max {whole(view.lag_max)} of {view.lag_bound}"
+    """Return the lag of the last step and the most that the spec allows."""
+    lag_p50, lag_max = whole(view.signals.lag_p50), whole(view.signals.lag_max)
+    return f"p50 {lag_p50} max {lag_max} of {view.max_policy_lag_steps}"
 
 
 def warning_text(view: RunView) -> str:
     """Return level and score of the early warning."""
-    if view.warning_level is None:
-        return UNKNOWN
-    return f"{printable(view.warning_level)} {decimal(view.warning_score, '.2f')}"
+    level, score = view.signals.warning_level, view.signals.warning_score
+    return UNKNOWN if level is None else f"{level} {decimal(score, '.2f')}"
 
 
 def age_notices(view: RunView) -> list[str]:
     """Return a sentence on the age of the numbers if they are old."""
-    if view.signals_age_s is None or view.signals_age_s < OLD_S:
+    if view.signals.age_s < OLD_S:
         return []
-    age = duration(view.signals_age_s)
+    age = duration(view.signals.age_s)
     return [f"the learner has not answered for {age}: the numbers are {age} old"]
 
 
@@ -109,8 +131,8 @@ def drain_notices(view: RunView) -> list[str]:
     """Return a sentence on what an interrupted run waits for, and for how long."""
     if view.drain_s is None:
         return []
-    waited, limit = duration(view.drain_s), duration(view.drain_limit_s)
-    what = f"finishes step {view.step + 1} if it has begun and saves a checkpoint"
+    waited, limit = duration(view.drain_s), duration(view.run.spec.learner.drain_seconds)
+    what = f"finishes step {view.signals.step + 1} if it has begun and saves a checkpoint"
     return [f"waits for the learner, which {what}: {waited} of at most {limit}"]
 
 

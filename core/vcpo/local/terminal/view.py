@@ -24,7 +24,7 @@ from vcpo.local.terminal.run_view import (
     printable,
     warning_text,
 )
-from vcpo.report.numbers import decimal, duration, whole
+from vcpo.report.numbers import decimal, duration
 
 PLAIN_INTERVAL_S = 5.0
 """Shortest time between two lines of the plain view while phase and accuracy do not change."""
@@ -107,7 +107,7 @@ class PlainView:
         waited_s = self._clock() - self._printed_at_s
         before = self._printed
         has_changed = before is None or (
-            (before.phase, before.accuracy) != (view.phase, view.accuracy)
+            (before.phase, before.signals.accuracy) != (view.phase, view.signals.accuracy)
         )
         if has_changed or waited_s >= self._interval_s:
             self._print_latest(view)
@@ -128,20 +128,21 @@ class PlainView:
 
 def plain_line(view: RunView) -> str:
     """Return the state of a run in one line."""
-    on_policy = decimal(view.on_policy_ess_ratio, ".2f")
+    signals = view.signals
+    on_policy = decimal(signals.on_policy_ess_ratio, ".2f")
     facts = [
-        f"{view.phase} {view.step}/{view.total_steps}",
-        f"reward {decimal(view.reward_mean, '.3f')}",
-        f"accuracy {decimal(view.accuracy, '.3f')}",
-        f"ess {decimal(view.ess_ratio, '.2f')} (on-policy {on_policy})",
-        f"lr x{decimal(view.learning_rate_scale, '.2f')}",
+        f"{view.phase} {signals.step}/{view.total_steps}",
+        f"reward {decimal(signals.reward_mean, '.3f')}",
+        f"accuracy {decimal(signals.accuracy, '.3f')}",
+        f"ess {decimal(signals.ess_ratio, '.2f')} (on-policy {on_policy})",
+        f"lr x{decimal(signals.learning_rate_scale, '.2f')}",
         f"lag {lag_text(view)}",
-        f"admission {whole(view.admission_lag_steps)}",
+        f"lag limit {signals.lag_limit_steps}",
         f"warning {warning_text(view)}",
-        f"buffered {view.buffered}",
-        f"in flight {view.in_flight}",
+        f"buffered {signals.buffered}",
+        f"in flight {signals.in_flight}",
         f"workers {view.workers_ready}/{view.workers_desired}",
-        f"{decimal(view.tokens_per_s, ',.0f')} tok/s",
+        f"{decimal(signals.tokens_per_s, ',.0f')} tok/s",
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
         *age_notices(view),

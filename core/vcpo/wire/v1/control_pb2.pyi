@@ -55,9 +55,8 @@ class Signals(_message.Message):
     LAG_MAX_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     BATCH_TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
+    LAG_LIMIT_STEPS_FIELD_NUMBER: _builtins.int
     LEARNER_IDLE_RATIO_FIELD_NUMBER: _builtins.int
-    PRODUCED_TRAJECTORIES_PER_SECOND_FIELD_NUMBER: _builtins.int
     CONSUMED_TRAJECTORIES_PER_SECOND_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     REWARD_MEAN_FIELD_NUMBER: _builtins.int
@@ -103,12 +102,10 @@ class Signals(_message.Message):
     lag_max: _builtins.int
     batch_trajectories: _builtins.int
     """Trajectories of one optimizer step, B."""
-    admission_lag_steps: _builtins.int
+    lag_limit_steps: _builtins.int
     """Lag limit in force, in policy versions."""
     learner_idle_ratio: _builtins.float
     """Share of the window in which the learner waited for data, in [0, 1]."""
-    produced_trajectories_per_second: _builtins.float
-    """Trajectories accepted per second."""
     consumed_trajectories_per_second: _builtins.float
     """Trajectories trained on per second."""
     generated_tokens_per_second: _builtins.float
@@ -186,9 +183,8 @@ class Signals(_message.Message):
         lag_max: _builtins.int | None = ...,
         trajectories: Global___TrajectoryCounts | None = ...,
         batch_trajectories: _builtins.int = ...,
-        admission_lag_steps: _builtins.int = ...,
+        lag_limit_steps: _builtins.int = ...,
         learner_idle_ratio: _builtins.float = ...,
-        produced_trajectories_per_second: _builtins.float = ...,
         consumed_trajectories_per_second: _builtins.float = ...,
         generated_tokens_per_second: _builtins.float = ...,
         reward_mean: _builtins.float | None = ...,
@@ -212,7 +208,7 @@ class Signals(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
@@ -471,9 +467,9 @@ Global___Worker: _TypeAlias = Worker  # noqa: Y015
 class SetThrottleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
+    LAG_LIMIT_STEPS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    admission_lag_steps: _builtins.int
+    lag_limit_steps: _builtins.int
     """Lag limit in policy versions. The learner leases and trains as if maxPolicyLagSteps were this
     number; a number above maxPolicyLagSteps changes nothing.
     """
@@ -482,12 +478,12 @@ class SetThrottleRequest(_message.Message):
     def __init__(
         self,
         *,
-        admission_lag_steps: _builtins.int = ...,
+        lag_limit_steps: _builtins.int = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_lag_steps", b"admission_lag_steps", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lag_limit_steps", b"lag_limit_steps", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,17 +493,17 @@ Global___SetThrottleRequest: _TypeAlias = SetThrottleRequest  # noqa: Y015
 class SetThrottleResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
-    admission_lag_steps: _builtins.int
+    LAG_LIMIT_STEPS_FIELD_NUMBER: _builtins.int
+    lag_limit_steps: _builtins.int
     """Lag limit in force now, in policy versions."""
     def __init__(
         self,
         *,
-        admission_lag_steps: _builtins.int = ...,
+        lag_limit_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_lag_steps", b"admission_lag_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lag_limit_steps", b"lag_limit_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ def test_a_critical_warning_lowers_the_limit_to_zero_and_says_so_once():
     assert told == [
         None,
         None,
-        "Admission lag 6 -> 0 versions: early warning critical (score 0.71) at step 2.",
+        "Lag limit 6 -> 0 versions: early warning critical (score 0.71) at step 2.",
         None,
     ]
     assert limit.steps == 0

@@ -51,14 +51,14 @@ async def test_a_throttle_and_its_end_are_events_with_their_reasons(served):
     assert parts.events == [
         (
             "Throttled",
-            "Admission lag 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio.",
+            "Lag limit 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio.",
         ),
         (
             "Relaxed",
-            "Admission lag 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio.",
+            "Lag limit 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio.",
         ),
     ]
-    assert (await control.signals()).admission_lag_steps == 5
+    assert (await control.poll()).lag_limit_steps == 5
 
 
 async def test_a_limit_that_stays_is_no_event(served):
@@ -68,6 +68,6 @@ async def test_a_limit_that_stays_is_no_event(served):
     await control.throttle(99, "")
     await control.throttle(12, "the bound of the spec is 8")
     assert parts.events == [
-        ("Throttled", "Admission lag 8 -> 4 versions: because."),
-        ("Relaxed", "Admission lag 4 -> 8 versions."),
+        ("Throttled", "Lag limit 8 -> 4 versions: because."),
+        ("Relaxed", "Lag limit 4 -> 8 versions."),
     ]

@@ -89,7 +89,6 @@ async def test_rates_are_totals_over_time(signals, fixture):
     await submit_groups(fixture, 2)
     fixture.clock.advance(8.0)
     message = signals.message()
-    assert message.produced_trajectories_per_second == 4 / 8
     assert message.generated_tokens_per_second == 12 / 8
     assert message.consumed_trajectories_per_second == 0.0
     fixture.ledger.take_batch(policy_version=0, max_lag_steps=1)
@@ -101,7 +100,7 @@ async def test_rates_forget_what_was_before_the_window(signals, fixture):
     for step in range(1, 12):
         fixture.clock.advance(1.0)
         signals.record_step(step_record(step=step))
-    assert signals.message().produced_trajectories_per_second == 0.0
+    assert signals.message().generated_tokens_per_second == 0.0
 
 
 async def test_what_a_throttle_drops_was_produced_all_the_same(signals, fixture):
@@ -109,14 +108,14 @@ async def test_what_a_throttle_drops_was_produced_all_the_same(signals, fixture)
     fixture.clock.advance(8.0)
     fixture.ledger.take_batch(policy_version=1, max_lag_steps=2, admission_lag_steps=0)
     assert fixture.ledger.counts().dropped == {DropReason.THROTTLED: 4}
-    assert signals.message().produced_trajectories_per_second == 4 / 8
+    assert signals.message().generated_tokens_per_second == 12 / 8
 
 
 async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, fixture):
     await submit_groups(fixture, 2)
     signals.resume([])
     fixture.clock.advance(1.0)
-    assert signals.message().produced_trajectories_per_second == 0.0
+    assert signals.message().generated_tokens_per_second == 0.0
 
 
 def test_the_idle_ratio_is_waiting_over_waiting_and_working(signals):
@@ -175,7 +174,7 @@ def test_phase_limit_and_evaluations_are_reported(signals, fixture):
     fixture.dispatcher.throttle(0)
     signals.record_evaluation(evaluation_record(step=0, accuracy=0.25))
     message = signals.message()
-    assert (message.phase, message.admission_lag_steps) == (work_pb2.RUN_PHASE_DRAINING, 0)
+    assert (message.phase, message.lag_limit_steps) == (work_pb2.RUN_PHASE_DRAINING, 0)
     assert [(one.step, one.accuracy) for one in message.evaluations] == [(0, 0.25)]
 
 
@@ -231,7 +230,7 @@ FLOOR = 0.2
 def test_every_window_below_the_floor_that_a_poll_saw_halves_the_lag_limit(steps):
     """Of each step: its ESS ratio, and whether a poll comes before and after its record."""
     fixture = dispatcher_fixture()
-    window, throttle = signal_window(fixture), ThrottleState(admission_lag_steps=64)
+    window, throttle = signal_window(fixture), ThrottleState(lag_limit_steps=64)
     seen, halved = 0, -WINDOW_STEPS - 1
     for step, (ratio, *polls) in enumerate(steps, 1):
         fixture.dispatcher.advance_version()
@@ -243,13 +242,15 @@ def test_every_window_below_the_floor_that_a_poll_saw_halves_the_lag_limit(steps
             before, throttle, seen = throttle, after_poll(throttle, window), recorded
             ratios = [each[0] for each in steps[max(0, recorded - WINDOW_STEPS) : recorded]]
             if sum(ratios) / len(ratios) < FLOOR and recorded - halved > WINDOW_STEPS:
-                assert throttle.admission_lag_steps == before.admission_lag_steps // 2
+                assert throttle.lag_limit_steps == before.lag_limit_steps // 2
                 halved = recorded
 
 
 def after_poll(throttle, window):
-    seen = run_signals(window.message(), age_s=0.0)
-    return next_throttle(throttle, health=ess_health(FLOOR, seen), step=seen.step, max_lag_steps=64)
+    seen = run_signals(window.message())
+    return next_throttle(
+        throttle, health=ess_health(FLOOR, seen), step=seen.step, max_policy_lag_steps=64
+    )
 
 
 def test_a_skipped_step_leaves_the_scale_of_the_last_step_that_was_taken(signals):

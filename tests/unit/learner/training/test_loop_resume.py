@@ -9,12 +9,12 @@ from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
 from tests.fixtures.records import step_record
+from vcpo.learner_control import run_signals
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import METRICS_FILE, Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
-from vcpo_operator.observed.report import learner_report
 
 
 async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
@@ -50,11 +50,11 @@ async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(mak
         learner.update.refused = {0, 1, 2}
         learner.training.resume()
         await learner.run(until_step=until_step)
-    assert learner_report(learner.signals.message()).has_never_updated
+    assert run_signals(learner.signals.message()).has_never_updated
     later = make_learner()  # with no step left to take
     later.training.resume()
     await later.training.run(drain_s=0)
-    assert learner_report(later.signals.message()).has_never_updated
+    assert run_signals(later.signals.message()).has_never_updated
 
 
 async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learner, tmp_path):

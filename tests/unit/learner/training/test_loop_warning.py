@@ -23,7 +23,7 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
     assert limits == [1, 0, 0, 0]
     assert [step.admission_lag_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
     told = [event.message for event in read_events(tmp_path) if event.kind == "Throttled"]
-    assert told == ["Admission lag 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
+    assert told == ["Lag limit 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
 
 
 async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner, tmp_path):

@@ -17,7 +17,7 @@ ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
 
 def decision(lag: int = 8, **replicas: int) -> ControlDecision:
     return ControlDecision(
-        admission_lag_steps=lag,
+        lag_limit_steps=lag,
         replicas=replicas,
         direction=Direction.HOLD,
         conditions=(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.fixtures.operator.runs import make_run, report
+from tests.fixtures.operator.runs import make_run, signals
 from vcpo.control import ControlLimits, ControlState
 from vcpo.control.limit_change import lag_change
 from vcpo_operator.children import Kind
@@ -32,7 +32,7 @@ def decide(
 ) -> AutoscaleDecision:
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6, **group}]).spec
     return decide_autoscale(
-        spec, known=None, stored=stored or {}, observed=there, report=says, now_s=NOW_S
+        spec, known=None, stored=stored or {}, observed=there, signals=says, now_s=NOW_S
     )
 
 
@@ -77,5 +77,5 @@ def test_what_is_unknown_is_not_stored():
 
 
 def test_without_a_stored_state_the_learner_s_limit_stays_in_force():
-    autoscale = decide(ObservedState(), says=report(admission_lag_steps=3, ess_ratio_mean=None))
-    assert autoscale.decision.admission_lag_steps == 3
+    autoscale = decide(ObservedState(), says=signals(lag_limit_steps=3, ess_ratio_mean=None))
+    assert autoscale.decision.lag_limit_steps == 3

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.operator.runs import make_run, pod, report
+from tests.fixtures.operator.runs import make_run, pod, signals
 from vcpo.control import ControlLimits, ControlState, decide
+from vcpo.control.signals import WorkerSignals
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,
@@ -23,7 +24,6 @@ from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause
 from vcpo_operator.observed.records import Cause, ObservedChild, ObservedGroup, ObservedState
-from vcpo_operator.observed.report import WorkerReport
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
 WORKER = pod("demo-rollout-main-x")
@@ -84,13 +84,13 @@ def test_ready_pods_make_ready_parts():
 
 
 def test_a_learner_whose_log_was_damaged_says_how_much_is_lost_and_does_not_forget_it():
-    lost = conditions_for(LEARNER, WORKER, report=report(lost_changes=154))["LearnerReady"]
+    lost = conditions_for(LEARNER, WORKER, signals=signals(lost_changes=154))["LearnerReady"]
     assert brief(lost) == ("True", "LogDamaged")
     assert "154 committed changes were missing in its redo log" in lost.message
     before = RunStatus(conditions=merge_conditions([lost], RunStatus(), generation=1, now_s=0.0))
     later = conditions_for(LEARNER, WORKER, keeps_last_known_signals=True, before=before)
     assert later["LearnerReady"] == lost
-    whole = conditions_for(LEARNER, WORKER, report=report(), before=before)
+    whole = conditions_for(LEARNER, WORKER, signals=signals(), before=before)
     assert brief(whole["LearnerReady"]) == ("True", "PodReady")
 
 
@@ -102,8 +102,8 @@ def test_a_pod_on_its_way_out_counts_for_nothing():
 def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_probes_say():
     starting = pod("demo-rollout-main-x", ready=False)
     learner = pod("demo-learner-0", Role.LEARNER, ready=False)
-    workers = {starting.name: WorkerReport(in_flight=1, silent_s=0.5)}
-    conditions = conditions_for(learner, starting, report=report(workers=workers))
+    workers = {starting.name: WorkerSignals(in_flight=1, silent_s=0.5)}
+    conditions = conditions_for(learner, starting, signals=signals(workers=workers))
     assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
     assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
 
@@ -113,17 +113,16 @@ def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_p
 )
 def test_who_was_not_heard_of_lately_waits_for_its_probe(silent_s: float, age_s: float):
     starting = pod("demo-rollout-main-x", ready=False)
-    workers = {starting.name: WorkerReport(in_flight=1, silent_s=silent_s)}
-    heard = report(workers=workers).at_age(age_s)
-    assert (
-        brief(conditions_for(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
-    )
+    workers = {starting.name: WorkerSignals(in_flight=1, silent_s=silent_s)}
+    heard = signals(workers=workers).at_age(age_s)
+    ready = conditions_for(LEARNER, starting, signals=heard)["RolloutsReady"]
+    assert brief(ready)[1] == "BelowMinimum"
 
 
 def test_a_learner_that_did_not_answer_waits_for_its_probe():
     learner = pod("demo-learner-0", Role.LEARNER, ready=False)
-    silent = dataclasses.replace(report(), is_silent=True)
-    assert brief(conditions_for(learner, report=silent)["LearnerReady"]) == ("False", "PodPending")
+    silent = dataclasses.replace(signals(), is_silent=True)
+    assert brief(conditions_for(learner, signals=silent)["LearnerReady"]) == ("False", "PodPending")
 
 
 def test_a_worker_on_a_lost_node_reads_so():
@@ -196,42 +195,42 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
 
 
 def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
-    says = report(no_update="The last 12 steps did not.")
+    says = signals(no_update="The last 12 steps did not.")
     limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
-    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
+    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
     assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
 
 
 def test_a_run_whose_learner_set_workers_aside_names_the_last_one_and_stays_ready():
-    differs = report(mismatch="They differ.", set_aside="A worker was set aside, w (mismatch).")
+    differs = signals(mismatch="They differ.", set_aside="A worker was set aside, w (mismatch).")
     limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), differs.signals, 1.0)
-    apart = conditions_for(LEARNER, WORKER, report=differs, decision=decision)["Ready"]
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), differs, 1.0)
+    apart = conditions_for(LEARNER, WORKER, signals=differs, decision=decision)["Ready"]
     assert (brief(apart), apart.message) == (("True", "EnginesDisagree"), "They differ.")
-    says = report(set_aside="A worker was set aside, w (failing): it fails.")
-    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    says = signals(set_aside="A worker was set aside, w (failing): it fails.")
+    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
     assert (brief(ready), ready.message) == (("True", "WorkersSetAside"), says.set_aside)
 
 
 @pytest.mark.parametrize(("failures", "reason"), [(31, "Training"), (32, "GenerationFailing")])
 def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
     why = "reward: KeyError: 'answer' (/app/task.py:12)"
-    says = report(failures_in_a_row=failures, latest_generation_failure=why)
+    says = signals(failures_in_a_row=failures, latest_generation_failure=why)
     limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
-    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
+    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
     assert ready.reason == reason
     assert (ready.message == why) == (reason == "GenerationFailing")
 
 
 @pytest.mark.parametrize("has_stepped", [True, False])
 def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_stepped: bool):
-    says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
+    says = signals(failures_in_a_row=32)  # as it is read out of a Prometheus
     limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
     ready = conditions_for(
-        LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped
+        LEARNER, WORKER, signals=says, decision=decision, has_stepped=has_stepped
     )["Ready"]
     assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
     assert ready.message.endswith(
@@ -309,7 +308,7 @@ def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
 
 def test_a_run_without_a_step_says_what_fails_in_its_place():
     why = "reward: KeyError: 'answer' (task.py:7)"
-    failing = report(failures_in_a_row=12, latest_generation_failure=why)
-    ready = conditions_for(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
+    failing = signals(failures_in_a_row=12, latest_generation_failure=why)
+    ready = conditions_for(LEARNER, WORKER, signals=failing, has_stepped=False)["Ready"]
     assert brief(ready) == ("False", "Initializing")
     assert ready.message.endswith(f"12 generations in a row have failed; the latest: {why}")

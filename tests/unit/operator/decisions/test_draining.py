@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.operator.runs import make_run, report
+from tests.fixtures.operator.runs import make_run, signals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
@@ -34,7 +34,7 @@ def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
 
 
 def decide(phase: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
-    chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
+    chosen = {"observed": at_work(), "signals": signals(), "since_s": None, "now_s": NOW_S, **given}
     spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
     return decide_drain(spec, RunVerdict(phase=phase, message="why"), **chosen)
 
@@ -56,7 +56,7 @@ def test_the_wait_ends_with_the_learners_time():
 
 
 def test_a_learner_with_work_under_way_is_waited_for():
-    found = decide(report=report(phase=RunPhase.DRAINING, in_flight=1))
+    found = decide(signals=signals(phase=RunPhase.DRAINING, in_flight=1))
     assert found is not None
     assert found.until_s is not None
 
@@ -65,14 +65,14 @@ def test_a_learner_with_work_under_way_is_waited_for():
     "said",
     [
         pytest.param(None, id="it never answered"),
-        pytest.param(dataclasses.replace(report().at_age(2.0), is_silent=True), id="it is gone"),
-        pytest.param(report().at_age(61.0), id="its signals are older than a minute"),
-        pytest.param(report(phase=RunPhase.DRAINING, in_flight=0), id="nothing is under way"),
-        pytest.param(report(phase=RunPhase.FAILED), id="it has failed"),
+        pytest.param(dataclasses.replace(signals().at_age(2.0), is_silent=True), id="it is gone"),
+        pytest.param(signals().at_age(61.0), id="its signals are older than a minute"),
+        pytest.param(signals(phase=RunPhase.DRAINING, in_flight=0), id="nothing is under way"),
+        pytest.param(signals(phase=RunPhase.FAILED), id="it has failed"),
     ],
 )
 def test_nobody_waits_for_nothing(said):
-    assert decide(report=said) == LearnerDrain(
+    assert decide(signals=said) == LearnerDrain(
         reason="the run is suspended", since_s=None, until_s=None
     )
 

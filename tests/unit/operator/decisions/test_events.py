@@ -113,11 +113,11 @@ def test_a_move_of_the_control_loop_is_an_event():
     two, three = (
         GroupStatus(name="main", desired=wanted, replicas=2, ready=2) for wanted in (2, 3)
     )
-    before = dataclasses.replace(ready, groups=(two,), admission_lag_steps=8)
-    after = dataclasses.replace(ready, groups=(three,), admission_lag_steps=4)
+    before = dataclasses.replace(ready, groups=(two,), lag_limit_steps=8)
+    after = dataclasses.replace(ready, groups=(three,), lag_limit_steps=4)
     assert [(event["reason"], event["message"]) for event in events(before, after)] == [
         ("Scaled", "Rollout group 'main' 2 -> 3 workers."),
-        ("Throttled", "Admission lag 8 -> 4 versions."),
+        ("Throttled", "Lag limit 8 -> 4 versions."),
     ]
 
 
@@ -162,7 +162,7 @@ def test_what_is_unknown_without_signals_is_news_only_when_it_is_bad(kind: str):
 
 def throttled(lag: int, **decided: Any) -> RunStatus:
     last = LastDecision(time_s=9.0, kind=ChangeKind.THROTTLED, **decided) if decided else None
-    return RunStatus(admission_lag_steps=lag, last_decision=last)
+    return RunStatus(lag_limit_steps=lag, last_decision=last)
 
 
 LOW = {"before": 8, "after": 4, "reason": "the ESS ratio is 5.0% of the on-policy ratio"}
@@ -172,20 +172,20 @@ BETTER = {"before": 4, "after": 5, "reason": "the ESS ratio is 91.0% of the on-p
 def test_a_throttle_is_a_warning_with_its_reason():
     (event,) = events(throttled(8), throttled(4, **LOW))
     assert (event["type"], event["reason"]) == ("Warning", "Throttled")
-    sentence = "Admission lag 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio."
+    sentence = "Lag limit 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio."
     assert event["message"] == sentence
 
 
 def test_the_end_of_a_throttle_is_normal_and_has_a_reason_too():
     (event,) = events(throttled(4, **LOW), throttled(5, **BETTER))
     assert (event["type"], event["reason"]) == ("Normal", "Relaxed")
-    sentence = "Admission lag 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio."
+    sentence = "Lag limit 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio."
     assert event["message"] == sentence
 
 
 def test_a_limit_that_an_edit_of_the_spec_lowered_was_not_decided():
     (event,) = events(throttled(4, **LOW), throttled(2, **LOW))
-    assert (event["type"], event["message"]) == ("Normal", "Admission lag 4 -> 2 versions.")
+    assert (event["type"], event["message"]) == ("Normal", "Lag limit 4 -> 2 versions.")
 
 
 def test_a_run_that_is_tried_again_says_so_and_nothing_else():

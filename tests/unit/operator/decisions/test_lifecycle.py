@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.operator.runs import make_run, report
+from tests.fixtures.operator.runs import make_run, signals
 from vcpo.api.workloads import Cleanup
 from vcpo.control.supervision import FailureStreak
 from vcpo.wire.phase import RunPhase
@@ -46,7 +46,7 @@ def verdict_of(
 
 
 def test_a_run_runs():
-    assert verdict_of(started_status(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
+    assert verdict_of(started_status(), START_S + 20, signals()) == (LifecyclePhase.RUN, "")
 
 
 def test_a_suspended_run_rests():
@@ -54,31 +54,31 @@ def test_a_suspended_run_rests():
 
 
 def test_a_learner_that_is_done_completes_the_run():
-    done = report(phase=RunPhase.COMPLETE)
+    done = signals(phase=RunPhase.COMPLETE)
     assert verdict_of(started_status(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
 
 
 def test_a_run_that_never_updated_is_no_plain_success():
-    done = report(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
+    done = signals(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
     verdict = judge(make_run().spec, started_status(), done, START_S)
     assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "WithoutUpdate")
     assert verdict.message.endswith(" steps are taken. No step did.")
 
 
 def test_a_run_that_collapsed_is_complete_for_that_reason():
-    done = report(phase=RunPhase.COMPLETE, collapse="The run collapsed: it fell.")
+    done = signals(phase=RunPhase.COMPLETE, collapse="The run collapsed: it fell.")
     verdict = judge(make_run().spec, started_status(), done, START_S)
     assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "Collapsed")
     assert verdict.message == "All 10 steps are taken. The run collapsed: it fell."
 
 
 def test_a_learner_that_gives_up_fails_the_run():
-    failed = report(phase=RunPhase.FAILED)
+    failed = signals(phase=RunPhase.FAILED)
     assert verdict_of(started_status(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
 
 
 def test_a_failed_learner_s_own_sentence_is_the_message():
-    failed = report(phase=RunPhase.FAILED, failure="32 generations in a row failed.")
+    failed = signals(phase=RunPhase.FAILED, failure="32 generations in a row failed.")
     verdict = judge(make_run().spec, started_status(), failed, START_S)
     assert verdict.message == "32 generations in a row failed."
 
@@ -150,7 +150,7 @@ def test_the_startup_deadline_is_over_with_the_first_step():
     ("kind", "phase"), [("Complete", LifecyclePhase.COMPLETE), ("Failed", "failed")]
 )
 def test_an_end_that_was_written_down_is_for_ever(kind: str, phase: LifecyclePhase):
-    assert verdict_of(ended_status(kind), 9_999.0, report(), suspend=True)[0] == phase
+    assert verdict_of(ended_status(kind), 9_999.0, signals(), suspend=True)[0] == phase
 
 
 def test_the_next_reconciliation_is_at_the_first_deadline():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.fixtures.operator.runs import KEY, UID, FakeCluster, names, pod, report
+from tests.fixtures.operator.runs import KEY, UID, FakeCluster, names, pod, signals
 from tests.fixtures.operator.runs import template_digest as digest_of
 from tests.unit.operator.decisions.plans import (
     ROLLOUTS,
@@ -14,13 +14,13 @@ from tests.unit.operator.decisions.plans import (
     settled_cluster,
     with_keys,
 )
+from vcpo.control.signals import WorkerSignals
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import IssueCertificates, ReleaseLeases, Throttle
 from vcpo_operator.decisions.lifecycle import LifecyclePhase
 from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedChild, ObservedState
-from vcpo_operator.observed.report import WorkerReport
 
 EVERYTHING = [
     "Apply ConfigMap demo-config",
@@ -127,10 +127,10 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
     cluster = settled_cluster(desired_for(decided=decision(main=3)))
     cluster.observed = dataclasses.replace(cluster.observed, pods=(pod("a"), pod("b"), pod("c")))
     workers = {
-        "a": WorkerReport(in_flight=7, silent_s=0.0),
-        "c": WorkerReport(in_flight=2, silent_s=0.0),
+        "a": WorkerSignals(in_flight=7, silent_s=0.0),
+        "c": WorkerSignals(in_flight=2, silent_s=0.0),
     }
-    assert plan_names(desired_for(), cluster, report=report(workers=workers)) == [
+    assert plan_names(desired_for(), cluster, signals=signals(workers=workers)) == [
         "Cost a 7",
         "Cost c 2",
         "Scale demo-rollout-main 2",
@@ -255,30 +255,30 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
 
 def test_the_learner_is_sent_a_limit_that_it_does_not_have():
     state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
-    told = plan(state, cluster.observed, applied=cluster.applied, report=report())
-    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+    told = plan(state, cluster.observed, applied=cluster.applied, signals=signals())
+    assert told == (Throttle(lag_limit_steps=4, reason="because"),)
 
 
 def test_an_old_report_tells_nobody_anything():
     state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
-    assert plan_names(state, cluster, report=report().at_age(5.0)) == []
+    assert plan_names(state, cluster, signals=signals().at_age(5.0)) == []
 
 
 def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
     state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
-    scraped = dataclasses.replace(report().at_age(5.0), is_fresh=True)
-    told = plan(state, cluster.observed, applied=cluster.applied, report=scraped)
-    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+    scraped = dataclasses.replace(signals().at_age(5.0), is_fresh=True)
+    told = plan(state, cluster.observed, applied=cluster.applied, signals=scraped)
+    assert told == (Throttle(lag_limit_steps=4, reason="because"),)
 
 
 def test_leases_of_a_worker_without_a_pod_are_released():
     cluster = settled_cluster(desired_for())
     workers = {
-        "gone": WorkerReport(in_flight=3, silent_s=16.0),
-        "new": WorkerReport(in_flight=3, silent_s=1.0),
+        "gone": WorkerSignals(in_flight=3, silent_s=16.0),
+        "new": WorkerSignals(in_flight=3, silent_s=1.0),
     }
     actions = plan(
-        desired_for(), cluster.observed, applied=cluster.applied, report=report(workers=workers)
+        desired_for(), cluster.observed, applied=cluster.applied, signals=signals(workers=workers)
     )
     assert actions == (ReleaseLeases(worker="gone"),)
 

@@ -33,7 +33,7 @@ def desired_states(draw: st.DrawFn) -> DesiredState:
     phase = draw(st.sampled_from(list(LifecyclePhase)))
     replicas = {name: draw(st.integers(0, 8)) for name in chosen}
     decision = ControlDecision(
-        admission_lag_steps=8,
+        lag_limit_steps=8,
         replicas=replicas,
         direction=Direction.HOLD,
         conditions=(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.operator.runs import KEY, make_run, pod, report
+from tests.fixtures.operator.runs import KEY, make_run, pod, signals
 from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
 from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.children.manifest import Kind
@@ -201,7 +201,7 @@ def learner_ready(*pods: ObservedPod, **changes: Any) -> tuple[str, str, str]:
 def test_the_learner_is_ready_when_its_first_pod_answers_and_no_other_is_missing():
     others = rank_pod(1, ready=False), rank_pod(2, ready=False)
     assert learner_ready(rank_pod(0), *others)[:2] == ("True", "PodReady")
-    assert learner_ready(rank_pod(0, ready=False), *others, report=report())[0] == "True"
+    assert learner_ready(rank_pod(0, ready=False), *others, signals=signals())[0] == "True"
     assert learner_ready(rank_pod(0, ready=False), rank_pod(1), rank_pod(2)) == (
         "False",
         "PodPending",
@@ -217,7 +217,7 @@ def test_the_learner_is_ready_when_its_first_pod_answers_and_no_other_is_missing
 def test_a_broken_pod_is_named_though_the_first_one_still_answers():
     cause = Cause(reason="OOMKilled", message="pod demo-learner-2, container learner: ran out")
     broken = rank_pod(2, ready=False, cause=cause)
-    found = learner_ready(rank_pod(0), rank_pod(1), broken, report=report())
+    found = learner_ready(rank_pod(0), rank_pod(1), broken, signals=signals())
     assert found == ("False", "OOMKilled", cause.message)
 
 

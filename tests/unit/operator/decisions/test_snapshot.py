@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fixtures.operator.runs import KEY, UID, make_run, pod, report
+from tests.fixtures.operator.runs import KEY, UID, make_run, pod, signals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.snapshot import Snapshot, report_of_this_run, signals_period_s
+from vcpo_operator.decisions.snapshot import Snapshot, signals_of_this_run, signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState, RunRecord
@@ -27,7 +27,7 @@ def snapshot(phase: LifecyclePhase, draining: LearnerDrain | None = None, **spec
         before=status,
         current=status,
         observed=ObservedState(),
-        report=None,
+        signals=None,
         verdict=RunVerdict(phase=phase),
         draining=draining,
         is_new_attempt=False,
@@ -69,26 +69,26 @@ def test_a_learner_that_trains_is_asked_now_and_then():
 
 def test_what_was_said_before_the_start_does_not_count():
     before = RunStatus(start_s=90.0)
-    assert report_of_this_run(report().at_age(11.0), before, LEARNER, now_s=100.0) is None
-    assert report_of_this_run(report().at_age(10.0), before, LEARNER, now_s=100.0) is not None
+    assert signals_of_this_run(signals().at_age(11.0), before, LEARNER, now_s=100.0) is None
+    assert signals_of_this_run(signals().at_age(10.0), before, LEARNER, now_s=100.0) is not None
 
 
 def test_what_is_said_while_the_learner_is_waited_for_counts():
     waiting = RunStatus(drain_s=95.0)
-    assert report_of_this_run(report().at_age(11.0), waiting, LEARNER, now_s=100.0) is not None
+    assert signals_of_this_run(signals().at_age(11.0), waiting, LEARNER, now_s=100.0) is not None
 
 
 def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_before():
-    failed = report(phase=RunPhase.FAILED)
+    failed = signals(phase=RunPhase.FAILED)
     leaving = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, terminating=True),))
-    assert report_of_this_run(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
-    assert report_of_this_run(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
-    assert report_of_this_run(report(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None
+    assert signals_of_this_run(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
+    assert signals_of_this_run(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
+    assert signals_of_this_run(signals(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None
 
 
 def test_a_failure_counts_when_it_is_heard_and_not_when_it_is_remembered():
-    failed = report(phase=RunPhase.FAILED)
+    failed = signals(phase=RunPhase.FAILED)
     started = RunStatus(start_s=90.0)
-    assert report_of_this_run(failed, started, LEARNER, now_s=100.0) is failed
-    assert report_of_this_run(failed.at_age(1.0), started, LEARNER, now_s=100.0) is None
-    assert report_of_this_run(report().at_age(1.0), started, LEARNER, now_s=100.0) is not None
+    assert signals_of_this_run(failed, started, LEARNER, now_s=100.0) is failed
+    assert signals_of_this_run(failed.at_age(1.0), started, LEARNER, now_s=100.0) is None
+    assert signals_of_this_run(signals().at_age(1.0), started, LEARNER, now_s=100.0) is not None

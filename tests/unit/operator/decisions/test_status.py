@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.operator.runs import make_run, pod, report
+from tests.fixtures.operator.runs import make_run, pod, signals
+from vcpo.algo import WarningLevel
 from vcpo.control import ChangeKind
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
@@ -14,9 +15,9 @@ from vcpo_operator.decisions.restarts import CountedPod, Restarts
 from vcpo_operator.decisions.status_model import (
     GroupStatus,
     LastDecision,
-    Progress,
     RunStatus,
     StatusCondition,
+    shown_signals,
 )
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedState
@@ -37,7 +38,7 @@ FULL = RunStatus(
     first_step_s=1_700_000_060.0,
     drain_s=1_700_000_080.0,
     updated_s=1_700_000_090.0,
-    admission_lag_steps=4,
+    lag_limit_steps=4,
     last_decision=LastDecision(
         time_s=1_700_000_070.0,
         kind=ChangeKind.THROTTLED,
@@ -55,14 +56,13 @@ FULL = RunStatus(
         streak=FailureStreak(failures=1, progress=4),
     ),
     learner_pods="1/2",
-    progress=Progress(
-        step=5,
-        policy_version=5,
-        ess_ratio=0.25,
-        lag_p50=1,
-        lag_max=3,
-        warning_score=0.75,
-        warning_level="critical",
+    numbers=shown_signals(
+        signals(
+            ess_ratio=0.25,
+            reward_mean=0.123456,
+            warning_score=0.75,
+            warning_level=WarningLevel.CRITICAL,
+        )
     ),
     groups=(GroupStatus(name="main", desired=3, replicas=3, ready=2, scaled_s=1_700_000_030.0),),
     control={"throttle": {"healthy_steps": 1}},
@@ -75,6 +75,16 @@ def test_a_status_reads_back_as_it_was_written():
 
 def test_times_are_written_as_kubernetes_writes_them():
     assert FULL.to_dict()["startTime"] == "2023-11-14T22:13:20Z"
+
+
+def test_signals_are_shown_by_their_names_in_the_status_without_what_is_unknown():
+    shown = FULL.to_dict()
+    assert (shown["step"], shown["essRatio"], shown["rewardMean"]) == (5, 0.25, 0.1235)
+    assert shown["trajectories"] == {"buffered": 10, "inFlight": 10}
+    assert shown["lag"] == {"p50": 1, "max": 3}
+    assert shown["warning"] == {"level": "critical", "score": 0.75}
+    assert not {"evaluationAccuracy", "learningRateScale"} & shown.keys()
+    assert "warning" not in shown_signals(signals())
 
 
 def test_ready_and_desired_workers_stand_in_one_column():
@@ -219,18 +229,18 @@ def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended
     assert (again.completion_s, again.drain_s) == (None, None)
     assert again.restarts.streak == FailureStreak(failures=0, progress=9)
     assert (again.restarts.pod_uid, again.restarts.pod_restarts) == ("a", 4)
-    assert (again.progress, again.last_end) == (FULL.progress, end)
+    assert (again.numbers, again.last_end) == (FULL.numbers, end)
 
 
 def test_the_first_step_is_dated_when_it_is_seen():
     started = status.with_clocks(
-        RunStatus(start_s=1.0), make_run().spec, ObservedState(), report(step=1), 60.0
+        RunStatus(start_s=1.0), make_run().spec, ObservedState(), signals(step=1), 60.0
     )
     assert started.first_step_s == 60.0
 
 
 def test_numbers_stay_when_the_learner_is_silent():
-    assert status.with_report(FULL, None).progress == FULL.progress
+    assert status.with_signals(FULL, None).numbers == FULL.numbers
 
 
 def test_a_group_shows_what_is_wanted_and_what_is_there():
@@ -246,7 +256,7 @@ def test_a_group_is_dated_when_its_number_changes():
 
 
 def with_step(step: int) -> RunStatus:
-    return dataclasses.replace(FULL, progress=dataclasses.replace(FULL.progress, step=step))
+    return dataclasses.replace(FULL, numbers={**FULL.numbers, "step": step})
 
 
 def test_the_same_status_is_never_written_again():
@@ -262,7 +272,7 @@ def test_numbers_are_written_every_30_s_at_most(later_s: float, due: bool):
     "change",
     [
         {"observed_generation": 4},
-        {"admission_lag_steps": 2},
+        {"lag_limit_steps": 2},
         {"completion_s": 1_700_000_091.0},
         {"restarts": Restarts(total=3)},
         {"groups": (GroupStatus(name="main", desired=4, replicas=3, ready=2),)},

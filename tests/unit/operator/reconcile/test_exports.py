@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
-from tests.fixtures.operator.runs import KEY, report
+from tests.fixtures.operator.runs import KEY, signals
 
 RUN = f"/apis/vcpo.dev/v1alpha1/namespaces/{KEY.namespace}/vcporuns/{KEY.name}"
 
@@ -53,7 +53,7 @@ async def test_a_deleted_run_leaves_nothing(operator: ReconcilerFixture):
 async def test_a_throttle_is_counted_and_the_limit_is_exported(operator: ReconcilerFixture):
     operator.create_run()
     await operator.settle()
-    operator.connections.report = report(ess_ratio_mean=0.01, step=51)
+    operator.connections.signals = signals(ess_ratio_mean=0.01, step=51)
     await operator.reconcile()
     assert operator.exported("vcpo_run_max_policy_lag_steps") == {(): 8.0}
     assert operator.exported("vcpo_run_admission_lag_steps") == {(): 4.0}
@@ -79,7 +79,7 @@ async def test_the_deadline_of_the_start_goes_with_the_first_step(operator: Reco
     assert deadline == {(): started_s + 600.0}
     assert operator.exported("vcpo_run_start_timestamp_seconds") == {(): started_s}
     operator.now_s += 60.0
-    operator.connections.report = report(step=1).at_age(2.0)
+    operator.connections.signals = signals(step=1).at_age(2.0)
     await operator.settle()
     assert operator.exported("vcpo_run_startup_deadline_timestamp_seconds") == {}
     assert operator.exported("vcpo_run_signals_age_seconds") == {(): 2.0}

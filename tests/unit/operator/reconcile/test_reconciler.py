@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
-from tests.fixtures.operator.runs import DEFAULTS, report
+from tests.fixtures.operator.runs import DEFAULTS, signals
 from vcpo.wire.phase import RunPhase
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
@@ -84,7 +84,9 @@ async def test_a_starving_learner_gets_more_workers(operator: ReconcilerFixture)
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
     operator.now_s += 3600.0
-    operator.connections.report = report(learner_idle_ratio=0.5, step=50, ready_workers={"main": 2})
+    operator.connections.signals = signals(
+        learner_idle_ratio=0.5, step=50, ready_workers={"main": 2}
+    )
     await operator.settle()
     assert operator.replicas() > 2
 
@@ -92,7 +94,7 @@ async def test_a_starving_learner_gets_more_workers(operator: ReconcilerFixture)
 async def test_a_low_ess_throttles_the_learner(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(ess_ratio_mean=0.01, step=51)
+    operator.connections.signals = signals(ess_ratio_mean=0.01, step=51)
     await operator.reconcile()
     assert operator.connections.throttles == [4]
 
@@ -100,7 +102,7 @@ async def test_a_low_ess_throttles_the_learner(operator: ReconcilerFixture):
 async def test_a_silent_learner_holds_everything(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(learner_idle_ratio=1.0, step=50).at_age(61.0)
+    operator.connections.signals = signals(learner_idle_ratio=1.0, step=50).at_age(61.0)
     operator.now_s += 3600.0
     await operator.settle()
     assert operator.replicas() == 2
@@ -125,7 +127,7 @@ async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(
 ):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE).at_age(1.0)
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE).at_age(1.0)
     await operator.settle()
     assert operator.condition("Complete") == ("False", "NotFinished")
     operator.now_s += 60.0
@@ -136,7 +138,7 @@ async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(
 async def test_a_complete_run_is_recorded_before_it_is_cleaned_up(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE)
     await operator.reconcile()
     assert operator.condition("Complete") == ("True", "Succeeded")
     assert "statefulsets/demo-learner" in operator.children()
@@ -146,7 +148,7 @@ async def test_a_complete_run_is_recorded_before_it_is_cleaned_up(operator: Reco
 
 async def test_an_ended_run_is_deleted_when_its_time_is_over(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS, ttlSecondsAfterFinished=60)
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE)
     await operator.settle()
     operator.now_s += 60.0
     await operator.reconcile()
@@ -196,7 +198,7 @@ async def test_a_template_that_cannot_be_merged_is_said_in_the_status(operator: 
 async def test_a_change_of_the_status_is_an_event(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE)
     await operator.settle()
     events = operator.server.api.store.objects(("", "events"), "ml")
     assert "Succeeded" in {event["reason"] for event in events}
@@ -207,7 +209,7 @@ async def test_a_run_that_collapsed_says_so_in_its_conditions_and_warns_once(
 ):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE, collapse="It fell.")
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE, collapse="It fell.")
     await operator.settle()
     for kind, status in (("Complete", "True"), ("Ready", "True"), ("Stable", "False")):
         assert operator.condition(kind) == (status, "Collapsed")
@@ -224,7 +226,7 @@ async def test_every_event_is_a_line_of_the_log(
     caplog.set_level("INFO", logger="vcpo_operator")
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)
+    operator.connections.signals = signals(step=10, phase=RunPhase.COMPLETE)
     await operator.settle()
     logged = [
         (record.event, record.levelname == "WARNING")

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from tests.fixtures.operator.runs import KEY
+from vcpo.learner_control import run_signals
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
-from vcpo_operator.observed.report import learner_report
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 
@@ -24,7 +24,7 @@ def message(**changes: object) -> control_pb2.Signals:
         "policy_version": 4,
         "on_policy_ess_ratio": 0.8,
         "batch_trajectories": 16,
-        "admission_lag_steps": 8,
+        "lag_limit_steps": 8,
         "phase": work_pb2.RUN_PHASE_RUNNING,
     }
     return control_pb2.Signals(**{**least, **changes})
@@ -34,7 +34,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     """Says one thing and notes what it is told."""
 
     def __init__(self) -> None:
-        self.report = message()
+        self.signals = message()
         self.asked = 0
         self.failure = ""
         self.lags: list[int] = []
@@ -44,11 +44,11 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
         self.asked += 1
         if self.failure:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.failure)
-        return self.report
+        return self.signals
 
     async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
-        self.lags.append(request.admission_lag_steps)
-        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+        self.lags.append(request.lag_limit_steps)
+        return control_pb2.SetThrottleResponse(lag_limit_steps=request.lag_limit_steps)
 
     async def Drain(self, request, context):  # noqa: N802 - gRPC's name
         self.drains.append(request.reason)
@@ -84,44 +84,44 @@ async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
 
 
 async def test_an_answer_is_of_this_moment(fixture: ConnectionsFixture):
-    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
-    assert report is not None
-    assert (report.signals.step, report.signals.age_s) == (4, 0.0)
+    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    assert signals is not None
+    assert (signals.step, signals.age_s) == (4, 0.0)
 
 
 async def test_events_do_not_make_the_learner_answer_more_often(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
     fixture.now_s += 0.5
-    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
+    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
     assert fixture.learner.asked == 1
-    assert report is not None
-    assert report.signals.age_s == 0.5
+    assert signals is not None
+    assert signals.age_s == 0.5
 
 
 async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
     await fixture.server.stop(0)
     fixture.now_s += 30.0
-    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
-    assert report is not None
-    assert (report.signals.age_s, report.is_silent) == (30.0, True)
+    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    assert signals is not None
+    assert (signals.age_s, signals.is_silent) == (30.0, True)
 
 
 async def test_a_learner_that_falls_silent_is_logged_once_with_the_cause_and_so_is_its_return(
     fixture: ConnectionsFixture, caplog
 ):
     caplog.set_level(logging.INFO, logger="vcpo_operator")
-    await fixture.lines.fetch_report(KEY, period_s=0.0)
+    await fixture.lines.fetch_signals(KEY, period_s=0.0)
     fixture.learner.failure = "no room"
     for _ in range(3):
-        await fixture.lines.fetch_report(KEY, period_s=0.0)
+        await fixture.lines.fetch_signals(KEY, period_s=0.0)
     expected = "ml/demo: no signals from the learner: resource exhausted: no room"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("WARNING", expected)]
     fixture.learner.failure = ""
     for _ in range(2):
-        await fixture.lines.fetch_report(KEY, period_s=0.0)
+        await fixture.lines.fetch_signals(KEY, period_s=0.0)
     assert caplog.messages[1:] == ["ml/demo: the learner answers again"]
 
 
@@ -131,48 +131,48 @@ async def test_a_learner_that_starts_is_no_warning_until_it_has_had_a_minute(
     await fixture.server.stop(0)
     for seconds in (0.0, 59.0):
         fixture.now_s = 100.0 + seconds
-        assert await fixture.lines.fetch_report(KEY, period_s=0.0) is None
+        assert await fixture.lines.fetch_signals(KEY, period_s=0.0) is None
     assert caplog.messages == []
     for fixture.now_s in (160.0, 162.0):
-        await fixture.lines.fetch_report(KEY, period_s=0.0)
+        await fixture.lines.fetch_signals(KEY, period_s=0.0)
     (message,) = caplog.messages
     assert message.startswith("ml/demo: no signals from the learner: unavailable: ")
 
 
 async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
     await fixture.server.stop(0)
     fixture.now_s += 0.5
-    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
-    assert report is not None
-    assert not report.is_silent
+    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    assert signals is not None
+    assert not signals.is_silent
 
 
 async def test_without_a_period_a_learner_is_asked_at_every_reconciliation(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
-    report = await fixture.lines.fetch_report(KEY, period_s=0.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    signals = await fixture.lines.fetch_signals(KEY, period_s=0.0)
     assert fixture.learner.asked == 2
-    assert report is not None
-    assert report.is_fresh
+    assert signals is not None
+    assert signals.is_fresh
 
 
 async def test_a_learner_that_never_answered_says_nothing(fixture: ConnectionsFixture):
     await fixture.server.stop(0)
-    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
+    assert await fixture.lines.fetch_signals(KEY, period_s=2.0) is None
 
 
 async def test_nonsense_counts_as_silence(fixture: ConnectionsFixture):
-    fixture.learner.report = message(learner_idle_ratio=7.0)
-    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
+    fixture.learner.signals = message(learner_idle_ratio=7.0)
+    assert await fixture.lines.fetch_signals(KEY, period_s=2.0) is None
 
 
 async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
     await fixture.lines.disconnect(KEY)
     await fixture.server.stop(0)
-    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
+    assert await fixture.lines.fetch_signals(KEY, period_s=2.0) is None
 
 
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
@@ -201,19 +201,19 @@ async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixtur
 
 
 async def test_requests_are_counted_by_what_came_of_them(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
-    await fixture.lines.fetch_report(KEY, period_s=2.0)  # from memory: no request
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)  # from memory: no request
     fixture.now_s += 2.0
     await fixture.server.stop(0)
-    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_signals(KEY, period_s=2.0)
     name, source = "vcpo_run_signal_requests_total", "learner"
     assert fixture.counted(name, source=source, result="ok") == 1.0
     assert fixture.counted(name, source=source, result="error") == 1.0
 
 
 def test_what_was_not_measured_is_none():
-    report = learner_report(message())
-    assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
+    signals = run_signals(message())
+    assert (signals.ess_ratio, signals.learning_rate_scale, signals.accuracy) == (None, None, None)
 
 
 def test_failures_are_reported_with_the_latest_first():
@@ -221,7 +221,7 @@ def test_failures_are_reported_with_the_latest_first():
         control_pb2.FailureCount(cause="reward", message=f"reward: KeyError: {item}", count=1)
         for item in "ba"
     )
-    told = learner_report(
+    told = run_signals(
         message(failures=[latest, older], failures_in_a_row=32, failure="It gave up.")
     )
     assert (told.failure, told.failures_in_a_row) == ("It gave up.", 32)
@@ -230,20 +230,20 @@ def test_failures_are_reported_with_the_latest_first():
 
 def test_a_worker_that_was_set_aside_is_reported():
     worker = control_pb2.SetAsideWorker(worker_id="w", cause="mismatch", message="0.4 nats off")
-    told = learner_report(message(set_aside=[worker]))
+    told = run_signals(message(set_aside=[worker]))
     assert told.set_aside == "A worker was set aside, w (mismatch): 0.4 nats off."
-    assert learner_report(message()).set_aside == ""
+    assert run_signals(message()).set_aside == ""
 
 
 def test_engines_that_disagree_are_reported():
-    assert learner_report(message(mismatch="They differ.")).mismatch == "They differ."
-    assert learner_report(message()).mismatch == ""
+    assert run_signals(message(mismatch="They differ.")).mismatch == "They differ."
+    assert run_signals(message()).mismatch == ""
 
 
 def test_the_newest_evaluation_counts():
     evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
     evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))
-    assert learner_report(message(evaluations=evaluations)).accuracy == 0.4
+    assert run_signals(message(evaluations=evaluations)).accuracy == 0.4
 
 
 def test_workers_are_known_by_the_name_of_their_pod():
@@ -253,31 +253,29 @@ def test_workers_are_known_by_the_name_of_their_pod():
         seconds_since_seen=2.5,
         in_flight_trajectories=6,
     )
-    report = learner_report(message(workers=[worker]))
-    found = report.workers["demo-rollout-main-x"]
+    signals = run_signals(message(workers=[worker]))
+    found = signals.workers["demo-rollout-main-x"]
     assert (found.in_flight, found.silent_s) == (6, 2.5)
-    assert report.signals.ready_workers == {"main": 1}
+    assert signals.ready_workers == {"main": 1}
 
 
 def test_steps_without_an_update_are_reported_once_there_are_ten_of_them():
-    few = learner_report(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
+    few = run_signals(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
     assert (few.no_update, few.has_never_updated) == ("", False)
-    ten = learner_report(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
+    ten = run_signals(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
     assert ten.no_update.startswith("The last 10 steps made no update: the ESS ratio is too small")
     assert not ten.has_never_updated
 
 
 def test_a_run_whose_every_step_was_skipped_is_reported_apart():
-    told = learner_report(
-        message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient")
-    )
+    told = run_signals(message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient"))
     assert told.has_never_updated
     assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
 
 
 def test_a_collapse_is_reported_in_the_learner_s_words():
-    assert learner_report(message()).collapse == ""
-    assert learner_report(message(collapse="The run collapsed.")).collapse == "The run collapsed."
+    assert run_signals(message()).collapse == ""
+    assert run_signals(message(collapse="The run collapsed.")).collapse == "The run collapsed."
 
 
 async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
@@ -288,16 +286,16 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
         OperatorMetrics(), clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}"
     )
     await lines.set_steering_key(KEY, "first")
-    assert await lines.fetch_report(KEY, period_s=0.0) is None
-    assert await lines.fetch_report(KEY, period_s=0.0) is None
+    assert await lines.fetch_signals(KEY, period_s=0.0) is None
+    assert await lines.fetch_signals(KEY, period_s=0.0) is None
     assert caplog.text.count("it refuses the run's key for steering") == 1
     assert "first" not in caplog.text
     await lines.set_steering_key(KEY, "second")
-    report = await lines.fetch_report(KEY, period_s=0.0)
-    assert report is not None
+    signals = await lines.fetch_signals(KEY, period_s=0.0)
+    assert signals is not None
     lines.forget(KEY)
     await lines.disconnect(KEY)
-    await lines.fetch_report(KEY, period_s=0.0)
+    await lines.fetch_signals(KEY, period_s=0.0)
     assert caplog.text.count("it refuses the run's key for steering") == 2
     await lines.close()
     await server.stop(0.0)

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.operator.runs import KEY
+from vcpo.control import RunSignals
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import run_query
-from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.signals.client import LearnerConnections
 from vcpo_operator.signals.prometheus import (
     Prometheus,
@@ -46,15 +46,15 @@ class PrometheusFixture:
             await asyncio.Event().wait()
         return web.Response(body=self.answers, status=self.status)
 
-    async def ask(self, key: RunKey = KEY) -> LearnerReport | None:
-        return await self.source.fetch_report(key, period_s=PERIOD_S)
+    async def ask(self, key: RunKey = KEY) -> RunSignals | None:
+        return await self.source.fetch_signals(key, period_s=PERIOD_S)
 
     def requests(self, result: str) -> float | None:
         labels = {"namespace": KEY.namespace, "run": KEY.name}
         labels |= {"source": "prometheus", "result": result}
         return self.metrics.registry.get_sample_value("vcpo_run_signal_requests_total", labels)
 
-    async def later(self, seconds: float) -> LearnerReport | None:
+    async def later(self, seconds: float) -> RunSignals | None:
         self.now_s += seconds
         return await self.ask()
 
@@ -80,28 +80,28 @@ async def prometheus_fixture() -> AsyncIterator[PrometheusFixture]:
 
 
 async def test_one_query_makes_a_report(fixture: PrometheusFixture):
-    report = await fixture.ask()
-    assert report is not None
-    assert (report.signals.step, report.signals.age_s, report.is_fresh) == (5, 4.0, True)
+    signals = await fixture.ask()
+    assert signals is not None
+    assert (signals.step, signals.age_s, signals.is_fresh) == (5, 4.0, True)
     assert fixture.queries == [run_query(KEY)]
 
 
 async def test_a_scrape_is_news_once(fixture: PrometheusFixture):
     await fixture.ask()
-    report = await fixture.later(PERIOD_S)
-    assert report is not None
-    assert (report.signals.age_s, report.is_fresh) == (6.0, False)
+    signals = await fixture.later(PERIOD_S)
+    assert signals is not None
+    assert (signals.age_s, signals.is_fresh) == (6.0, False)
     fixture.answers = answer([*scrape(), *scrape(SCRAPED_S + 15.0, vcpo_learner_step=6.0)])
-    report = await fixture.later(15.0)
-    assert report is not None
-    assert (report.signals.step, report.is_fresh) == (6, True)
+    signals = await fixture.later(15.0)
+    assert signals is not None
+    assert (signals.step, signals.is_fresh) == (6, True)
 
 
 async def test_events_do_not_make_prometheus_answer_more_often(fixture: PrometheusFixture):
     await fixture.ask()
-    report = await fixture.later(0.5)
-    assert report is not None
-    assert report.signals.age_s == 4.5
+    signals = await fixture.later(0.5)
+    assert signals is not None
+    assert signals.age_s == 4.5
     assert len(fixture.queries) == 1
 
 
@@ -109,17 +109,17 @@ async def test_a_replica_that_lags_does_not_turn_time_back(fixture: PrometheusFi
     fixture.answers = answer(scrape(SCRAPED_S + 2.0, vcpo_learner_step=6.0))
     await fixture.ask()
     fixture.answers = answer(scrape())
-    report = await fixture.later(PERIOD_S)
-    assert report is not None
-    assert (report.signals.step, report.is_fresh) == (6, False)
+    signals = await fixture.later(PERIOD_S)
+    assert signals is not None
+    assert (signals.step, signals.is_fresh) == (6, False)
 
 
 async def test_series_that_ended_leave_what_was_read_last_and_its_age(fixture: PrometheusFixture):
     await fixture.ask()
     fixture.answers = answer([])
-    report = await fixture.later(600.0)
-    assert report is not None
-    assert (report.signals.step, report.signals.age_s) == (5, 604.0)
+    signals = await fixture.later(600.0)
+    assert signals is not None
+    assert (signals.step, signals.age_s) == (5, 604.0)
 
 
 async def test_requests_are_counted_by_what_came_of_them(fixture: PrometheusFixture):
@@ -155,9 +155,9 @@ async def test_nonsense_of_one_run_does_not_silence_another(fixture: PrometheusF
 async def test_a_prometheus_that_refuses_leaves_what_was_read_last(fixture: PrometheusFixture):
     await fixture.ask()
     fixture.status = 503
-    report = await fixture.later(30.0)
-    assert report is not None
-    assert report.signals.age_s == 34.0
+    signals = await fixture.later(30.0)
+    assert signals is not None
+    assert signals.age_s == 34.0
 
 
 async def test_a_prometheus_that_did_not_answer_is_left_alone_for_a_while(

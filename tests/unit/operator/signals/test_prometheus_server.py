@@ -13,6 +13,7 @@ import pytest
 
 from tests.fixtures.observation.prometheus_server import running_prometheus
 from tests.fixtures.operator.runs import KEY
+from vcpo.control import RunSignals
 from vcpo.metrics import (
     LearnerMetrics,
     MetricsServer,
@@ -21,7 +22,6 @@ from vcpo.metrics import (
     serve_metrics,
 )
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.signals.client import LearnerConnections
 from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
@@ -49,13 +49,13 @@ class PrometheusFixture:
     prometheus: subprocess.Popen[bytes]
     source: ScrapedSignals
 
-    async def until(self, holds: Callable[[LearnerReport], bool]) -> LearnerReport:
-        """The first report of which something holds."""
+    async def until(self, holds: Callable[[RunSignals], bool]) -> RunSignals:
+        """The first signals of which something holds."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                report = await self.source.fetch_report(KEY, period_s=PERIOD_S)
-                if report is not None and holds(report):
-                    return report
+                signals = await self.source.fetch_signals(KEY, period_s=PERIOD_S)
+                if signals is not None and holds(signals):
+                    return signals
                 await asyncio.sleep(PERIOD_S)
 
 
@@ -99,27 +99,26 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
 async def test_a_run_is_followed_to_its_end_through_the_end_of_its_target_and_of_prometheus(
     fixture: PrometheusFixture,
 ):
-    report = await fixture.until(lambda each: bool(each.workers))
-    assert_shown(report)
+    signals = await fixture.until(lambda each: bool(each.workers))
+    assert_shown(signals)
 
     fixture.learner.phase.labels("running").set(0.0)
     fixture.learner.phase.labels("complete").set(1.0)
     await fixture.until(lambda each: each.phase is RunPhase.COMPLETE)
 
     fixture.endpoint.close()
-    aged = await fixture.until(lambda each: each.signals.age_s > OLD_S)
-    assert (aged.phase, aged.signals.step, aged.is_fresh) == (RunPhase.COMPLETE, 7, False)
+    aged = await fixture.until(lambda each: each.age_s > OLD_S)
+    assert (aged.phase, aged.step, aged.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
     fixture.prometheus.kill()
-    held = await fixture.until(lambda each: each.signals.age_s > aged.signals.age_s)
-    assert (held.phase, held.signals.step, held.is_fresh) == (RunPhase.COMPLETE, 7, False)
+    held = await fixture.until(lambda each: each.age_s > aged.age_s)
+    assert (held.phase, held.step, held.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
 
-def assert_shown(report: LearnerReport) -> None:
-    signals = report.signals
+def assert_shown(signals: RunSignals) -> None:
     assert (signals.step, signals.buffered, signals.in_flight) == (7, 10, 11)
-    assert (signals.batch_trajectories, signals.admission_lag_steps) == (128, 8)
+    assert (signals.batch_trajectories, signals.lag_limit_steps) == (128, 8)
     assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (0.625, None)
     assert (signals.learner_idle_ratio, signals.ready_workers) == (0.25, {"main": 1})
-    assert report.phase is RunPhase.RUNNING
-    assert report.workers[POD].in_flight == 3
+    assert signals.phase is RunPhase.RUNNING
+    assert signals.workers[POD].in_flight == 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vcpo.api import parse_run
-from vcpo.local.terminal.run_view import RunView
-from vcpo.local.terminal.watch import run_view
+from vcpo.learner_control import run_signals
+from vcpo.local.terminal.run_view import RunView, run_view
 from vcpo.wire.v1 import control_pb2, work_pb2
 
 RUN = parse_run("""
@@ -18,8 +18,7 @@ def view_of(
 ) -> RunView:
     return run_view(
         RUN,
-        signals,
-        signals_age_s=None if signals is None else age_s,
+        None if signals is None else run_signals(signals).at_age(age_s),
         learner_serves=serves,
         workers_desired=1,
         elapsed_s=9.0,
@@ -27,40 +26,35 @@ def view_of(
 
 
 def signals(**fields) -> control_pb2.Signals:
-    return control_pb2.Signals(phase=work_pb2.RUN_PHASE_RUNNING, step=20, **fields)
+    least = {"step": 20, "on_policy_ess_ratio": 0.9, "batch_trajectories": 16}
+    return control_pb2.Signals(phase=work_pb2.RUN_PHASE_RUNNING, **least, **fields)
 
 
 def test_before_the_first_signals_a_run_starts():
     view = view_of(None, serves=False)
-    assert (view.phase, view.step, view.signals_age_s) == ("starting", 0, None)
+    assert (view.phase, view.signals.step, view.signals.warning_level) == ("starting", 0, None)
+    assert view.signals.lag_limit_steps == view.max_policy_lag_steps
 
 
 def test_a_run_whose_learner_is_away_is_not_shown_as_running():
     assert view_of(signals()).phase == "running"
     away = view_of(signals(), serves=False)
-    assert (away.phase, away.step, away.signals_age_s) == ("restarting", 20, 4.0)
+    assert (away.phase, away.signals.step, away.signals.age_s) == ("restarting", 20, 4.0)
 
 
 def test_a_run_whose_learner_does_not_answer_is_not_shown_as_running():
     assert [view_of(signals(), age_s=age_s).phase for age_s in (9.9, 10.0)] == ["running", "silent"]
-    assert view_of(signals(), age_s=31.0).signals_max_age_s == 60
 
 
-def test_the_early_warning_and_the_limit_in_force_are_shown():
-    seen = signals(admission_lag_steps=0, warning_level="critical", warning_score=0.75)
-    view = view_of(seen)
-    assert (view.admission_lag_steps, view.warning_level, view.warning_score) == (
-        0,
-        "critical",
-        0.75,
-    )
-    before = view_of(None)
-    assert (before.admission_lag_steps, before.warning_level, before.warning_score) == (None,) * 3
+def test_the_end_is_estimated_from_the_batches_of_late():
+    view = view_of(signals(consumed_trajectories_per_second=8.0))
+    assert view.eta_s == (300 - 20) * 16 / 8.0
+    assert view_of(signals()).eta_s is None
 
 
 def test_a_run_that_goes_well_has_no_notice():
     few = signals(skipped_steps_in_a_row=9, skip_reason="no_gradient", failures_in_a_row=2)
-    assert view_of(few).notices == ()
+    assert list(view_of(few).notices) == []
 
 
 def test_steps_without_an_update_are_noticed_with_the_cure():
@@ -90,4 +84,4 @@ def test_workers_that_were_just_set_aside_are_noticed_with_their_number_and_the_
         "2 workers were set aside in the last 10 minutes; the last one is main-4 (failing):"
         " it fails."
     )
-    assert view_of(signals(set_aside=[set_aside("main-1", 600.0)])).notices == ()
+    assert list(view_of(signals(set_aside=[set_aside("main-1", 600.0)])).notices) == []
