@@ -83,7 +83,7 @@ class TopScreen:
             case "down":
                 self._move(1)
 
-    def drawn(self, *, width: int, notice: str = "") -> RenderableType:
+    def render(self, *, width: int, notice: str = "") -> RenderableType:
         """Return the screen.
 
         width: characters of a line.
@@ -91,7 +91,7 @@ class TopScreen:
         """
         warning = [Text(notice, "bold red")] if notice else []
         if self.opened is not None:
-            return Group(self._panels[self.opened].drawn(), *warning, Text(_PANEL_HELP, "dim"))
+            return Group(self._panels[self.opened].render(), *warning, Text(_PANEL_HELP, "dim"))
         if not self._rows:
             return Group(Text("no runs yet", "dim"), *warning, Text("q ends", "dim"))
         table = runs_table(self._rows, width=width, chosen=self._index())
@@ -120,7 +120,7 @@ async def show_top(runs: LocalRuns, console: Console) -> None:
                 screen.update(await runs.rows())
             if screen.opened is not None:
                 screen.show_events(runs.new_events(screen.opened))
-            live.update(screen.drawn(width=console.width, notice=runs.notice()), refresh=True)
+            live.update(screen.render(width=console.width, notice=runs.notice()), refresh=True)
 
 
 async def _turns(keys: asyncio.Queue[bytes], screen: TopScreen) -> AsyncIterator[bool]:

@@ -122,7 +122,7 @@ class PlainEngine:
 
     def _swap(self, weights: PolicyWeights) -> None:
         copy_weights(self._model, stage_weights(self._model, weights, in_use=self.policy_version))
-        expected = StateChecksums.expected(self._model, read_weights(self._model, weights))
+        expected = StateChecksums.of_version(self._model, read_weights(self._model, weights))
         if differing := expected.differing(self._model):
             raise EngineError(f"{differing[0]}: the model does not hold the version's values")
 

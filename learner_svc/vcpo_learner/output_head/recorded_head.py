@@ -96,4 +96,4 @@ def _sums(weighted_sum: WeightedSum | None, slot: Slot | None) -> GradientSums |
     if weighted_sum is None or slot is None:
         return None
     sums = weighted_sum.sums
-    return GradientSums(weighted=sums.weighted(slot), by_group=sums.by_group(slot))
+    return GradientSums(weighted=sums.weighted_sum(slot), by_group=sums.by_group(slot))

@@ -77,7 +77,7 @@ class MeasuredGradients:
         coefficients = self.weighted_sum.coefficients(self.squared_norms.new_tensor(slopes))
         with no_grad():
             for slot, factors in self._kept:
-                factors.add_weighted_to(sums.weighted(slot), coefficients, is_complete=True)
+                factors.add_weighted_to(sums.weighted_sum(slot), coefficients, is_complete=True)
             self._kept.clear()
             sums.complete(slopes)
 

@@ -24,7 +24,7 @@ class SlotSums(Protocol):
     def keeps_factors(self) -> bool:
         """Whether a slot's sum may wait for the slopes, and then get its full coefficients."""
 
-    def weighted(self, slot: Slot) -> Tensor:
+    def weighted_sum(self, slot: Slot) -> Tensor:
         """Return [*slot.shape], to which a use of the slot adds sum_i offset_i G_i in place.
 
         The same tensor until the slot is closed; in float32 or better.
@@ -75,7 +75,7 @@ class ParameterSums:
         """Whether a slot's sum may wait for the slopes."""
         return self._keeps_factors
 
-    def weighted(self, slot: Slot) -> Tensor:
+    def weighted_sum(self, slot: Slot) -> Tensor:
         """Return the parameter's `.grad`."""
         parameter = self._parameters[slot]
         if parameter.grad is None:
@@ -95,7 +95,7 @@ class ParameterSums:
     def complete(self, slopes: Sequence[float]) -> None:
         """Add the groups' sums, weighted by the slopes [num_groups], to the parameters' `.grad`."""
         for slot, by_group in self._by_group.items():
-            weighted = self.weighted(slot)
+            weighted = self.weighted_sum(slot)
             for group_sum, slope in zip(by_group, slopes, strict=True):
                 weighted.add_(group_sum, alpha=slope)
         self._by_group.clear()

@@ -38,7 +38,7 @@ class WeightedSum:
         """
         offsets = self.offsets[samples].to(gradients.dtype)
         groups = self.groups[samples]
-        weighted, by_group = self.sums.weighted(slot), self.sums.by_group(slot)
+        weighted, by_group = self.sums.weighted_sum(slot), self.sums.by_group(slot)
         if matrix is not None:
             weighted, by_group = weighted[matrix], by_group[:, matrix]
         weighted, by_group = weighted.view(-1), by_group.view(self.sums.num_groups, -1)
@@ -56,7 +56,7 @@ class WeightedSum:
 
     def add_factors(self, slot: Slot, factors: Factors) -> None:
         """Add a matrix's gradients to both sums of a slot, as products over all tokens."""
-        factors.add_weighted_to(self.sums.weighted(slot), self.offsets)
+        factors.add_weighted_to(self.sums.weighted_sum(slot), self.offsets)
         by_group = self.sums.by_group(slot)
         for group in sorted(set(self.groups)):
             first = self.groups.index(group)

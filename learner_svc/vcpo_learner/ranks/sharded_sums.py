@@ -97,7 +97,7 @@ class ShardedSums:
         self._by_group: dict[Slot, Tensor] = {}
         """[num_groups, rows of this rank, ...]"""
 
-    def weighted(self, slot: Slot) -> Tensor:
+    def weighted_sum(self, slot: Slot) -> Tensor:
         """Return the slot's sum weighted by offsets, to add to in place."""
         return self._whole(slot)[0]
 

@@ -23,7 +23,7 @@ class MismatchJudge:
     def __init__(self, spec: VCPORunSpec) -> None:
         self._spec = spec
         given = spec.learner.max_mismatch_nats
-        self._given = None if given is None else MismatchLimits.given(given)
+        self._given = None if given is None else MismatchLimits.of_gap(given)
         self._limits = self._given
         self._window = MismatchWindow()
         self._is_exceeded = False

@@ -107,7 +107,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
-    def held(self, prompt_token_ids: Sequence[int]) -> tuple[Trajectory, ...]:
+    def responses_to(self, prompt_token_ids: Sequence[int]) -> tuple[Trajectory, ...]:
         """Return the responses kept of a prompt, newest last."""
         return self._held.get(pack_token_ids(prompt_token_ids), ())
 
@@ -138,7 +138,7 @@ class ReplayBuffer:
         groups_drawn = []
         for group in groups:
             self.add(group)
-            held = self.held(group[0].prompt_token_ids)
+            held = self.responses_to(group[0].prompt_token_ids)
             groups_drawn.append(draw(held, len(group), self._settings, self._rng))
         return groups_drawn
 

@@ -48,7 +48,7 @@ def rounding_limits(
     with parameters that are cut over ranks, and if the model does not compute in bfloat16.
     """
     formats = spec.mismatch_class
-    assumed = MismatchLimits.given(MISMATCH_LIMITS_NATS[formats])
+    assumed = MismatchLimits.of_gap(MISMATCH_LIMITS_NATS[formats])
     if formats is MismatchClass.QUANTIZED_OR_NOISY or runner.is_sharded:
         return assumed
     precisions = {group.precision for group in spec.rollouts}

@@ -51,7 +51,7 @@ class StateChecksums:
     by_name: Mapping[str, tuple[torch.dtype, int]]
 
     @classmethod
-    def expected(cls, model: Module, published: Mapping[str, WholeTensor]) -> StateChecksums:
+    def of_version(cls, model: Module, published: Mapping[str, WholeTensor]) -> StateChecksums:
         """Return those of a version that `read_weights` has read for the model."""
         found = {}
         for name, parts in published.items():

@@ -23,7 +23,7 @@ def screen() -> TopScreen:
 def text_of(screen: TopScreen, notice: str = "") -> str:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None, _environ={})
-    console.print(screen.drawn(width=120, notice=notice))
+    console.print(screen.render(width=120, notice=notice))
     return out.getvalue()
 
 

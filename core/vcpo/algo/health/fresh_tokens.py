@@ -107,7 +107,7 @@ class Estimate:
         return max(0.0, abs(self.value) - DEVIATIONS * self.error)
 
 
-def trimmed(blocks: Sequence[FreshTokens]) -> list[FreshTokens]:
+def without_largest_gaps(blocks: Sequence[FreshTokens]) -> list[FreshTokens]:
     """Return a pool's blocks without those of the largest gaps, if there are enough of them."""
     if len(blocks) < MIN_FRESH_BLOCKS:
         return list(blocks)

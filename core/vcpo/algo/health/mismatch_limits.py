@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final
 
 from vcpo.algo.ess.calibration import MISMATCH_CEILING
-from vcpo.algo.health.fresh_tokens import FreshTokens, gap_of, scale_error_of, trimmed
+from vcpo.algo.health.fresh_tokens import FreshTokens, gap_of, scale_error_of, without_largest_gaps
 
 
 class MismatchClass(StrEnum):
@@ -79,7 +79,7 @@ class MismatchLimits:
         return self.scale_error is not None
 
     @classmethod
-    def given(cls, gap_nats: float) -> "MismatchLimits":
+    def of_gap(cls, gap_nats: float) -> "MismatchLimits":
         """Return the limits of a run that sets its gap, or whose rounding cannot be measured."""
         variance = min(_VARIANCE_PER_SQUARED_GAP * gap_nats**2, MISMATCH_CEILING)
         return cls(gap_nats=gap_nats, variance=variance)
@@ -94,7 +94,7 @@ class MismatchLimits:
             between bfloat16 and float32.
         Returns None if they say nothing: there are none, or they differ by nothing or by no number.
         """
-        kept = trimmed(blocks)
+        kept = without_largest_gaps(blocks)
         total = sum(kept, FreshTokens())
         if not kept or not 0.0 < total.square < math.inf:
             return None

@@ -36,7 +36,7 @@ from vcpo.algo.health.fresh_tokens import (
     lower_median,
     position_bin,
     scale_error_of,
-    trimmed,
+    without_largest_gaps,
 )
 from vcpo.algo.health.mismatch_limits import MismatchLimits
 
@@ -239,7 +239,7 @@ class MismatchWindow:
         self, limits: MismatchLimits | None, calibration: MismatchCalibration | None = None
     ) -> MismatchReview:
         """Return what the window says. calibration: on policy, with this step's fresh blocks."""
-        pools = {name: trimmed(seen.blocks) for name, seen in self.workers.items()}
+        pools = {name: without_largest_gaps(seen.blocks) for name, seen in self.workers.items()}
         pools = {name: blocks for name, blocks in pools.items() if blocks}
         if sum(len(seen.blocks) for seen in self.workers.values()) < MIN_FRESH_BLOCKS:
             return MismatchReview(limits=limits)

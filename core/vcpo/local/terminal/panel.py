@@ -54,7 +54,7 @@ class RunPanel:
         """Take an event; only the last few are kept."""
         self._events.append(printable(message))
 
-    def drawn(self) -> Panel:
+    def render(self) -> Panel:
         """Return the panel as it is now."""
         view = self._view
         events = [

@@ -69,12 +69,12 @@ class RichView:
     def update(self, view: RunView) -> None:
         """Redraw the panel with the current state."""
         self._panel.update(view)
-        self._live.update(self._panel.drawn(), refresh=True)
+        self._live.update(self._panel.render(), refresh=True)
 
     def event(self, message: str) -> None:
         """Redraw the panel with one more event below the numbers."""
         self._panel.event(message)
-        self._live.update(self._panel.drawn(), refresh=True)
+        self._live.update(self._panel.render(), refresh=True)
 
 
 class PlainView:

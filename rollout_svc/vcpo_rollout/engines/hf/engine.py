@@ -240,7 +240,7 @@ class HfEngine:
         return _Swap(
             policy_version=weights.policy_version,
             weights=stage_weights(self._model, weights, in_use=self.policy_version),
-            checksums=StateChecksums.expected(self._model, read_weights(self._model, weights)),
+            checksums=StateChecksums.of_version(self._model, read_weights(self._model, weights)),
         )
 
     async def close(self) -> None:

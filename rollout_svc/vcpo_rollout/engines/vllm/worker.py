@@ -126,7 +126,9 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
                 for name in file.keys()  # noqa: SIM118
             )
         # A few models do not say what they load.
-        missing = unsupplied(self.model, loaded) if update_info.is_whole and loaded else []
+        missing = (
+            tensors_without_values(self.model, loaded) if update_info.is_whole and loaded else []
+        )
         if missing:
             raise ValueError(f"the version has no values for {', '.join(missing[:5])}")
 
@@ -147,7 +149,8 @@ class ReloadWarningFilter(logging.Filter):
     """Drops vLLM's warnings that a layer without parameters failed to load weights.
 
     vLLM also expects buffers such as the angles of rotary embeddings, which are computed and not
-    published. Its warnings name a layer by its class. `unsupplied` finds what a version must hold.
+    published. Its warnings name a layer by its class. `tensors_without_values` finds what a version
+    must hold.
     """
 
     def __init__(self, model: Module) -> None:
@@ -162,7 +165,7 @@ class ReloadWarningFilter(logging.Filter):
         return self._silent.isdisjoint(map(str, named))
 
 
-def unsupplied(model: Module, loaded: Set[str]) -> list[str]:
+def tensors_without_values(model: Module, loaded: Set[str]) -> list[str]:
     """Return the parameters and persistent buffers that nothing was loaded into, by vLLM's names.
 
     Like vLLM's own check of a checkpoint it leaves out layers whose parameters are converted after

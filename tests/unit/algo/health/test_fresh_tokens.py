@@ -10,7 +10,7 @@ from vcpo.algo.health.fresh_tokens import (
     gap_quantile,
     position_bin,
     scale_error_of,
-    trimmed,
+    without_largest_gaps,
 )
 
 
@@ -40,11 +40,13 @@ def test_a_single_block_says_nothing_about_its_error():
 
 @pytest.mark.parametrize("bad", [50.0, math.inf], ids=str)
 def test_one_broken_block_of_a_pool_is_left_out(bad):
-    assert gap_of(trimmed([*blocks(0.01, 15), block(bad)])).value == pytest.approx(0.01)
+    assert gap_of(without_largest_gaps([*blocks(0.01, 15), block(bad)])).value == pytest.approx(
+        0.01
+    )
 
 
 def test_of_a_few_blocks_none_is_left_out():
-    assert len(trimmed(blocks(0.01, 7))) == 7
+    assert len(without_largest_gaps(blocks(0.01, 7))) == 7
 
 
 def test_the_scale_error_is_that_of_a_temperature():

@@ -29,11 +29,11 @@ def test_a_slope_that_rounding_has_is_explained():
 
 def test_no_rounding_explains_more_than_the_ceiling():
     assert MismatchLimits.of_rounding(blocks(0.1), ROUNDED).variance == MISMATCH_CEILING
-    assert MismatchLimits.given(100.0).variance == MISMATCH_CEILING
+    assert MismatchLimits.of_gap(100.0).variance == MISMATCH_CEILING
 
 
 def test_a_given_gap_explains_four_times_its_square_and_any_slope():
-    limits = MismatchLimits.given(0.03)
+    limits = MismatchLimits.of_gap(0.03)
     assert (limits.gap_nats, limits.variance) == (0.03, pytest.approx(3.6e-3))
     assert limits.scale_error is None
 

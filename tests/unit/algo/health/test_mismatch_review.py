@@ -178,7 +178,7 @@ def test_an_on_policy_ess_ratio_below_its_floor_is_refused_and_not_calibrated_aw
 
 
 def test_below_a_floor_that_was_not_measured_the_engines_are_told_and_not_refused():
-    review = window_of(a=blocks(0.01)).review(MismatchLimits.given(0.03), calibrated(1e-2))
+    review = window_of(a=blocks(0.01)).review(MismatchLimits.of_gap(0.03), calibrated(1e-2))
     assert (review.is_exceeded, review.is_sure) == (True, False)
 
 

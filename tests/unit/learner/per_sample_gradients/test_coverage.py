@@ -54,7 +54,7 @@ class TakenSums:
         empty = torch.zeros(slot.shape), torch.zeros(1, *slot.shape)
         return self.open.setdefault(slot, empty)
 
-    def weighted(self, slot):
+    def weighted_sum(self, slot):
         return self._buffers(slot)[0]
 
     def by_group(self, slot):

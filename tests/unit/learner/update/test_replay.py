@@ -137,7 +137,9 @@ def test_prompts_are_kept_apart():
     buffer.add([make_response(1), make_response(2)])
     buffer.add([replace(make_response(2), prompt_token_ids=(9,))])
     assert len(buffer) == 2
-    assert [[each.response_token_ids for each in buffer.held(key)] for key in [(1, 2), (9,)]] == [
+    assert [
+        [each.response_token_ids for each in buffer.responses_to(key)] for key in [(1, 2), (9,)]
+    ] == [
         [(2,)],
         [(2,)],
     ]
@@ -174,7 +176,7 @@ def test_a_buffer_restored_from_json_draws_as_the_first_would_have():
     arrived = [[make_response(token, reward=token / 9, version=token // 4) for token in range(9)]]
     first.exchange(arrived)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.held((1, 2)) == first.held((1, 2))
+    assert second.responses_to((1, 2)) == first.responses_to((1, 2))
     later = [
         [make_response(20, version=9), make_response(21, version=9), make_response(22, version=9)]
     ]
@@ -185,7 +187,7 @@ def test_a_smaller_buffer_keeps_the_newest_responses():
     buffer, smaller = make_buffer(), make_buffer(capacity_per_prompt=1)
     buffer.add([make_response(1), make_response(2)])
     smaller.load_state_dict(buffer.state_dict())
-    assert smaller.held((1, 2)) == (make_response(2),)
+    assert smaller.responses_to((1, 2)) == (make_response(2),)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_responses_that_are_removed_are_not_drawn_again_and_the_others_are():
     buffer.add([good, bad])
     buffer.add([elsewhere])
     assert buffer.remove(["bad", "unknown"]) == {"bad": (bad, elsewhere)}
-    assert buffer.held((1, 2)) == (good,)
+    assert buffer.responses_to((1, 2)) == (good,)
     assert buffer.remove(["bad"]) == {}
     assert buffer.remove(["good"]) == {"good": (good,)}
     assert len(buffer) == 0

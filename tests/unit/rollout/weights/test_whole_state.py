@@ -57,7 +57,7 @@ class Worker:
             self.payload = bytearray(newest.full_set.buffer)
         weights = PolicyWeights.whole(newest.policy_version, self.payload, changes=changes)
         copy_weights(self.model, stage_weights(self.model, weights, in_use=self.in_use))
-        expected = StateChecksums.expected(self.model, read_weights(self.model, weights))
+        expected = StateChecksums.of_version(self.model, read_weights(self.model, weights))
         assert expected.differing(self.model) == []
         self.in_use = newest.policy_version
         return changes is not None
@@ -103,7 +103,7 @@ def test_a_value_that_a_delta_does_not_name_is_found_by_its_tensor():
     torch.manual_seed(0)
     model = with_buffers(llama())
     weights = PolicyWeights.whole(0, safetensors.torch.save(policy_tensors(model)))
-    expected = StateChecksums.expected(model, read_weights(model, weights))
+    expected = StateChecksums.of_version(model, read_weights(model, weights))
     assert expected.differing(model) == []
     with torch.no_grad():
         model.model.norm.weight[3] += 1e-6
