@@ -157,7 +157,7 @@ def test_the_log_of_requests_would_tell_on_a_page_that_asks(browser, tmp_path):
 def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(page):
     page.mouse("Moved", *middle_of(page, "#chart-lag"))
     assert page.words("#readout") == (
-        "step 200 · 6m 40s max 5 p50 2 mean, smoothed 2 admission 8 bound 8 8"
+        "step 200 · 6m 40s max 5 p50 2 mean, smoothed 2 lag limit 8 most 8 8"
     )
     shown = "page.drawn.filter(({ figure }) => !figure.hidden)"
     assert page.ask(f"{shown}.every(({{ plot }}) => plot.cursor.left > 0)")

@@ -10,7 +10,7 @@ next trajectory, number j = accepted + in_flight counted from 0, only while
 
     j < (k + 1 + v) * B,
 
-with B trajectories per optimizer step and k the admission lag in policy versions.
+with B trajectories per optimizer step and k the lag limit in policy versions.
 
 Proof of the bound. Let trajectories be consumed in the order of the grants (first in, first out),
 and let version n be the parameters after n steps of B trajectories each. Trajectory j is trained on

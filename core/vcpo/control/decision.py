@@ -1,7 +1,7 @@
 """The control decision: from signals and the last state to limits and the next state.
 
     limits ----.
-    state  ----+--> decide --> ControlDecision (admission lag, replicas, conditions), next state
+    state  ----+--> decide --> ControlDecision (lag limit, replicas, conditions), next state
     signals ---'
     now_s -----'
 

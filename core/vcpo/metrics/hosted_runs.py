@@ -100,7 +100,7 @@ def gauge_series(run: HostedRun) -> Series:
         **{
             (metric, ()): float(value)
             for metric, value in (
-                (host.RUN_ADMISSION_LAG, run.lag_limit_steps),
+                (host.RUN_LAG_LIMIT, run.lag_limit_steps),
                 (host.RUN_SIGNALS_AGE, run.signals_age_s),
                 (host.RUN_START_TIMESTAMP, run.start_s),
                 (host.RUN_STARTUP_DEADLINE, run.startup_deadline_s),

@@ -68,7 +68,7 @@ class LearnerMetrics:
         self.token_lag_median_steps = part.gauge(learner.TOKEN_LAG_MEDIAN)
         self.token_lag_max_steps = part.gauge(learner.TOKEN_LAG_MAX)
         self.policy_version = part.gauge(learner.POLICY_VERSION)
-        self.admission_lag_steps = part.gauge(learner.ADMISSION_LAG)
+        self.lag_limit_steps = part.gauge(learner.LAG_LIMIT)
         self.batch_trajectories = part.gauge(learner.BATCH_TRAJECTORIES)
         self.leased = part.counter(learner.TRAJECTORIES_LEASED)
         self.consumed = part.counter(learner.TRAJECTORIES_CONSUMED)

@@ -103,7 +103,7 @@ class ProcessFault(StrEnum):
 
 
 class ThrottleDirection(StrEnum):
-    """Direction in which the admission lag changed."""
+    """Direction in which the lag limit changed."""
 
     TIGHTEN = "tighten"
     RELAX = "relax"

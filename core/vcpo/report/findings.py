@@ -95,13 +95,13 @@ def _warning_stayed_quiet(steps: Sequence[StepRecord]) -> Finding:
 
 
 def _lag_is_bounded(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
-    bound = run.spec.algorithm.max_policy_lag_steps
+    limit = run.spec.algorithm.max_policy_lag_steps
     worst = max(step.lag_max for step in steps)
-    if worst > bound:
-        count = sum(step.lag_max > bound for step in steps)
-        text = f"{_steps(count)} trained on tokens {worst} versions old; the bound is {bound}."
+    if worst > limit:
+        count = sum(step.lag_max > limit for step in steps)
+        text = f"{_steps(count)} trained on tokens {worst} versions old; the lag limit is {limit}."
         return Finding(grade=Grade.BAD, text=text)
-    text = f"Every trained token was within the lag bound: at most {worst} of {bound} versions."
+    text = f"Every trained token was within the lag limit: at most {worst} of {limit} versions."
     return Finding(grade=Grade.GOOD, text=text)
 
 

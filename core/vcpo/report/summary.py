@@ -100,8 +100,8 @@ def _trajectories(metrics: Metrics) -> Headline:
 
 
 def _lag(run: VCPORun, metrics: Metrics) -> Headline:
-    bound = run.spec.algorithm.max_policy_lag_steps
-    note = f"versions; bound {bound}"
+    limit = run.spec.algorithm.max_policy_lag_steps
+    note = f"versions; limit {limit}"
     means = [mean for step in metrics.steps if (mean := finite(step.lag_mean)) is not None]
     if not means:
         return Headline(label="Lag, mean / max", value=UNKNOWN, note=note)

@@ -44,15 +44,15 @@ def test_a_healthy_run_has_only_good_findings(run, make_step):
     assert grades == [Grade.GOOD] * 7
 
 
-def test_a_token_above_the_lag_bound_is_a_broken_promise(run, make_step):
+def test_a_token_above_the_lag_limit_is_a_broken_promise(run, make_step):
     steps = [make_step(1, lag_max=8), make_step(2, lag_max=11)]
-    assert findings_about(run, steps, "bound") == [
-        (Grade.BAD, "1 step trained on tokens 11 versions old; the bound is 8.")
+    assert findings_about(run, steps, "lag limit") == [
+        (Grade.BAD, "1 step trained on tokens 11 versions old; the lag limit is 8.")
     ]
 
 
-def test_a_token_at_the_lag_bound_is_allowed(run, make_step):
-    ((grade, text),) = findings_about(run, [make_step(lag_max=8)], "bound")
+def test_a_token_at_the_lag_limit_is_allowed(run, make_step):
+    ((grade, text),) = findings_about(run, [make_step(lag_max=8)], "lag limit")
     assert grade is Grade.GOOD
     assert "at most 8 of 8 versions" in text
 

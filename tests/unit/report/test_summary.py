@@ -96,7 +96,7 @@ def test_trajectories_name_every_reason_to_drop(run, make_step):
 
 def test_lag_is_the_mean_of_means_and_the_largest_maximum(run, make_step):
     steps = [make_step(1, lag_mean=1.0, lag_max=3), make_step(2, lag_mean=2.0, lag_max=7)]
-    assert headline(run, metrics_of(*steps), "Lag, mean / max") == ("1.5 / 7", "versions; bound 8")
+    assert headline(run, metrics_of(*steps), "Lag, mean / max") == ("1.5 / 7", "versions; limit 8")
 
 
 def test_the_lowest_ess_ratio_is_found_past_steps_without_one(run, make_step):

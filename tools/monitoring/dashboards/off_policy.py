@@ -312,7 +312,7 @@ _CONTROLLER: Final = Row(
         Panel(
             id=51,
             slug="admission",
-            title="Admission lag",
+            title="Lag limit",
             question="How far is the lag limit throttled?",
             reading="Ordered by the host, in force in the learner. Apart for long: orders do not "
             "arrive. Both below the bound: the run is throttled.",

@@ -42,7 +42,7 @@ RUN_CHECKPOINT_INTERVAL = gauge(
     "Optimizer steps from one checkpoint to the next, as the run's spec asks for.",
     *HOST_LABELS,
 )
-RUN_ADMISSION_LAG = gauge(
+RUN_LAG_LIMIT = gauge(
     "vcpo_run_admission_lag_steps",
     "Lag limit that the host has set; below the spec's while the run is throttled.",
     *HOST_LABELS,
@@ -134,7 +134,7 @@ HOST = (
     RUN_STEPS,
     RUN_CHECKPOINT_INTERVAL,
     RUN_MAX_POLICY_LAG,
-    RUN_ADMISSION_LAG,
+    RUN_LAG_LIMIT,
     RUN_ESS_FLOOR,
     RUN_THROTTLES,
     RUN_THROTTLE_ORDERS,

@@ -159,7 +159,7 @@ POLICY_VERSION = measure(
     "Newest policy version that the learner published.",
     not_shown="the operator reads it; boards show vcpo_learner_step, which it leads by at most 1",
 )
-ADMISSION_LAG = measure(
+LAG_LIMIT = measure(
     "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
 )
 BATCH_TRAJECTORIES = measure(
@@ -273,7 +273,7 @@ LEARNER = (
     TOKEN_LAG_MEDIAN,
     TOKEN_LAG_MAX,
     POLICY_VERSION,
-    ADMISSION_LAG,
+    LAG_LIMIT,
     BATCH_TRAJECTORIES,
     TRAJECTORIES_LEASED,
     TRAJECTORIES_CONSUMED,

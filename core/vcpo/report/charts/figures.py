@@ -210,7 +210,7 @@ def _base_rate_course(settings: Optimizer) -> str:
 
 
 def _lag(recorded: RecordedRun) -> Chart:
-    bound = recorded.run.spec.algorithm.max_policy_lag_steps
+    allowed = recorded.run.spec.algorithm.max_policy_lag_steps
     steps = recorded.metrics.steps
     mean = _line("mean", steps, lambda step: step.lag_mean)
     thin, dashed = CurveStyle.THIN, CurveStyle.REFERENCE
@@ -218,14 +218,14 @@ def _lag(recorded: RecordedRun) -> Chart:
         name="lag",
         title="Policy lag",
         unit="policy versions",
-        caption="Age of the trained tokens. Admission is the limit in force, which the throttle "
-        "lowers; the bound is never exceeded.",
+        caption="Age of the trained tokens. The throttle lowers the lag limit; no token is older "
+        "than `maxPolicyLagSteps`.",
         curves=(
             _line("max", steps, lambda step: step.lag_max, Ink.SECOND, thin),
             _line("p50", steps, lambda step: step.lag_p50, Ink.SOFT, thin),
             _smoothed(mean, "mean, smoothed"),
-            _line("admission", steps, lambda step: step.admission_lag_steps, Ink.THIRD),
-            _line(f"bound {bound}", steps, lambda _: bound, Ink.LIMIT, dashed),
+            _line("lag limit", steps, lambda step: step.admission_lag_steps, Ink.THIRD),
+            _line(f"most {allowed}", steps, lambda _: allowed, Ink.LIMIT, dashed),
         ),
         low=0.0,
         is_whole=True,

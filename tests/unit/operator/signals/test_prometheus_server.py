@@ -69,7 +69,7 @@ def set_step_metrics(metrics: LearnerMetrics) -> None:
     metrics.buffered.set(10)
     metrics.in_flight.set(11)
     metrics.batch_trajectories.set(128)
-    metrics.admission_lag_steps.set(8)
+    metrics.lag_limit_steps.set(8)
     metrics.idle_ratio.set(0.25)
     metrics.workers.labels("main").set(1)
 

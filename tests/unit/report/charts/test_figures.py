@@ -90,7 +90,7 @@ def test_the_course_of_the_base_rate_is_told(recorded):
     assert chart.caption.endswith(told)
 
 
-def test_the_lag_shows_mean_median_maximum_admission_and_bound(recorded):
+def test_the_lag_shows_mean_median_maximum_and_both_limits(recorded):
     step = {"lag_mean": 1.5, "lag_p50": 1, "lag_max": 4, "admission_lag_steps": 6}
     chart = charts_of(recorded(step))["lag"]
     shown = {curve.label: curve.values for curve in chart.curves}
@@ -98,8 +98,8 @@ def test_the_lag_shows_mean_median_maximum_admission_and_bound(recorded):
         "mean": (1.5,),
         "p50": (1,),
         "max": (4,),
-        "admission": (6,),
-        "bound 8": (8,),
+        "lag limit": (6,),
+        "most 8": (8,),
     }
 
 
