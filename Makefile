@@ -8,7 +8,7 @@ FAULTS ?= 300
 SEED ?= 1
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint format protos locks licenses digests sbom bench clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -43,12 +43,12 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
 test: setup lint ## lint, types, layers, stub drift, then every test
-	@# The units one file to a process: most of them wait. The others are processes by the dozen, and
-	@# the last of them watch runs that have a machine for themselves.
+	@# One file to a process: most of them wait, others are processes by the dozen. The last of all
+	@# watch runs that have a machine for themselves.
 	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses logical --dist loadfile --no-loadscope-reorder
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kube tests/integration tests/e2e --ignore tests/e2e/test_cluster.py --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest tests/e2e/test_cluster.py tests/observation tests/chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz tests/kube tests/integration tests/e2e --ignore tests/e2e/test_cluster.py --numprocesses logical --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/e2e/test_cluster.py tests/chaos --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/observation
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
@@ -58,9 +58,14 @@ chaos: .venv/installed ## a real run under FAULTS=300 random faults of SEED=1, f
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(SEED) --minutes $(MINUTES)
 
 lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date
+	@$(MAKE) --no-print-directory -j 2 types style
+
+types:
+	$(BIN)/mypy
+
+style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/render_manifests.py --check

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,8 @@ from typing import Any
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 PATIENCE_S = 180.0
-
-
 POLL_S = 0.05
-
-
 SPEC = """
 apiVersion: vcpo.dev/v1alpha1
 kind: VCPORun
@@ -91,6 +89,13 @@ class LocalRun:
         return self.process.returncode, json.loads(output.splitlines()[-1])
 
 
+def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
+    counts = summary["trajectories"]
+    dropped = sum(counts["dropped"].values())
+    total = counts["consumed"] + counts["in_flight"] + counts["buffered"] + dropped
+    assert counts["leased"] == total
+
+
 def wait_until(condition: Callable[[], bool], what: str, run: LocalRun) -> None:
     """Wait for something that a run will do; a run that ends first is a failure."""
     deadline_s = time.monotonic() + PATIENCE_S
@@ -120,3 +125,48 @@ def wait_for_exit(pids: list[int]) -> None:
 
 
 StartRun = Callable[..., LocalRun]
+
+
+@contextlib.contextmanager
+def runs_in(folder: Path) -> Iterator[StartRun]:
+    """Start runs on the small task in a folder; whatever is left of them is killed at the end."""
+    started: list[LocalRun] = []
+
+    def start(
+        *options: str,
+        steps: int = 12,
+        environment: str = "sort_digits",
+        adapters: str = "",
+        control: str = "",
+        learner: str = "",
+        sinks: str = "",
+        lag: int = 4,
+        workers: int = 2,
+        failures: int = 32,
+        name: str = "run",
+    ) -> LocalRun:
+        spec, model = folder / "run.yaml", ROOT / "examples/models/tiny"
+        task = {"steps": steps, "environment": environment, "adapters": adapters}
+        task |= {"lag": lag, "workers": workers, "failures": failures}
+        sections = {"control": control, "learner": learner, "sinks": sinks}
+        spec.write_text(SPEC.format(model=model, **sections, **task))
+        path = folder / name
+        command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
+        process = subprocess.Popen(
+            [*command, f"--run-dir={path}", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(LocalRun(process=process, path=path))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for run in started:
+            for pid in (run.process.pid, *run.pids()):
+                if is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            run.process.communicate()

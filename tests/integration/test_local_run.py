@@ -1,4 +1,4 @@
-"""Local runs of `vcpo run`: completed, drained, killed and resumed."""
+"""Local runs of `vcpo run`: completed, disturbed, killed and refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,17 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.fixtures.tracking import tensorboard_scalars
 from tests.integration.local_run import (
     ROOT,
     LocalRun,
     StartRun,
+    assert_accounting_is_exact,
     is_alive,
+    runs_in,
     wait_for_exit,
     wait_until,
 )
 from vcpo_learner.checkpoints.tensor_files import parameter_shapes
-
-
-def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
-    counts = summary["trajectories"]
-    dropped = sum(counts["dropped"].values())
-    total = counts["consumed"] + counts["in_flight"] + counts["buffered"] + dropped
-    assert counts["leased"] == total
 
 
 def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(
@@ -107,27 +103,120 @@ def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: 
         torch.testing.assert_close(adapted(tokens).logits, model(tokens).logits)
 
 
-def test_a_stopped_learner_is_told_of_and_so_is_its_return(start_run: StartRun) -> None:
-    run = start_run(steps=20, control=", signalsMaxAgeSeconds: 2")
-    run.wait_for_step(2)
-    learner = run.pid_of("learner")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisturbedRun:
+    """A run that has ended, and what was seen on its way."""
 
-    def kinds() -> list[str]:
-        return [event.kind for event in run.events if event.source == "host"]
+    run: LocalRun
+    status: int
+    summary: dict[str, Any]
+    scraped: dict[str, list[float]]
+    """Values of metrics of learner and worker while the run worked."""
+    stopped_at: int
+    """Its last step before the learner was stopped."""
+    shown: dict[str, Any]
+    """The row of `vcpo top` while the learner was stopped."""
+    kinds_when_continued: list[str]
+    """Kinds of the host's events by the time at which the learner's signals were fresh again."""
+    senders: list[int]
+    """Processes that sent weights, before the learner was killed."""
+    learner_log: str
+    """By then."""
 
-    os.kill(learner, signal.SIGSTOP)
-    wait_until(lambda: "SignalsStale" in kinds(), "signals that are too old", run)
-    stopped_at = len(run.metrics.steps)
-    silent = shown_by_top(run)
-    assert (silent["status"], silent["step"]) == ("silent", stopped_at)
-    os.kill(learner, signal.SIGCONT)
-    wait_until(lambda: "SignalsFresh" in kinds(), "fresh signals", run)
-    status, summary = run.finish()
-    assert (status, summary["steps"]) == (0, 20)
-    assert stopped_at < 20
-    assert "LearnerRestarted" not in kinds()
-    (stale, *_) = [event.message for event in run.events if event.kind == "SignalsStale"]
-    assert "deadline exceeded" in stale
+    def messages(self, kind: str) -> list[str]:
+        return [event.message for event in self.run.events if event.kind == kind]
+
+
+DISTURBED_STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedRun]:
+    """A run whose learner is stopped for a while, and whose processes are killed, one by one."""
+    with runs_in(tmp_path_factory.mktemp("disturbed")) as start_run:
+        run = start_run(steps=DISTURBED_STEPS, control=", signalsMaxAgeSeconds: 2")
+        run.wait_for_step(2)
+        scraped = {"learner": scrape(run.metrics_port_of("learner"), "vcpo_ess_ratio")}
+        # The other worker may have made all the tokens so far.
+        port = run.metrics_port_of("main-0")
+        wait_until(lambda: sum(scrape(port, "vcpo_rollout_tokens_total")) > 0, "a token", run)
+
+        def kinds() -> list[str]:
+            return [event.kind for event in run.events if event.source == "host"]
+
+        os.kill(run.pid_of("learner"), signal.SIGSTOP)
+        wait_until(lambda: "SignalsStale" in kinds(), "signals that are too old", run)
+        stopped_at, shown = len(run.metrics.steps), shown_by_top(run)
+        os.kill(run.pid_of("learner"), signal.SIGCONT)
+        wait_until(lambda: "SignalsFresh" in kinds(), "fresh signals", run)
+        kinds_when_continued = kinds()
+        os.kill(weight_servers(run)[0], signal.SIGKILL)
+        wait_until(lambda: len(weight_servers(run)) == 2, "another process", run)
+        os.kill(run.pid_of("main-0"), signal.SIGKILL)
+        wait_until(lambda: "WorkerLost" in kinds(), "a lost worker", run)
+        run.wait_for_step(12)
+        senders, log = weight_servers(run), (run.path / "logs" / "learner.log").read_text()
+        os.kill(run.pid_of("learner"), signal.SIGKILL)
+        status, summary = run.finish()
+        yield DisturbedRun(
+            run=run,
+            status=status,
+            summary=summary,
+            scraped=scraped,
+            stopped_at=stopped_at,
+            shown=shown,
+            kinds_when_continued=kinds_when_continued,
+            senders=senders,
+            learner_log=log,
+        )
+
+
+def test_whatever_is_killed_a_run_comes_to_its_end_and_its_accounting_is_exact(
+    disturbed: DisturbedRun,
+) -> None:
+    assert disturbed.status == 0
+    assert disturbed.summary["steps"] == DISTURBED_STEPS
+    assert_accounting_is_exact(disturbed.summary)
+    assert disturbed.summary["policy_lag_max"] <= 4
+    assert not any(is_alive(pid) for pid in disturbed.run.pids())
+
+
+def test_metrics_can_be_scraped_while_a_run_works(disturbed: DisturbedRun) -> None:
+    assert min(disturbed.scraped["learner"]) > 0
+
+
+def test_a_stopped_learner_is_told_of_and_so_is_its_return(disturbed: DisturbedRun) -> None:
+    shown = disturbed.shown
+    assert (shown["status"], shown["step"]) == ("silent", disturbed.stopped_at)
+    assert disturbed.stopped_at < DISTURBED_STEPS
+    assert "LearnerRestarted" not in disturbed.kinds_when_continued
+    assert "deadline exceeded" in disturbed.messages("SignalsStale")[0]
+
+
+def test_a_killed_worker_is_replaced(disturbed: DisturbedRun) -> None:
+    (lost,) = disturbed.messages("WorkerLost")
+    assert lost.startswith("main-0 was killed by SIGKILL")
+    logs = disturbed.run.path / "logs"
+    assert (logs / "main-2.log").exists()
+    assert not any("Traceback" in log.read_text() for log in logs.glob("main-*.log"))
+
+
+def test_a_killed_server_of_weights_is_replaced(disturbed: DisturbedRun) -> None:
+    assert "was killed by SIGKILL" in disturbed.learner_log
+    assert len(disturbed.senders) == 2
+    assert not any(is_alive(pid) for pid in disturbed.senders)
+
+
+def test_a_killed_learner_goes_on_from_its_checkpoint(disturbed: DisturbedRun) -> None:
+    steps = disturbed.run.metrics.steps
+    # What the surviving history trained on: every step once, a full batch each.
+    assert disturbed.summary["trajectories"]["consumed"] == DISTURBED_STEPS * 16
+    assert [step.step for step in steps] == list(range(1, DISTURBED_STEPS + 1))
+    assert [step.consumed for step in steps] == [16 * step.step for step in steps]
+    assert len(disturbed.messages("LearnerRestarted")) == 1
+    assert disturbed.messages("Resumed")
+    # Steps after the checkpoint were redone from the log, with the same parameters.
+    assert disturbed.messages("RedoDiffers") == []
 
 
 def shown_by_top(run: LocalRun) -> dict[str, Any]:
@@ -139,51 +228,26 @@ def shown_by_top(run: LocalRun) -> dict[str, Any]:
     return dict(row)
 
 
-def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:
-    run = start_run(steps=60)
-    run.wait_for_step(3)
-    os.kill(run.pid_of("main-0"), signal.SIGKILL)
-    status, summary = run.finish()
-    assert status == 0
-    assert summary["steps"] == 60
-    assert_accounting_is_exact(summary)
-    assert summary["policy_lag_max"] <= 4
-    lost = [event.message for event in run.events if event.kind == "WorkerLost"]
-    assert len(lost) == 1
-    assert lost[0].startswith("main-0 was killed by SIGKILL")
-    assert (run.path / "logs" / "main-2.log").exists()
+def scrape(port: int, metric: str) -> list[float]:
+    """Values of a metric's series, as a scraper reads them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
 
 
-def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> None:
-    run = start_run(steps=40)
-    run.wait_for_step(12)
-    os.kill(run.pid_of("learner"), signal.SIGKILL)
-    status, summary = run.finish()
-    assert status == 0
-    assert summary["steps"] == 40
-    assert_accounting_is_exact(summary)
-    # What the surviving history trained on: every step once, a full batch each.
-    assert summary["trajectories"]["consumed"] == 40 * 16
-    assert [step.step for step in run.metrics.steps] == list(range(1, 41))
-    assert summary["policy_lag_max"] <= 4
-    kinds = [event.kind for event in run.events]
-    assert kinds.count("LearnerRestarted") == 1
-    assert "Resumed" in kinds
-    # Steps after the checkpoint were redone from the log, with the same parameters.
-    assert "RedoDiffers" not in kinds
-    assert [step.consumed for step in run.metrics.steps] == [16 * step for step in range(1, 41)]
-    logs = [log.read_text() for log in (run.path / "logs").glob("main-*.log")]
-    assert logs
-    assert not any("Traceback" in log for log in logs)
+def weight_servers(run: LocalRun) -> list[int]:
+    """Ids of the processes that sent weights, from the learner's log."""
+    log = (run.path / "logs" / "learner.log").read_text()
+    return [int(pid) for pid in re.findall(r"process (\d+) sends weights", log)]
 
 
 def test_a_run_whose_processes_are_killed_equals_one_that_nothing_happens_to(
     start_run: StartRun,
 ) -> None:
     steps = 6
-    undisturbed = start_run(steps=steps, lag=0, workers=1, folder="undisturbed")
+    undisturbed = start_run(steps=steps, lag=0, workers=1, name="undisturbed")
     assert undisturbed.finish()[0] == 0
-    killed = start_run(steps=steps, lag=0, workers=1, folder="killed")
+    killed = start_run(steps=steps, lag=0, workers=1, name="killed")
     killed.wait_for_step(1)
     os.kill(killed.pid_of("main-0"), signal.SIGKILL)
     killed.wait_for_step(3)
@@ -207,41 +271,12 @@ def test_a_run_whose_processes_are_killed_equals_one_that_nothing_happens_to(
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
 
 
-def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> None:
-    sinks = "{name: tensorboard}"
-    run = start_run(steps=60, sinks=sinks)
-    run.wait_for_step(3)
-    pids = run.pids()
-    run.process.send_signal(signal.SIGINT)
-    status, summary = run.finish()
-    stopped_at = summary["steps"]
-    assert status == 130
-    assert 3 <= stopped_at < 60
-    assert not any(is_alive(pid) for pid in pids)
-    saved = run.path / "checkpoints" / f"step-{stopped_at:08d}"
-    assert (saved / "meta.json").exists()
-    export = [sys.executable, "-m", "vcpo.cli.main", "export", str(run.path)]
-    exported = subprocess.run(export, capture_output=True, text=True, check=True).stdout.strip()
-    assert exported == str(run.path / "exports" / f"step-{stopped_at:08d}")
-    assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 100_000
-    status, summary = start_run("--resume", steps=60, sinks=sinks).finish()
-    assert status == 0
-    assert summary["steps"] == 60
-    assert_accounting_is_exact(summary)
-    assert summary["trajectories"]["consumed"] == 60 * 16
-    shown = tensorboard_scalars(run.path / "tensorboard")["task/reward_mean"]
-    assert shown == {
-        step.step: pytest.approx(step.reward_mean) for step in run.metrics.steps
-    }  # every step once, over both processes
-
-
-@pytest.mark.parametrize("are_stopped", [False, True])
-def test_no_process_outlives_a_killed_host(start_run: StartRun, are_stopped: bool) -> None:
+def test_no_process_outlives_a_killed_host_even_if_it_is_stopped(start_run: StartRun) -> None:
     run = start_run(steps=100_000)
     run.wait_for_step(2)
     pids = [run.pid_of(name) for name in ("learner", "main-0", "main-1")]
     pids += weight_servers(run)
-    for pid in pids if are_stopped else ():
+    for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     run.process.kill()
     run.process.wait()
@@ -250,59 +285,11 @@ def test_no_process_outlives_a_killed_host(start_run: StartRun, are_stopped: boo
     assert list((run.path / "checkpoints").glob("step-*/meta.json"))  # the learner still saved
 
 
-def weight_servers(run: LocalRun) -> list[int]:
-    """Ids of the processes that sent weights, from the learner's log."""
-    log = (run.path / "logs" / "learner.log").read_text()
-    return [int(pid) for pid in re.findall(r"process (\d+) sends weights", log)]
-
-
-def test_a_killed_server_of_weights_is_replaced_and_the_run_goes_on(start_run: StartRun) -> None:
-    run = start_run(steps=60)
-    run.wait_for_step(3)
-    os.kill(weight_servers(run)[0], signal.SIGKILL)
-    wait_until(lambda: len(weight_servers(run)) == 2, "another process", run)
-    status, summary = run.finish()
-    assert (status, summary["steps"]) == (0, 60)
-    assert_accounting_is_exact(summary)
-    assert "was killed by SIGKILL" in (run.path / "logs" / "learner.log").read_text()
-    assert not any(is_alive(pid) for pid in weight_servers(run))
-
-
-def test_metrics_can_be_scraped_while_a_run_works(start_run: StartRun) -> None:
-    run = start_run(steps=100_000)
-    run.wait_for_step(2)
-    assert min(scrape(run.metrics_port_of("learner"), "vcpo_ess_ratio")) > 0
-    # The other worker may have made all the tokens so far.
-    port = run.metrics_port_of("main-0")
-    wait_until(lambda: sum(scrape(port, "vcpo_rollout_tokens_total")) > 0, "a token", run)
-
-
-def scrape(port: int, metric: str) -> list[float]:
-    """Values of a metric's series, as a scraper reads them."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
-
-
-FAILING = """
-import sys
-
-from vcpo_rollout.environments.sort_digits import SortDigits
-
-
-class Failing(SortDigits):
-    def reward(self, prompt, response):
-        if "--worker-id=main-1" in sys.argv:
-            raise OSError("no space left on device")
-        return super().reward(prompt, response)
-"""
-"""An environment that fails on one of two workers."""
-
-DISAGREEING = """
+FAULTY = """
 import sys
 
 from vcpo_rollout.engines.hf import decoding
-from vcpo_rollout.environments.sort_digits import SortDigits as Disagreeing
+from vcpo_rollout.environments.sort_digits import SortDigits
 
 sample_tokens = decoding.sample_tokens
 
@@ -312,40 +299,43 @@ def sample_tokens_at_another_temperature(*arguments):
     return token_ids, [each - 0.5 for each in logprobs]
 
 
-if "--worker-id=main-1" in sys.argv:
+class Faulty(SortDigits):
+    def reward(self, prompt, response):
+        if "--worker-id=main-1" in sys.argv:
+            raise OSError("no space left on device")
+        return super().reward(prompt, response)
+
+
+if "--worker-id=main-3" in sys.argv:
     decoding.sample_tokens = sample_tokens_at_another_temperature
 """
-"""An environment beside which one of two workers reports log-probabilities that are off."""
+"""An environment that fails on one worker; the one after it reports other log-probabilities."""
 
 
-@pytest.mark.parametrize(
-    ("code", "environment", "cause"),
-    [
-        (FAILING, "failing:Failing", "failing"),
-        (DISAGREEING, "disagreeing:Disagreeing", "mismatch"),
-    ],
-    ids=["failing", "mismatch"],
-)
-def test_a_worker_with_a_fault_of_its_own_is_replaced_and_the_run_goes_on(
-    start_run: StartRun, tmp_path: Path, code: str, environment: str, cause: str
+def test_workers_with_a_fault_of_their_own_are_replaced_and_the_run_goes_on(
+    start_run: StartRun, tmp_path: Path
 ) -> None:
-    (tmp_path / f"{environment.partition(':')[0]}.py").write_text(code)
-    run = start_run(steps=10_000, environment=f"'{environment}'", workers=3, failures=8)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    run = start_run(steps=10_000, environment="'faulty:Faulty'", workers=3, failures=8)
 
     def messages(kind: str) -> list[str]:
         return [event.message for event in run.events if event.kind == kind]
 
     wait_until(lambda: messages("WorkerLost") != [], "a worker that is set aside", run)
     wait_until((run.path / "logs" / "main-3.log").exists, "the worker after it", run)
+    wait_until(lambda: len(messages("WorkerLost")) == 2, "another one that is set aside", run)
+    wait_until((run.path / "logs" / "main-4.log").exists, "the worker after them", run)
     run.wait_for_step(run.metrics.steps[-1].step + 5)
     run.process.send_signal(signal.SIGINT)
     status, summary = run.finish()
     assert status == 130
     assert_accounting_is_exact(summary)
-    (set_aside,) = messages("WorkerSetAside")
-    assert set_aside.startswith(f"main-1: {cause}: ")
-    (lost,) = messages("WorkerLost")
-    assert lost.startswith(f"main-1 ended with status 77: set aside by the learner: {cause}: ")
+    faults = {"main-1": "failing", "main-3": "mismatch"}
+    for message, (worker, cause) in zip(messages("WorkerSetAside"), faults.items(), strict=True):
+        assert message.startswith(f"{worker}: {cause}: ")
+    for message, (worker, cause) in zip(messages("WorkerLost"), faults.items(), strict=True):
+        said = f"{worker} ended with status 77: set aside by the learner: {cause}: "
+        assert message.startswith(said)
 
 
 CHOOSY = """

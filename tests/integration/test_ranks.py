@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
+import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.integration.local_run import StartRun, is_alive
+from tests.fixtures.tracking import tensorboard_scalars
+from tests.integration.local_run import StartRun, assert_accounting_is_exact, is_alive
 
 TWO_RANKS = ", processes: 2"
 
@@ -15,17 +19,17 @@ TWO_RANKS = ", processes: 2"
 def test_two_ranks_train_as_one_and_a_killed_one_restarts_both_from_the_checkpoint(
     start_run: StartRun,
 ) -> None:
-    run = start_run(steps=24, learner=TWO_RANKS)
-    run.wait_for_step(12)
+    run = start_run(steps=16, learner=TWO_RANKS)
+    run.wait_for_step(7)
     first = run.pid_of("learner")
     follower = run.pid_of("learner-1")
     os.kill(follower, signal.SIGKILL)
     status, summary = run.finish()
     assert status == 0
-    assert (summary["steps"], summary["ranks"]) == (24, 2)
+    assert (summary["steps"], summary["ranks"]) == (16, 2)
     # What the surviving history trained on: every step once, a full batch each.
-    assert summary["trajectories"]["consumed"] == 24 * 16
-    assert [step.step for step in run.metrics.steps] == list(range(1, 25))
+    assert summary["trajectories"]["consumed"] == 16 * 16
+    assert [step.step for step in run.metrics.steps] == list(range(1, 17))
     assert {step.ranks for step in run.metrics.steps} == {2}
     (restarted,) = [event.message for event in run.events if event.kind == "LearnerRestarted"]
     assert restarted.startswith("rank 1 was killed by SIGKILL")
@@ -39,8 +43,11 @@ def test_two_ranks_train_as_one_and_a_killed_one_restarts_both_from_the_checkpoi
     assert AutoModelForCausalLM.from_pretrained(run.path / "model").num_parameters() > 100_000
 
 
-def test_an_interrupted_run_of_two_ranks_saves_and_goes_on_with_one(start_run: StartRun) -> None:
-    run = start_run(steps=60, learner=TWO_RANKS)
+def test_an_interrupted_run_of_two_ranks_saves_leaves_and_goes_on_with_one(
+    start_run: StartRun,
+) -> None:
+    sinks = "{name: tensorboard}"
+    run = start_run(steps=60, learner=TWO_RANKS, sinks=sinks)
     run.wait_for_step(3)
     pids = run.pids()
     run.process.send_signal(signal.SIGINT)
@@ -49,6 +56,19 @@ def test_an_interrupted_run_of_two_ranks_saves_and_goes_on_with_one(start_run: S
     assert status == 130
     assert 3 <= stopped_at < 60
     assert not any(is_alive(pid) for pid in pids)
-    status, summary = start_run("--resume", steps=stopped_at + 3).finish()
-    assert (status, summary["ranks"]) == (0, 1)
-    assert [step.step for step in run.metrics.steps] == list(range(1, stopped_at + 4))
+    saved = run.path / "checkpoints" / f"step-{stopped_at:08d}"
+    assert (saved / "meta.json").exists()
+    export = [sys.executable, "-m", "vcpo.cli.main", "export", str(run.path)]
+    exported = subprocess.run(export, capture_output=True, text=True, check=True).stdout.strip()
+    assert exported == str(run.path / "exports" / f"step-{stopped_at:08d}")
+    assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 100_000
+    steps = stopped_at + 3
+    status, summary = start_run("--resume", steps=steps, sinks=sinks).finish()
+    assert (status, summary["ranks"], summary["steps"]) == (0, 1, steps)
+    assert_accounting_is_exact(summary)
+    assert summary["trajectories"]["consumed"] == steps * 16
+    assert [step.step for step in run.metrics.steps] == list(range(1, steps + 1))
+    shown = tensorboard_scalars(run.path / "tensorboard")["task/reward_mean"]
+    assert shown == {
+        step.step: pytest.approx(step.reward_mean) for step in run.metrics.steps
+    }  # every step once, over both processes

@@ -42,25 +42,17 @@ def service_account(namespace: str, name: str) -> User:
 
 
 def user_of(headers: Mapping[str, str], tokens: Mapping[str, User]) -> User:
-    """The sender, or whom the administrator impersonates.
+    """The sender.
 
     Raises:
-        ApiError: 401 when the token is unknown, 403 when a non-administrator impersonates.
+        ApiError: 401 when the token is unknown.
     """
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    user = ADMIN
-    if scheme.lower() == "bearer":
-        if token not in tokens:
-            raise unauthorized()
-        user = tokens[token]
-    other = headers.get("Impersonate-User")
-    if not other:
-        return user
-    if MASTERS not in user.groups:
-        raise forbidden("users", other, f'User "{user.name}" cannot impersonate')
-    if other.startswith("system:serviceaccount:"):
-        return service_account(*other.split(":")[2:4])
-    return User(name=other, groups=("system:authenticated",))
+    if scheme.lower() != "bearer":
+        return ADMIN
+    if token not in tokens:
+        raise unauthorized()
+    return tokens[token]
 
 
 def authorize(store: Store, user: User, verb: str, target: Target) -> None:

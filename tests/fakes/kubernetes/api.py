@@ -55,8 +55,16 @@ class Api:
         self.catalogue = Catalogue()
         self.clock = clock or (lambda: datetime.now(UTC))
         self._random = random.Random(seed)
-        self._addresses = 0
         self.store.subscribe(self._serve_definitions)
+
+    def copy(self) -> Api:
+        """An API that holds the same now, and goes its own way from here."""
+        twin = Api(clock=self.clock)
+        twin.store = self.store.copy()
+        twin.catalogue = Catalogue(self.catalogue)
+        twin._random.setstate(self._random.getstate())
+        twin.store.subscribe(twin._serve_definitions)
+        return twin
 
     def now(self) -> str:
         """The present as objects hold it."""
@@ -96,7 +104,7 @@ class Api:
         recorded = record_update(
             None, new, _writer(target, options, "Update"), self.now(), list_types(target.resource)
         )
-        return self._add(target, recorded, options)
+        return self._add(target, recorded)
 
     def update(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
         """Replace the object, its status or its scale.
@@ -120,7 +128,9 @@ class Api:
             message = "Forbidden: may not be specified for non-apply patch"
             cause = Cause(field="force", message=message, reason="FieldValueForbidden")
             raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        patched = patches.apply_patch(target.resource, self.get(target), content_type, patch)
+        if not isinstance(patch, dict):
+            raise bad_request(f"the body of a {content_type} is not a {type(patch).__name__}")
+        patched = patches.merge_patch(self.get(target), patch)
         return self._change(target, patched, options), False
 
     def delete(self, target: Target, options: DeleteOptions) -> JsonObject:
@@ -132,7 +142,7 @@ class Api:
         resource, old = target.resource, self._require(target)
         deletion.check_preconditions(target, old, options)
         left = deletion.after_delete(resource, old, options, self.clock())
-        if options.dry_run or left is old:
+        if left is old:
             return present_object(resource, old)
         if left is None:
             return present_object(resource, self.store.remove(resource.key, old))
@@ -193,22 +203,10 @@ class Api:
         """new with defaults and allocated values, checked; a copy that nothing else holds."""
         new, warnings = lifecycle.complete(resource, new, strict=options.strict)
         options.warnings.extend(warnings)
-        if resource.kind == "Service" and not resource.custom:
-            self._allocate_address(new, old)
         lifecycle.refuse_invalid(resource, new, old)
         if resource.key == DEFINITIONS and (old is None or old["spec"] != new["spec"]):
             new["status"] = established_status(new, self.now())
         return new
-
-    def _allocate_address(self, new: JsonObject, old: JsonObject | None) -> None:
-        spec = new["spec"]
-        if spec["type"] == "ExternalName" or spec.get("clusterIP"):
-            return
-        if old is not None and old["spec"].get("clusterIP"):
-            spec["clusterIP"] = old["spec"]["clusterIP"]
-            return
-        self._addresses += 1
-        spec["clusterIP"] = f"10.96.{self._addresses // 250}.{self._addresses % 250 + 1}"
 
     def _change(
         self, target: Target, body: Any, options: WriteOptions, *, version_required: bool = False
@@ -225,7 +223,7 @@ class Api:
         if not scaled or owners(old, scaling.PATH):
             writer = _writer(target, options, "Update")
             new = record_update(old, new, writer, self.now(), list_types(resource))
-        kept = self._keep(target, old, new, options)
+        kept = self._keep(target, old, new)
         return scaling.scale_of(kept) if scaled else kept
 
     def _transition(
@@ -238,16 +236,13 @@ class Api:
         new = self._complete(resource, new, old, options)
         return lifecycle.with_generation(resource, old, new)
 
-    def _add(self, target: Target, new: JsonObject, options: WriteOptions) -> JsonObject:
-        key = target.resource.key
-        return present_object(target.resource, new if options.dry_run else self.store.put(key, new))
+    def _add(self, target: Target, new: JsonObject) -> JsonObject:
+        return present_object(target.resource, self.store.put(target.resource.key, new))
 
-    def _keep(
-        self, target: Target, old: JsonObject, new: JsonObject, options: WriteOptions
-    ) -> JsonObject:
+    def _keep(self, target: Target, old: JsonObject, new: JsonObject) -> JsonObject:
         """Store a change; the same again is no change, and the last finalizer's end is the end."""
         resource = target.resource
-        if new == old or options.dry_run:
+        if new == old:
             return present_object(resource, new)
         kept = self.store.put(resource.key, new)
         gone = deletion.may_be_removed(resource, kept)
@@ -283,8 +278,8 @@ class Api:
             new = self._transition(target, live, merged, options)
         recorded = record_apply(base, new, writer, applied, self.now(), lists)
         if live is None:
-            return self._add(target, recorded, options)
-        return self._keep(target, live, recorded, options)
+            return self._add(target, recorded)
+        return self._keep(target, live, recorded)
 
     def _serve_definitions(self, event: Event) -> None:
         if event.resource == DEFINITIONS:

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tests.fakes.kubernetes.errors import ApiError, expired
+from tests.fakes.kubernetes.errors import ApiError
 from tests.fakes.kubernetes.recorder import Recorded
 
 
@@ -92,11 +92,6 @@ class Faults:
 def stale() -> ApiError:
     """409: somebody was faster."""
     return ApiError(409, "Conflict", "the object has been modified; please apply your changes")
-
-
-def too_old() -> ApiError:
-    """410: the version asked for is too old."""
-    return expired("The resourceVersion for the provided list is too old.")
 
 
 def overloaded(retry_after_s: int = 1) -> ApiError:

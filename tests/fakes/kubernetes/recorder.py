@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fakes.kubernetes.requests.targets import Target
 
-WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+WRITES = frozenset({"create", "update", "patch", "delete"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -95,8 +95,8 @@ class Recorder:
         self._requests.clear()
 
     def writes(self) -> list[Recorded]:
-        """Requests that may change something, dry runs excepted."""
-        return [r for r in self if r.verb in WRITES and "dryRun" not in r.query]
+        """Requests that may change something."""
+        return [request for request in self if request.verb in WRITES]
 
 
 def permissions(requests: Iterable[Recorded]) -> frozenset[Permission]:

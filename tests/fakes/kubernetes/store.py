@@ -56,6 +56,16 @@ class Store:
         self._dependents: dict[str, set[tuple[ResourceKey, ObjectKey]]] = defaultdict(set)
         self._listeners: list[Callable[[Event], None]] = []
 
+    def copy(self) -> Store:
+        """The same objects without their history, and without listeners."""
+        twin = Store()
+        twin.revision = twin.oldest_revision = self.revision
+        for resource, body in self.everything():
+            twin._objects[resource][identity(body)] = body
+            twin._by_uid[body["metadata"]["uid"]] = (resource, identity(body))
+            twin._index_owners(resource, None, body)
+        return twin
+
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call listener after every change; the answer ends that."""
         self._listeners.append(listener)

@@ -53,15 +53,6 @@ async def test_a_field_selector_chooses_by_name(api: Client, widgets: str) -> No
     assert (await api.get(widgets, fieldSelector="metadata.name=b")).names == ["b"]
 
 
-async def test_a_list_comes_in_pages(api: Client, widgets: str) -> None:
-    for name in ("a", "b", "c"):
-        await api.post(widgets, widget(name))
-    first = await api.get(widgets, limit="2")
-    rest = await api.get(widgets, limit="2", **{"continue": first.metadata["continue"]})
-    assert (first.names, rest.names) == (["a", "b"], ["c"])
-    assert not rest.metadata.get("continue")
-
-
 async def test_a_watch_begins_with_what_is_there(api: Client, widgets: str) -> None:
     await api.post(widgets, widget("a"))
     assert await _events(api, widgets, 1) == [("ADDED", "a")]

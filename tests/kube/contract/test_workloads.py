@@ -76,13 +76,6 @@ async def test_scale_sets_the_replicas_and_knows_the_selector(api: Client, names
     assert (await api.get(f"{path}/web")).body["spec"]["replicas"] == 3
 
 
-async def test_a_service_gets_an_address(api: Client, namespace: str) -> None:
-    body = {"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}
-    spec = (await api.post(f"/api/v1{namespace}/services", body)).body["spec"]
-    assert spec["clusterIP"].startswith("10.96.")
-    assert spec["ports"] == [{"port": 80, "protocol": "TCP", "targetPort": 80}]
-
-
 async def test_a_headless_service_stays_without_address(api: Client, namespace: str) -> None:
     spec = {"clusterIP": "None", "ports": [{"port": 80}]}
     created = await api.post(
@@ -117,19 +110,6 @@ async def test_a_stateful_set_in_parallel_makes_all_pods_at_once(
     pods = f"/api/v1{namespace}/pods"
     await api.until(pods, lambda body: body["metadata"]["name"] == "db-1")
     assert (await api.get(pods)).names == ["db-0", "db-1"]
-
-
-async def test_a_stateful_set_in_order_waits_for_each_pod(
-    api: Client, namespace: str, with_controllers: None
-) -> None:
-    path = _apps(namespace, "statefulsets")
-    await api.post(path, stateful_set("db", replicas=2))
-    await api.until(path, lambda body: body["status"].get("replicas") == 1)
-    pods = f"/api/v1{namespace}/pods"
-    assert (await api.get(pods)).names == ["db-0"]
-    ready = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-    await api.patch(f"{pods}/db-0/status", ready)
-    await api.until(pods, lambda body: body["metadata"]["name"] == "db-1")
 
 
 async def test_a_controller_says_which_generation_it_has_seen(

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.fixtures.kubernetes.kubelet import until_stored
+from tests.fixtures.kubernetes.waiting import until_stored
 from tests.fixtures.operator.operator import KEY, operator_fixture
 from tests.fixtures.ports import free_port
 

@@ -13,7 +13,7 @@ from tests.fakes.kubelet.client import ApiStatusError
 from tests.fakes.kubernetes.access import service_account
 from tests.fakes.kubernetes.recorder import Permission, granted_permissions, permissions
 from tests.fixtures.chart.rendering import NAMESPACE, render
-from tests.fixtures.kubernetes.kubelet import until_stored
+from tests.fixtures.kubernetes.waiting import until_stored
 from tests.fixtures.operator.operator import (
     DEFINITIONS,
     DEPLOYMENT,

@@ -50,12 +50,6 @@ def test_every_missed_bar_is_reported():
     assert len(shortfalls(worse)) == 4
 
 
-def test_the_benchmark_explains_itself():
-    command = [sys.executable, "-m", "benchmarks.operator_scale", "--help"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "idle_writes_per_hour" in ran.stdout
-
-
 def test_a_few_runs_at_rest_cost_no_write():
     command = [sys.executable, "-m", "benchmarks.operator_scale"]
     sizes = ["--runs=3", "--idle-seconds=1", "--changes=2"]

@@ -215,11 +215,17 @@ async def test_a_run_suspended_just_after_its_learner_was_asked_is_drained_as_we
     await operator.connections.close()
 
 
-async def suspend_and_drain(fault=None):
-    """Number of the operator's calls from suspension to the end, and the objects left."""
+async def trained():
+    """What a server holds whose run's learner trains."""
     async with operator_fixture() as operator:
         await start_training(operator)
-        before = calls(operator)
+        return operator.server.api.copy(), operator.now_s
+
+
+async def suspend_and_drain(held, now_s, fault=None):
+    """Number of the operator's calls from suspension to the end, and the objects left."""
+    async with operator_fixture(held=held.copy()) as operator:
+        operator.now_s, operator.connections.signals = now_s, signals()
         if fault is not None:
             operator.server.faults.add(fault)
         operator.connections.in_flight_after_drain = 3
@@ -229,16 +235,15 @@ async def suspend_and_drain(fault=None):
         deliver(operator)
         await operator.settle_with_progress()
         assert "the run is suspended" in operator.connections.drains
-        return calls(operator) - before, await operator.objects()
-
-
-def calls(operator):
-    return sum(each.user_agent == USER_AGENT for each in operator.server.recorder)
+        calls = [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
+        return len(calls), await operator.objects()
 
 
 async def test_an_operator_killed_at_any_call_while_it_drains_still_reaches_the_same_end():
-    num_calls, state = await suspend_and_drain()
+    held, now_s = await trained()
+    num_calls, state = await suspend_and_drain(held, now_s)
     assert num_calls >= 5
     for position in range(num_calls):
         fault = Fault(effect=Effect.LOSE_REPLY, after=position, times=1, user_agent=USER_AGENT)
-        assert (await suspend_and_drain(fault))[1] == state, f"killed at call {position}"
+        found = await suspend_and_drain(held, now_s, fault)
+        assert found[1] == state, f"killed at call {position}"

@@ -24,29 +24,25 @@ async def operator():
         yield started
 
 
-async def undisturbed_objects():
-    async with operator_fixture() as operator:
-        await operator.create()
-        await operator.settle_with_progress()
-        return await operator.objects()
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "verb", "resource"),
     [
-        pytest.param(stale(), id="409"),
-        pytest.param(overloaded(), id="429"),
-        pytest.param(broken(), id="500"),
-        pytest.param(unavailable(), id="503"),
+        *(pytest.param(broken(), *call, id=f"500 {' '.join(call)}") for call in CALLS),
+        *(
+            pytest.param(error, "patch", "deployments", id=f"{error.code} patch deployments")
+            for error in (stale(), overloaded(), unavailable())
+        ),
     ],
 )
-@pytest.mark.parametrize(("verb", "resource"), CALLS)
 async def test_a_refused_call_is_trouble_and_made_again(operator, error, verb, resource):
     operator.server.faults.add(Fault(error=error, verb=verb, resource=resource))
     outcome = await operator.reconcile()
     assert str(error.code) in outcome.error
     await operator.settle_with_progress()
-    assert await operator.objects() == await undisturbed_objects()
+    async with operator_fixture() as undisturbed:
+        await undisturbed.create()
+        await undisturbed.settle_with_progress()
+        assert await operator.objects() == await undisturbed.objects()
 
 
 async def test_a_server_that_asks_for_time_gets_it(operator):

@@ -7,10 +7,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes.kubelet.client import ApiStatusError
 from tests.fixtures.operator.operator import RUN, operator_fixture, whole_operator
 
-SERVICE = "/api/v1/namespaces/default/services/demo-learner"
 PATIENCE_S = 30.0
 POLL_S = 0.05
 
@@ -44,14 +42,6 @@ async def generation_is_seen(operator, generation):
     await until(is_seen)
 
 
-async def uid_of(operator, path):
-    """Uid of an object; None when there is none."""
-    try:
-        return (await operator.client.get(path))["metadata"]["uid"]
-    except ApiStatusError:
-        return None
-
-
 async def test_a_run_created_before_the_operator_started_is_reconciled(operator):
     await operator.create()
     async with whole_operator(operator):
@@ -75,27 +65,6 @@ async def test_a_change_after_a_forgotten_history_is_seen(fake_operator):
         await fake_operator.edit(suspend=True)
         fake_operator.server.compact()
         await generation_is_seen(fake_operator, 2)
-
-
-async def test_a_change_of_the_spec_is_seen(operator):
-    await operator.create()
-    async with whole_operator(operator):
-        await generation_is_seen(operator, 1)
-        await operator.edit(suspend=True)
-        await generation_is_seen(operator, 2)
-
-
-async def test_a_child_deleted_by_hand_comes_back(operator):
-    await operator.create()
-    async with whole_operator(operator):
-        await generation_is_seen(operator, 1)
-        before = await uid_of(operator, SERVICE)
-        await operator.client.delete(SERVICE)
-
-        async def is_back():
-            return await uid_of(operator, SERVICE) not in (None, before)
-
-        await until(is_back)
 
 
 async def test_a_run_deleted_without_an_operator_leaves_nothing(operator):

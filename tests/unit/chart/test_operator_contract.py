@@ -16,7 +16,6 @@ from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.children.network import IngressSources
 from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, RunKey
-from vcpo_operator.observed.index_view import WATCHED
 
 VARIANTS = all_variants()
 RUN = {
@@ -138,23 +137,6 @@ def test_runs_are_given_their_ingress_sources():
     assert parse().monitoring_namespaces == "monitoring"
     assert parse(EVERYTHING).monitoring_namespaces == "monitoring,observability"
     assert parse({"runs": {"monitoringNamespaces": []}}).monitoring_namespaces == ""
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_of_child_may_be_made_and_all_but_tokens_changed(kind):
-    verbs = verbs_on(kind.group, kind.plural) & {"create", "patch"}
-    assert verbs == ({"create"} if kind is Kind.SECRET else {"create", "patch"})
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_may_be_read_by_name_and_only_what_is_watched_otherwise(kind):
-    looked = verbs_on(kind.group, kind.plural) & {"get", "list", "watch"}
-    assert looked == ({"get", "list", "watch"} if kind in WATCHED else {"get"})
-
-
-@pytest.mark.parametrize("kind", sorted(set(Kind) - {Kind.CLAIM, Kind.SECRET}, key=str))
-def test_every_kind_of_child_may_be_removed(kind):
-    assert "delete" in verbs_on(kind.group, kind.plural)
 
 
 @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.SECRET])

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import kopf
 import pytest
 from kubernetes import client
-from ruamel.yaml import YAML
 
-from tests.fakes.kubernetes.recorder import granted_permissions, permissions
-from tests.fixtures.kubernetes.kubelet import until_stored
+from tests.fixtures.kubernetes.waiting import until_stored
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
 from tests.fixtures.operator.runs import DEFAULTS
 from vcpo_operator.app import Operator, Options
@@ -24,8 +20,6 @@ from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.handlers import Health
 from vcpo_operator.reconcile import loop
 from vcpo_operator.reconcile.reconciler import Reconciler
-
-RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"
 
 
 @asynccontextmanager
@@ -144,29 +138,6 @@ def recreated_kinds(operator: ReconcilerFixture) -> set[str]:
     events = operator.server.api.store.objects(("", "events"), "ml")
     told = (event["message"] for event in events if event["reason"] == "Recreated")
     return {message.split()[0] for message in told}
-
-
-async def test_the_chart_grants_everything_that_is_asked_for():
-    async with reconciler_fixture() as operator:
-        operator.create_run(rollouts=ROLLOUTS)
-        async with run_operator(operator):
-            await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
-            operator.change_run(suspend=True)
-            await until_stored(
-                operator.server, lambda: operator.condition("Suspended")[1] != "Active"
-            )
-        asked = permissions(r for r in operator.server.recorder if r.user_agent)
-        of_operator = {each for each in asked if each.group != "apiextensions.k8s.io"}
-        namespaces = {each for each in of_operator if each.resource == "namespaces"}
-        assert of_operator - namespaces <= granted_permissions(chart_rules())
-
-
-def chart_rules() -> list[dict[str, Any]]:
-    """The rules of the chart's namespaced role."""
-    text = RULES.read_text()
-    (block,) = re.findall(r'define "vcpo.namespacedRules" -}}\n(.*?){{- end }}', text, re.DOTALL)
-    rules: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(block)
-    return rules
 
 
 @pytest.mark.parametrize(

@@ -34,28 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class Controllers:
-    """Runs reconcilers on what changed. Owner: the API server's event loop.
-
-    paused: while true, changes are only remembered, as with a controller manager that is down.
-    """
+    """Runs reconcilers on what changed. Owner: the API server's event loop."""
 
     def __init__(self, api: Api) -> None:
-        self.paused = False
         self._api = api
         self._dirty: dict[Key, None] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         api.store.subscribe(self._enqueue)
-
-    def pause(self) -> None:
-        """Do nothing until `resume`."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Catch up with everything that changed during the pause."""
-        self.paused = False
-        self._work.set()
 
     async def wait_until_settled(self) -> None:
         """Wait until every change has been dealt with."""
@@ -66,13 +53,12 @@ class Controllers:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._dirty and not self.paused:
+            while self._dirty:
                 key = next(iter(self._dirty))
                 del self._dirty[key]
                 self._process(key)
                 await asyncio.sleep(0)
-            if not self._dirty:
-                self._idle.set()
+            self._idle.set()
 
     def _enqueue(self, event: Event) -> None:
         store = self._api.store

@@ -1,7 +1,7 @@
 """Deployments and ReplicaSets, with the real roll-out arithmetic.
 
-Departures: no adoption of orphans, no minReadySeconds, no progress deadline, no proportional
-scaling of several ReplicaSets at once.
+Departures: every strategy is RollingUpdate; no adoption of orphans, no minReadySeconds, no progress
+deadline, no proportional scaling of several ReplicaSets at once.
 Source: kubernetes/pkg/controller/deployment (`rolling.go`, `recreate.go`).
 """
 
@@ -65,22 +65,10 @@ def reconcile_deployment(api: Api, deployment: JsonObject) -> None:
     current = next((s for s in sets if s["metadata"]["labels"].get(HASH_LABEL) == hashed), None)
     old = [s for s in sets if s is not current]
     if current is None:
-        if _may_start(api, deployment, old):
-            _create_replica_set(api, deployment, hashed, len(sets) + 1)
-    elif deployment["spec"]["strategy"]["type"] == "Recreate":
-        _recreate(api, deployment, current, old)
+        _create_replica_set(api, deployment, hashed, len(sets) + 1)
     else:
         _roll(api, deployment, current, old)
     _report(api, deployment, hashed)
-
-
-def _may_start(api: Api, deployment: JsonObject, old: list[JsonObject]) -> bool:
-    """Recreate waits until the last pod of the old template is gone."""
-    if deployment["spec"]["strategy"]["type"] != "Recreate":
-        return True
-    for replica_set in old:
-        _scale(api, replica_set, 0)
-    return not any(controlled_objects(api, replica_set, PODS) for replica_set in old)
 
 
 def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision: int) -> None:
@@ -88,7 +76,6 @@ def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision:
     template = spec["template"]
     labels = {**template["metadata"]["labels"], HASH_LABEL: hashed}
     match_labels = {**(spec["selector"].get("matchLabels") or {}), HASH_LABEL: hashed}
-    first = revision == 1 or spec["strategy"]["type"] == "Recreate"
     body: JsonObject = {
         "metadata": {
             "name": f"{metadata['name']}-{hashed}",
@@ -97,7 +84,7 @@ def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision:
             "ownerReferences": [controller_reference(deployment)],
         },
         "spec": {
-            "replicas": spec["replicas"] if first else 0,
+            "replicas": spec["replicas"] if revision == 1 else 0,
             "selector": {**spec["selector"], "matchLabels": match_labels},
             "template": {**template, "metadata": {**template["metadata"], "labels": labels}},
         },
@@ -105,11 +92,6 @@ def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision:
     resource = api.catalogue.by_key(*REPLICA_SETS)
     api.create(Target(resource=resource, namespace=metadata["namespace"]), body, OPTIONS)
     change(api, DEPLOYMENTS, deployment, {"metadata": {"annotations": {REVISION: str(revision)}}})
-
-
-def _recreate(api: Api, deployment: JsonObject, current: JsonObject, old: list[JsonObject]) -> None:
-    if _may_start(api, deployment, old):
-        _scale(api, current, deployment["spec"]["replicas"])
 
 
 def _roll(api: Api, deployment: JsonObject, current: JsonObject, old: list[JsonObject]) -> None:

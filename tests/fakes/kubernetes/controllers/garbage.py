@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.definitions import CLEANUP_FINALIZER
-from tests.fakes.kubernetes.objects.deletion import FOREGROUND, NAMESPACES, ORPHAN
+from tests.fakes.kubernetes.objects.deletion import NAMESPACES
 from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions
 from tests.fakes.kubernetes.store import ResourceKey, identity
 
@@ -42,49 +42,12 @@ def delete(api: Api, resource: ResourceKey, body: JsonObject) -> None:
 
 
 def collect(api: Api, resource: ResourceKey, body: JsonObject) -> bool:
-    """Delete body when all its owners are gone, and carry out the policy of its own deletion.
-
-    Answers whether body may be gone, so that nothing else should be done with it.
-    """
+    """Delete body when all its owners are gone; whether they are."""
     owners = body["metadata"].get("ownerReferences") or ()
     if owners and not any(api.store.place(owner["uid"]) for owner in owners):
         delete(api, resource, body)
         return True
-    finalizers = body["metadata"].get("finalizers") or ()
-    if not body["metadata"].get("deletionTimestamp"):
-        return False
-    if ORPHAN in finalizers:
-        _orphan_dependents(api, body)
-        _drop_finalizer(api, resource, body, ORPHAN)
-        return True
-    if FOREGROUND in finalizers:
-        return _delete_in_foreground(api, resource, body)
     return False
-
-
-def _orphan_dependents(api: Api, owner: JsonObject) -> None:
-    uid = owner["metadata"]["uid"]
-    for resource, dependent in api.store.dependents(uid):
-        references = dependent["metadata"]["ownerReferences"]
-        left = [reference for reference in references if reference["uid"] != uid]
-        change(api, resource, dependent, {"metadata": {"ownerReferences": left or None}})
-
-
-def _delete_in_foreground(api: Api, resource: ResourceKey, owner: JsonObject) -> bool:
-    """Delete dependents first; the owner goes when those that block it are gone."""
-    uid = owner["metadata"]["uid"]
-    dependents = api.store.dependents(uid)
-    for kind, dependent in dependents:
-        delete(api, kind, dependent)
-    blocking = [d for _, d in api.store.dependents(uid) if _blocks(d, uid)]
-    if not blocking:
-        _drop_finalizer(api, resource, owner, FOREGROUND)
-    return True
-
-
-def _blocks(dependent: JsonObject, uid: str) -> bool:
-    references = dependent["metadata"]["ownerReferences"]
-    return any(r["uid"] == uid and r.get("blockOwnerDeletion") for r in references)
 
 
 def _drop_finalizer(api: Api, resource: ResourceKey, body: JsonObject, finalizer: str) -> None:

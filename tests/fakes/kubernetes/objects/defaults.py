@@ -55,9 +55,6 @@ def _stateful_set(spec: JsonObject) -> None:
         _fill(strategy.setdefault("rollingUpdate", {}), partition=0)
     retention = spec.setdefault("persistentVolumeClaimRetentionPolicy", {})
     _fill(retention, whenDeleted="Retain", whenScaled="Retain")
-    for claim in spec.get("volumeClaimTemplates") or ():
-        _fill(claim, apiVersion="v1", kind="PersistentVolumeClaim", status={"phase": "Pending"})
-        _fill(claim["spec"], volumeMode="Filesystem")
     _template(spec)
 
 
@@ -126,8 +123,7 @@ def _volume(volume: JsonObject) -> None:
 
 def _service(spec: JsonObject) -> None:
     _fill(spec, type="ClusterIP", sessionAffinity="None")
-    if spec["type"] != "ExternalName":
-        _fill(spec, internalTrafficPolicy="Cluster")
+    _fill(spec, internalTrafficPolicy="Cluster")
     for port in spec.get("ports") or ():
         _fill(port, protocol="TCP", targetPort=port["port"])
 

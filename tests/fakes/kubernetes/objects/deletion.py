@@ -15,9 +15,6 @@ from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target
 NAMESPACES = ("", "namespaces")
 DEFINITIONS = ("apiextensions.k8s.io", "customresourcedefinitions")
 PODS = ("", "pods")
-FOREGROUND = "foregroundDeletion"
-ORPHAN = "orphan"
-_POLICY_FINALIZER = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 
 
 def timestamp(time: datetime) -> str:
@@ -48,7 +45,9 @@ def after_delete(
     metadata = old["metadata"]
     grace_s = _grace_s(resource, old, options)
     held_by = list(metadata.get("finalizers") or ())
-    finalizers = [*held_by, *_added_finalizers(resource, options, held_by)]
+    finalizers = held_by
+    if resource.key == DEFINITIONS and CLEANUP_FINALIZER not in held_by:
+        finalizers = [*held_by, CLEANUP_FINALIZER]
     if not (finalizers or grace_s or resource.key == NAMESPACES):
         return None
     terminating = metadata.get("deletionTimestamp")
@@ -85,9 +84,3 @@ def _grace_s(resource: Resource, body: JsonObject, options: DeleteOptions) -> in
         return 0
     asked: int = body["spec"]["terminationGracePeriodSeconds"]
     return asked if options.grace_s is None else options.grace_s
-
-
-def _added_finalizers(resource: Resource, options: DeleteOptions, held_by: list[str]) -> list[str]:
-    added = [_POLICY_FINALIZER[options.policy]] if options.policy in _POLICY_FINALIZER else []
-    added += [CLEANUP_FINALIZER] if resource.key == DEFINITIONS else []
-    return [finalizer for finalizer in added if finalizer not in held_by]

@@ -114,8 +114,7 @@ def _workload(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
         message = "`selector` does not match template `labels`"
         yield _invalid("spec.template.metadata.labels", labels, message)
     yield from label_causes(labels, "spec.template.metadata.labels")
-    claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates") or ()}
-    yield from _pod_spec(spec["template"]["spec"], "spec.template.spec", claims)
+    yield from _pod_spec(spec["template"]["spec"], "spec.template.spec")
     if spec["template"]["spec"]["restartPolicy"] != "Always":
         policy = spec["template"]["spec"]["restartPolicy"]
         yield Cause(
@@ -159,11 +158,11 @@ def _frozen_part(spec: JsonObject) -> JsonObject:
     return {**{k: v for k, v in spec.items() if k not in mutable}, "containers": containers}
 
 
-def _pod_spec(spec: JsonObject, field: str, claims: Set[str] = frozenset()) -> Iterator[Cause]:
+def _pod_spec(spec: JsonObject, field: str) -> Iterator[Cause]:
     containers = spec.get("containers") or []
     if not containers:
         yield _required(f"{field}.containers")
-    volumes = {volume["name"] for volume in spec.get("volumes") or ()} | claims
+    volumes = {volume["name"] for volume in spec.get("volumes") or ()}
     seen: set[str] = set()
     for group in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(group) or ()):
@@ -191,7 +190,7 @@ def _container(container: JsonObject, field: str, volumes: Set[str]) -> Iterator
 
 def _service(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
     spec = new["spec"]
-    if not spec.get("ports") and spec["type"] != "ExternalName" and spec.get("clusterIP") != "None":
+    if not spec.get("ports") and spec.get("clusterIP") != "None":
         yield _required("spec.ports")
     if len(spec.get("ports") or ()) > 1 and not all(port.get("name") for port in spec["ports"]):
         yield _required("spec.ports[].name")

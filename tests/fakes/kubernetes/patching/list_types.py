@@ -115,13 +115,3 @@ class SchemaLists:
 def list_types(resource: Resource) -> ListTypes:
     """The merge rules of a resource."""
     return SchemaLists(resource.schema.document) if resource.schema is not None else BuiltinLists()
-
-
-def strategic_key(fields: Fields) -> str | None:
-    """The merge key of a strategic merge patch, None when the list is replaced."""
-    if fields[-1:] == ("ports",):
-        if "containers" in fields or "initContainers" in fields:
-            return "containerPort"
-        return "port" if fields == ("spec", "ports") else None
-    keys = _KEYS.get(fields[-1], ATOMIC)
-    return keys[0] if keys not in (ATOMIC, SET) else None

@@ -1,18 +1,17 @@
-"""Requests that do not change the object they name: bindings, tokens and access reviews."""
+"""Requests that do not change the object they name: bindings and tokens."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
-from tests.fakes.kubernetes.access import User, may, service_account
+from tests.fakes.kubernetes.access import User, service_account
 from tests.fakes.kubernetes.api import Api
-from tests.fakes.kubernetes.errors import ApiError, JsonObject, no_such_path
+from tests.fakes.kubernetes.errors import JsonObject, no_such_path
 from tests.fakes.kubernetes.patching.patches import MERGE_PATCH
 from tests.fakes.kubernetes.requests.targets import Target, WriteOptions
 
 _SCHEDULER = WriteOptions(manager="kube-scheduler")
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def act(api: Api, target: Target, body: Any, tokens: dict[str, User]) -> JsonObject:
@@ -56,22 +55,3 @@ def _issue(target: Target, tokens: dict[str, User]) -> JsonObject:
         "spec": {"audiences": [], "expirationSeconds": 3600},
         "status": {"token": token, "expirationTimestamp": "2100-01-01T00:00:00Z"},
     }
-
-
-def review(api: Api, user: User, path: str, body: Any) -> JsonObject | None:
-    """The answer to "may I?", None when the path asks something else."""
-    if path != _REVIEWS:
-        return None
-    asked = body["spec"].get("resourceAttributes") or {}
-    try:
-        resource = api.catalogue.by_key(asked.get("group", ""), asked.get("resource", ""))
-        target = Target(
-            resource=resource,
-            namespace=asked.get("namespace", ""),
-            name=asked.get("name", ""),
-            subresource=asked.get("subresource", ""),
-        )
-        allowed = may(api.store, user, asked["verb"], target)
-    except ApiError:
-        allowed = False
-    return {**body, "status": {"allowed": allowed}}

@@ -21,12 +21,10 @@ VERSION = {
     "compiler": "python",
     "platform": "linux/amd64",
 }
-_AGGREGATED = "as=APIGroupDiscoveryList"
-_AGGREGATED_TYPE = f"application/json;g=apidiscovery.k8s.io;v=v2;{_AGGREGATED}"
 _PATCH_OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
 
-def document(catalogue: Catalogue, path: str, accept: str) -> JsonObject:
+def document(catalogue: Catalogue, path: str) -> JsonObject:
     """The document at a path that names no object.
 
     Raises:
@@ -36,8 +34,6 @@ def document(catalogue: Catalogue, path: str, accept: str) -> JsonObject:
     match parts:
         case ["version"]:
             return dict(VERSION)
-        case ["api"] | ["apis"] if _AGGREGATED in accept:
-            return _aggregate(r for r in catalogue if bool(r.group) == (parts == ["apis"]))
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["apis"]:
@@ -53,12 +49,6 @@ def document(catalogue: Catalogue, path: str, accept: str) -> JsonObject:
         case ["openapi", *rest]:
             return _openapi(catalogue, rest)
     raise no_such_path()
-
-
-def content_type(found: JsonObject) -> str:
-    """The media type of a document; clients tell aggregated discovery by it."""
-    aggregated = found.get("kind") == "APIGroupDiscoveryList"
-    return _AGGREGATED_TYPE if aggregated else "application/json"
 
 
 def _by_group(resources: Iterable[Resource]) -> dict[str, list[Resource]]:
@@ -123,45 +113,6 @@ def _subresource_kind(resource: Resource, subresource: str) -> str:
 
 def _subresource_verbs(subresource: str) -> tuple[str, ...]:
     return ("create",) if subresource in ("binding", "token") else ("get", "patch", "update")
-
-
-def _aggregate(resources: Iterable[Resource]) -> JsonObject:
-    items = []
-    for name, members in _by_group(resources).items():
-        versions: dict[str, list[JsonObject]] = defaultdict(list)
-        for resource in members:
-            versions[resource.version].append(_aggregated_entry(resource))
-        listed = [
-            {"version": version, "resources": versions[version], "freshness": "Current"}
-            for version in sorted(versions, key=_maturity)
-        ]
-        items.append({"metadata": {"name": name} if name else {}, "versions": listed})
-    return {
-        "kind": "APIGroupDiscoveryList",
-        "apiVersion": "apidiscovery.k8s.io/v2",
-        "metadata": {},
-        "items": items,
-    }
-
-
-def _aggregated_entry(resource: Resource) -> JsonObject:
-    return {
-        "resource": resource.plural,
-        "responseKind": _kind(resource, resource.kind),
-        "scope": "Namespaced" if resource.namespaced else "Cluster",
-        "singularResource": resource.singular,
-        "verbs": list(CORE_VERBS),
-        "shortNames": list(resource.short_names),
-        "categories": list(resource.categories),
-        "subresources": [
-            {
-                "subresource": name,
-                "responseKind": _kind(resource, _subresource_kind(resource, name)),
-                "verbs": list(_subresource_verbs(name)),
-            }
-            for name in resource.subresources
-        ],
-    }
 
 
 def _kind(resource: Resource, kind: str) -> JsonObject:

@@ -22,7 +22,6 @@ from tests.fakes.kubernetes.requests.exchange import (
     parse_body,
     refusal_response,
 )
-from tests.fakes.kubernetes.requests.paging import page
 from tests.fakes.kubernetes.requests.representations import (
     Form,
     form_of,
@@ -78,15 +77,10 @@ class Frontend:
         if request.path.strip("/").partition("/")[0] in _HEALTH:
             return web.Response(text="ok")
         body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
-        if review := actions.review(self._api, user, request.path, body):
-            return web.json_response(review, status=201)
         try:
             target = target_of(self._api.catalogue, request.path)
         except ApiError:
-            accept = request.headers.get("Accept", "")
-            found = discovery.document(self._api.catalogue, request.path, accept)
-            headers = {"Content-Type": discovery.content_type(found)}
-            return web.Response(text=json.dumps(found), headers=headers)
+            return web.json_response(discovery.document(self._api.catalogue, request.path))
         verb = _verb(request, target)
         record = make_record(
             verb,
@@ -112,8 +106,6 @@ class Frontend:
                 return await self._watch(target, request)
             case "list":
                 return self._list(target, request)
-            case "deletecollection":
-                return self._delete_collection(target, request, body)
             case "delete":
                 return self._delete(target, request, body)
             case "get":
@@ -159,31 +151,13 @@ class Frontend:
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return web.json_response({**status, "details": details})
 
-    def _delete_collection(
-        self, target: Target, request: web.BaseRequest, body: Any
-    ) -> web.Response:
-        options = delete_options(request.query, body or {})
-        doomed = self._select(target, request)
-        for found in doomed:
-            metadata = found["metadata"]
-            one = Target(
-                resource=target.resource,
-                namespace=metadata.get("namespace", ""),
-                name=metadata["name"],
-            )
-            self._api.delete(one, options)
-        metadata = {"resourceVersion": str(self._api.store.revision)}
-        return web.json_response(object_list(target.resource, doomed, metadata, Form.FULL))
-
     def _select(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
         labels = request.query.get("labelSelector", "")
         return self._api.list(target, labels, request.query.get("fieldSelector", ""))
 
     def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
-        store = self._api.store
-        found, metadata = page(
-            self._select(target, request), request.query, store.revision, store.oldest_revision
-        )
+        found = self._select(target, request)
+        metadata = {"resourceVersion": str(self._api.store.revision)}
         form = form_of(request.headers.get("Accept", ""))
         if form is Form.TABLE:
             return web.json_response(table(target.resource, found, metadata, self._api.clock()))
@@ -221,8 +195,8 @@ class Frontend:
 
 def _verb(request: web.BaseRequest, target: Target) -> str:
     query = request.query
-    if request.method == "DELETE":
-        return "delete" if target.name else "deletecollection"
+    if request.method == "DELETE" and target.name:
+        return "delete"
     if request.method in _VERBS:
         return _VERBS[request.method]
     if query.get("watch") in ("true", "1"):

@@ -25,7 +25,6 @@ class WriteOptions:
     """How to write. strict: refuse unknown fields. warnings: filled with what was dropped."""
 
     manager: str
-    dry_run: bool = False
     force: bool = False
     strict: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -37,16 +36,13 @@ class DeleteOptions:
 
     uid: str = ""
     resource_version: str = ""
-    policy: str = "Background"
     grace_s: int | None = None
-    dry_run: bool = False
 
 
 def write_options(query: Mapping[str, str], program: str) -> WriteOptions:
     """Options of a write. program: stands for a manager that the query does not name."""
     return WriteOptions(
         manager=query.get("fieldManager") or program,
-        dry_run=query.get("dryRun") == "All",
         force=query.get("force") == "true",
         strict=query.get("fieldValidation") == "Strict",
     )
@@ -56,13 +52,10 @@ def delete_options(query: Mapping[str, str], body: JsonObject) -> DeleteOptions:
     """Options of a deletion, from its body or else from the query."""
     preconditions = body.get("preconditions") or {}
     grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
-    policy = body.get("propagationPolicy") or query.get("propagationPolicy") or "Background"
     return DeleteOptions(
         uid=preconditions.get("uid", ""),
         resource_version=preconditions.get("resourceVersion", ""),
-        policy=policy,
         grace_s=None if grace is None else int(grace),
-        dry_run=query.get("dryRun") == "All" or "All" in body.get("dryRun", ()),
     )
 
 

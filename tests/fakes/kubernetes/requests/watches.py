@@ -17,6 +17,8 @@ from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, lab
 from tests.fakes.kubernetes.requests.targets import Target
 from tests.fakes.kubernetes.store import Event
 
+_BOOKMARK_PERIOD_S = 60.0
+"""How often an idle watch that asked for bookmarks hears of the version."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -80,15 +82,9 @@ def as_seen(request: Request, event: Event) -> Seen | None:
 
 
 class Watches:
-    """All open watches. Owner: the API server's event loop.
+    """All open watches. Owner: the API server's event loop."""
 
-    bookmark_period_s: how often an idle watch that asked for bookmarks hears of the version.
-    deaf: while true, open watches stay open and tell nothing, as after a lost connection.
-    """
-
-    def __init__(self, api: Api, *, bookmark_period_s: float = 60.0) -> None:
-        self.deaf = False
-        self.bookmark_period_s = bookmark_period_s
+    def __init__(self, api: Api) -> None:
         self._api = api
         self._open: set[asyncio.Queue[Event | None]] = set()
 
@@ -136,7 +132,7 @@ class Watches:
     ) -> AsyncIterator[Seen]:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + request.timeout_s if request.timeout_s else float("inf")
-        bookmark_at = loop.time() + self.bookmark_period_s
+        bookmark_at = loop.time() + _BOOKMARK_PERIOD_S
         while True:
             wake_at = min(ends_at, bookmark_at)
             try:
@@ -145,13 +141,13 @@ class Watches:
             except TimeoutError:
                 if loop.time() >= ends_at:
                     return
-                bookmark_at = loop.time() + self.bookmark_period_s
-                if request.bookmarks and not self.deaf:
+                bookmark_at = loop.time() + _BOOKMARK_PERIOD_S
+                if request.bookmarks:
                     yield self._bookmark(request, {})
                 continue
             if event is None:
                 return
-            if not self.deaf and (seen := as_seen(request, event)):
+            if seen := as_seen(request, event):
                 yield seen
 
     def _bookmark(self, request: Request, annotations: dict[str, str]) -> Seen:

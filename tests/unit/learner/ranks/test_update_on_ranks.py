@@ -35,27 +35,26 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 
 MESHES = {"2 ranks": (2, 2), "4 ranks": (4, 4), "2 x 2": (4, 2), "2 copies": (2, 1)}
 """Ranks, and how many of them hold the parameters once. Two ranks run every case."""
-BATCH_CASES = (
-    "one baseline per batch",
-    "one baseline per batch, many micro-steps",
-    "one baseline per batch, idle ranks",
-    "one baseline per batch, logitEnergy",
-    "shrunk toward one baseline per batch",
-)
-ON_FOUR = (
-    "untied",
+ON_FOUR_RANKS = (
     "tied",
     "many micro-steps",
     "idle ranks",
-    "an infinite weight",
     "one pass",
-    "one pass, packed",
-    "one pass, a group over many micro-steps",
     "one pass, idle ranks",
     "one pass, a weight that is no number",
-    *BATCH_CASES,
+    "one baseline per batch, many micro-steps",
+    "one baseline per batch, idle ranks",
 )
-ON_COPIES = ("untied", "one pass", *BATCH_CASES)
+ON_TWO_BY_TWO = (
+    "untied",
+    "an infinite weight",
+    "one pass, packed",
+    "one pass, a group over many micro-steps",
+    "one baseline per batch",
+    "one baseline per batch, logitEnergy",
+    "shrunk toward one baseline per batch",
+)
+ON_COPIES = ("untied", "one pass", "one baseline per batch", "shrunk toward one baseline per batch")
 BATCH = {"baselineScope": "batch", "importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 SPEC = {
@@ -227,7 +226,9 @@ def names_of(mesh: str) -> list[str]:
             return list(ALL)
         case "2 copies":
             return list(ON_COPIES)
-    return list(ON_FOUR)
+        case "2 x 2":
+            return list(ON_TWO_BY_TWO)
+    return list(ON_FOUR_RANKS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import pytest
 
 from tests.fixtures.operator.runs import make_run, signals
 from vcpo.api.workloads import Cleanup
-from vcpo.control.supervision import FailureStreak
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import (
     LifecyclePhase,
@@ -19,7 +18,6 @@ from vcpo_operator.decisions.lifecycle import (
     next_phase_change_s,
     starts_new_attempt,
 )
-from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 
 START_S = 1_000.0
@@ -84,39 +82,6 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
 
 
 @pytest.mark.parametrize(
-    ("restarts", "phase"), [(3, LifecyclePhase.RUN), (4, LifecyclePhase.FAILED)]
-)
-def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, phase: LifecyclePhase):
-    status = started_status(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
-    assert verdict_of(status, START_S + 1)[0] is phase
-
-
-@pytest.mark.parametrize(
-    ("after_s", "phase"), [(59, LifecyclePhase.RUN), (60, LifecyclePhase.FAILED)]
-)
-def test_the_active_deadline_counts_from_the_admission(after_s: int, phase: LifecyclePhase):
-    status = started_status(start_s=START_S - 1e6)
-    assert verdict_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is phase
-
-
-def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
-    waiting = started_status(admission_s=None, first_step_s=None)
-    limits = {"activeDeadlineSeconds": 60, "startupDeadlineSeconds": 60}
-    assert verdict_of(waiting, START_S + 1e6, **limits) == (LifecyclePhase.RUN, "")
-    limits["pendingDeadlineSeconds"] = 90
-    assert verdict_of(waiting, START_S + 89, **limits) == (LifecyclePhase.RUN, "")
-    found = verdict_of(waiting, START_S + 90, **limits)
-    assert found == (LifecyclePhase.FAILED, "PendingDeadlineExceeded")
-
-
-def test_an_admitted_run_has_no_pending_deadline():
-    assert verdict_of(started_status(), START_S + 1e6, pendingDeadlineSeconds=90) == (
-        LifecyclePhase.RUN,
-        "",
-    )
-
-
-@pytest.mark.parametrize(
     ("generation", "spec", "expected"),
     [(3, {}, True), (2, {}, False), (3, {"suspend": True}, False)],
     ids=["an edit", "none", "a suspension"],
@@ -131,19 +96,6 @@ def test_an_edit_of_a_failed_run_tries_it_again(
 def test_a_complete_run_is_not_tried_again():
     status = dataclasses.replace(ended_status("Complete"), observed_generation=2)
     assert not starts_new_attempt(make_run().spec, status, 3)
-
-
-def test_the_startup_deadline_ends_a_run_without_a_step():
-    status = started_status(first_step_s=None)
-    found = verdict_of(status, START_S + 30, startupDeadlineSeconds=30)
-    assert found == (LifecyclePhase.FAILED, "StartupDeadlineExceeded")
-
-
-def test_the_startup_deadline_is_over_with_the_first_step():
-    assert (
-        verdict_of(started_status(), START_S + 99, startupDeadlineSeconds=30)[0]
-        is LifecyclePhase.RUN
-    )
 
 
 @pytest.mark.parametrize(

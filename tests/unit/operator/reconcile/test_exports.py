@@ -18,24 +18,6 @@ async def reconciler() -> AsyncIterator[ReconcilerFixture]:
         yield operator
 
 
-async def test_an_edited_method_leaves_exactly_one_info_series(operator: ReconcilerFixture):
-    operator.create_run()
-    await operator.settle()
-    assert operator.exported("vcpo_run_info") == {("m", "countdown", "vcpo2"): 1.0}
-    operator.change_run(algorithm={"method": "grpo"})
-    await operator.settle()
-    assert operator.exported("vcpo_run_info") == {("m", "countdown", "grpo"): 1.0}
-
-
-async def test_workers_of_a_removed_group_are_not_exported(operator: ReconcilerFixture):
-    operator.create_run(rollouts=[{"name": "main"}, {"name": "extra"}])
-    await operator.settle()
-    assert ("extra", "desired") in operator.exported("vcpo_run_replicas")
-    operator.change_run(rollouts=[{"name": "main"}])
-    await operator.settle()
-    assert {group for group, _ in operator.exported("vcpo_run_replicas")} == {"main"}
-
-
 async def test_a_deleted_run_leaves_nothing(operator: ReconcilerFixture):
     operator.create_run()
     await operator.settle()

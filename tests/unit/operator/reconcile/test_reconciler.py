@@ -49,79 +49,6 @@ async def test_a_run_that_asks_for_a_second_monitor_of_its_pods_is_told_why_it_h
     assert operator.condition("Accepted") == ("True", "Accepted")
 
 
-async def test_a_settled_run_is_never_written_again(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    before = len(operator.writes())
-    for _ in range(10):
-        operator.now_s += 60.0
-        await operator.reconcile()
-    assert len(operator.writes()) == before
-
-
-async def test_a_manual_scale_is_adopted_within_the_bounds(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    operator.scale(5)
-    await operator.settle()
-    assert operator.replicas() == 5
-    assert operator.run_status()["rollouts"][0]["desiredReplicas"] == 5
-
-
-async def test_the_operator_proper_never_owns_the_replicas(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    body = operator.get("apps", "deployments", "demo-rollout-main")
-    owners = [
-        entry["manager"]
-        for entry in body["metadata"]["managedFields"]
-        if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
-    ]
-    assert not owners
-
-
-async def test_a_starving_learner_gets_more_workers(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    operator.now_s += 3600.0
-    operator.connections.signals = signals(
-        learner_idle_ratio=0.5, step=50, ready_workers={"main": 2}
-    )
-    await operator.settle()
-    assert operator.replicas() > 2
-
-
-async def test_a_low_ess_throttles_the_learner(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    operator.connections.signals = signals(ess_ratio_mean=0.01, step=51)
-    await operator.reconcile()
-    assert operator.connections.throttles == [4]
-
-
-async def test_a_silent_learner_holds_everything(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    operator.connections.signals = signals(learner_idle_ratio=1.0, step=50).at_age(61.0)
-    operator.now_s += 3600.0
-    await operator.settle()
-    assert operator.replicas() == 2
-    assert operator.condition("SignalsFresh") == ("False", "Stale")
-
-
-async def test_a_rest_and_its_end(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS)
-    await operator.settle()
-    operator.change_run(suspend=True)
-    await operator.settle()
-    assert operator.replicas() == 0
-    assert operator.get("apps", "statefulsets", "demo-learner")["spec"]["replicas"] == 0
-    operator.change_run(suspend=False)
-    await operator.settle()
-    assert operator.replicas() == 2
-    assert operator.condition("Suspended") == ("False", "Active")
-
-
 async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(
     operator: ReconcilerFixture,
 ):
@@ -153,17 +80,6 @@ async def test_an_ended_run_is_deleted_when_its_time_is_over(operator: Reconcile
     operator.now_s += 60.0
     await operator.reconcile()
     assert operator.get("vcpo.dev", "vcporuns", "demo") == {}
-
-
-async def test_a_run_that_does_not_start_in_time_fails(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS, startupDeadlineSeconds=100)
-    await operator.settle()
-    operator.schedule_pods()
-    await operator.settle()
-    operator.now_s += 100.0
-    await operator.settle()
-    assert operator.condition("Failed") == ("True", "StartupDeadlineExceeded")
-    assert list(operator.children()) == ["persistentvolumeclaims/demo-learner"]
 
 
 async def test_a_run_of_another_manager_is_left_alone(operator: ReconcilerFixture):

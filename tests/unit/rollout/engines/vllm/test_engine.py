@@ -7,11 +7,9 @@ import pytest
 import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
-from vllm import AsyncEngineArgs
-from vllm.triton_utils import HAS_TRITON
 
-from tests.fixtures.families import family
 from tests.fixtures.rollout.shards import cut_in_two
+from tests.fixtures.rollout.tokenizers import PIECES, pieces
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
@@ -25,34 +23,54 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     start,
     with_changes,
 )
-from vcpo.api.workloads import Precision
 from vcpo.metrics import RolloutMetrics
-from vcpo.wire.trajectory import FinishReason
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
-from vcpo_rollout.engines.vllm.start import (
-    VllmSettings,
-    check_arguments,
-    engine_arguments,
-    start_llm,
-    with_table_length,
-)
+from vcpo_rollout.engines.stop_strings import StopStrings
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import load_skeleton, start_llm
 from vcpo_rollout.gauges import RolloutGauges
 
 PROMPT = (5, 6, 7)
+END = 3
 LONG_PROMPT = tuple(range(32)) * 6
 """Longer than a block of keys and values (128 tokens), so that its beginning is cached."""
 ENDLESS = 30_000
 """More tokens than a test lives to see."""
 PATIENCE_S = 120.0
+STRINGS = ("<answerb", "<answerc", "<answerd", "<answere", "rsw", "ra", "e<", ">a", "/x", "b/")
+"""Some end in the middle of a piece; all may begin in one and end in another."""
 WORDS = tokenizer_of([*range(11), *range(13, 32)])
 """Of the 40 rows, 11, 12 and those from 32 on have no token."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory):
-    engine = await start(tmp_path_factory.mktemp("untied"))
-    yield engine
-    await engine.close()
+async def engines(tmp_path_factory):
+    """Two engines that take turns with one vLLM; strings end the responses of the second."""
+    settings = save_settings(tmp_path_factory.mktemp("untied"))
+    llm = await asyncio.to_thread(start_llm, settings)
+    engines = [
+        VllmEngine(
+            llm,
+            skeleton=load_skeleton(settings),
+            end_token_ids=frozenset({END}),
+            stop_strings=stop_strings,
+        )
+        for stop_strings in (None, StopStrings(pieces(), STRINGS))
+    ]
+    yield engines
+    for engine in engines:
+        await engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(engines):
+    return engines[0]
+
+
+@pytest.fixture(scope="module")
+def stopping_engine(engines):
+    return engines[1]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -351,71 +369,73 @@ class TestEngine:
             await engine.generate(make_request(PROMPT, max_new_tokens=32_766))
 
 
-def test_the_users_arguments_reach_vllm_and_unknown_ones_are_refused_by_name(tmp_path):
-    arguments = {"block_size": 32, "enforce_eager": False}
-    settings = save_settings(
-        tmp_path, arguments=arguments, tensor_parallel_size=2, max_model_len=4096
-    )
-    expected = {**arguments, "tensor_parallel_size": 2, "max_model_len": 4096}
-    given = engine_arguments(settings, on_cpu=True)
-    assert expected.items() <= given.items()
-    assert "distributed_executor_backend" not in given
-    with pytest.raises(
-        ValueError,
-        match=r"engineArguments\.blok_size: vLLM .* has no such argument; write 'block_size'",
+def end_of(token_ids):
+    """Where a response ends, and how, by the definition of stop strings; None if it does not."""
+    for size, token_id in enumerate(token_ids, start=1):
+        text = pieces().decode(list(token_ids[:size]), skip_special_tokens=False)
+        if token_id == END or any(string in text for string in STRINGS):
+            return size
+    return None
+
+
+def assert_ends_as_defined(generation, limit):
+    end = end_of(generation.token_ids)
+    assert len(generation.token_ids) == (end or limit)
+    assert generation.finish_reason is (FinishReason.STOP if end else FinishReason.LENGTH)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestStopStrings:
+    async def test_a_string_ends_a_response_at_its_token_whatever_is_swapped_in(
+        self, stopping_engine, make_request, publish, reference_logprobs
     ):
-        check_arguments({"blok_size": 32})
+        models = {number: build(seed=number) for number in (1, 2, 3)}
+        await stopping_engine.swap_weights(publish(models[1], 1))
+        request = make_request(PROMPT, max_new_tokens=40)
+        generating = [asyncio.create_task(stopping_engine.generate(request)) for _ in range(40)]
+        for number in (2, 3):
+            await stopping_engine.swap_weights(publish(models[number], number))
+        generations = await asyncio.gather(*generating)
+        for generation in generations:
+            assert_ends_as_defined(generation, 40)
+            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+        by_string = [each for each in generations if each.token_ids[-1] != END]
+        assert FinishReason.STOP in {each.finish_reason for each in by_string}
 
+    async def test_a_string_that_another_worker_began_ends_the_response(
+        self, stopping_engine, make_request, publish
+    ):
+        await stopping_engine.swap_weights(publish(build(seed=4), 4))
+        partial = PartialResponse(
+            token_ids=(PIECES.index("x"), PIECES.index("<"), PIECES.index("answer")),
+            logprobs=(-0.5, -0.25, -1.0),
+            version_spans=(VersionSpan(policy_version=2, num_tokens=3),),
+        )
+        request = make_request(PROMPT, max_new_tokens=4, partial_response=partial)
+        generations = await asyncio.gather(*(stopping_engine.generate(request) for _ in range(100)))
+        for generation in generations:
+            assert generation.token_ids[:3] == partial.token_ids
+            assert generation.logprobs[:3] == partial.logprobs
+            assert_ends_as_defined(generation, 4)
+        letters = {PIECES.index(letter) for letter in "bcde"}
+        assert letters & {each.token_ids[3] for each in generations}
 
-@pytest.mark.parametrize(
-    ("kind", "given", "length"),
-    [
-        ("phi3 longrope", None, 512),
-        ("phi3 longrope", 24, 24),
-        ("llama dynamic", None, 40),
-        ("llama dynamic", 160, 40),
-        ("llama", None, None),
-        ("llama", 160, 160),
-    ],
-)
-def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind, given, length):
-    settings = save_settings(tmp_path, max_model_len=given)
-    assert with_table_length(settings, family(kind)).max_model_len == length
-
-
-SETTINGS = VllmSettings(
-    model_name="model",
-    revision="main",
-    precision=Precision.BFLOAT16,
-    max_concurrent_sequences=256,
-    seed=7,
-    kv_cache_gibibytes=None,
-)
-
-
-def test_a_run_that_replays_routes_asks_vllm_for_them():
-    asking = engine_arguments(replace(SETTINGS, returns_routes=True), on_cpu=False)
-    plain = engine_arguments(SETTINGS, on_cpu=False)
-    assert asking == plain | {"enable_return_routed_experts": True}
-    AsyncEngineArgs(**asking)
-
-
-@pytest.mark.skipif(HAS_TRITON, reason="vLLM returns routes here")
-def test_without_triton_routes_are_refused_with_the_cure():
-    with pytest.raises(ValueError, match=r"routerReplay: true, but .*rollouts\[\]\.engine: hf"):
-        start_llm(replace(SETTINGS, returns_routes=True))
-
-
-def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
-    settings = SETTINGS
-    on_gpu = engine_arguments(settings, on_cpu=False)
-    assert "gpu_memory_utilization" not in on_gpu
-    sharing = engine_arguments(replace(settings, gpu_memory_ratio=0.3), on_cpu=False)
-    assert sharing == on_gpu | {"gpu_memory_utilization": 0.3}
-    on_cpu = engine_arguments(settings, on_cpu=True)
-    assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
-    assert on_gpu["dtype"] == "bfloat16"
-    only_on_cpu = {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes"}
-    assert on_cpu.keys() - on_gpu.keys() == {*only_on_cpu, "enable_chunked_prefill"}
-    assert on_cpu["enable_chunked_prefill"] is False
-    assert on_cpu["kv_cache_memory_bytes"] == 1 << 30
+    async def test_an_interrupt_leaves_the_tokens_before_any_string(
+        self, stopping_engine, make_request, publish
+    ):
+        await stopping_engine.swap_weights(publish(build(seed=5), 5))
+        interrupt, request = asyncio.Event(), make_request(PROMPT, max_new_tokens=30_000)
+        generating = [
+            asyncio.create_task(stopping_engine.generate(request, interrupt=interrupt))
+            for _ in range(20)
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait(generating, return_when=asyncio.FIRST_COMPLETED)
+            interrupt.set()
+            ends = await asyncio.gather(*generating, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, GenerationInterruptedError):
+                partial = end.partial_response
+                assert partial is None or end_of(partial.token_ids) is None
+            else:
+                assert_ends_as_defined(end, 30_000)

@@ -1,5 +1,6 @@
 """Quantization by a real vLLM."""
 
+import asyncio
 import copy
 from statistics import mean
 
@@ -34,15 +35,26 @@ PROMPT = tuple(range(4, 40))
 NUM_RESPONSES = 8
 
 
-async def start_quantized(path):
-    return await start(path, precision=Precision.BFLOAT16, online_quantization=METHOD)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    engine = await start(
+        tmp_path_factory.mktemp("quantized"),
+        precision=Precision.BFLOAT16,
+        online_quantization=METHOD,
+    )
+    yield engine
+    await engine.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory):
-    engine = await start_quantized(tmp_path_factory.mktemp("quantized"))
-    yield engine
-    await engine.close()
+async def first_version(engine, make_request, publish):
+    """Numbers of the first version that the engine gets."""
+    await engine.swap_weights(publish(build(seed=3), 0))
+    return await first_logprobs(engine, make_request(PROMPT, max_new_tokens=1))
+
+
+async def respond(engine, request):
+    return await asyncio.gather(*(engine.generate(request) for _ in range(NUM_RESPONSES)))
 
 
 def rounded_rows(rows):
@@ -87,13 +99,22 @@ def mismatch(responses, reference, reference_logprobs):
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestQuantizedEngine:
+    async def test_a_swap_leaves_what_a_fresh_engine_has(
+        self, first_version, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=2), 2))
+        assert await first_logprobs(engine, request) != first_version
+        await engine.swap_weights(publish(build(seed=3), 3))
+        assert_equal_where_both_sampled(await first_logprobs(engine, request), first_version)
+
     async def test_its_numbers_are_those_of_fp8_weights_and_activations(
         self, engine, make_request, publish, reference_logprobs
     ):
         model = moderate(seed=1)
-        await engine.swap_weights(publish(model, 1))
+        await engine.swap_weights(publish(model, 4))
         request = make_request(PROMPT, max_new_tokens=64)
-        responses = [await engine.generate(request) for _ in range(NUM_RESPONSES)]
+        responses = await respond(engine, request)
 
         def gap(reference):
             return mismatch(responses, reference, reference_logprobs)
@@ -102,20 +123,6 @@ class TestQuantizedEngine:
         assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
         # Not closer: sums in another order fall on the other side of a rounding here and there.
         assert gap(quantize_like_vllm(model)) < 0.75 * gap(model)
-
-    async def test_a_swap_leaves_what_a_fresh_engine_would_have(
-        self, engine, tmp_path, make_request, publish
-    ):
-        request = make_request(PROMPT, max_new_tokens=1)
-        await engine.swap_weights(publish(build(seed=2), 2))
-        before = await first_logprobs(engine, request)
-        await engine.swap_weights(publish(build(seed=3), 3))
-        swapped = await first_logprobs(engine, request)
-        fresh_engine = await start_quantized(tmp_path)
-        await fresh_engine.swap_weights(publish(build(seed=3), 3))
-        assert_equal_where_both_sampled(swapped, await first_logprobs(fresh_engine, request))
-        assert before != swapped
-        await fresh_engine.close()
 
     async def test_a_swap_by_changes_quantizes_the_layers_that_changed(
         self, engine, make_request, publish
@@ -137,7 +144,7 @@ async def test_adapters_are_served_beside_the_quantized_base(
     )
     await engine.swap_weights(version_of(tensors, 1))
     request = make_request(PROMPT, max_new_tokens=64)
-    responses = [await engine.generate(request) for _ in range(NUM_RESPONSES)]
+    responses = await respond(engine, request)
     await engine.close()
     limit = MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
     assert mismatch(responses, adapted(base, tensors), reference_logprobs) < limit

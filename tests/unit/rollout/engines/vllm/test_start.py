@@ -1,0 +1,88 @@
+"""How vLLM is started: what settings become arguments, and which are refused."""
+
+from dataclasses import replace
+
+import pytest
+from vllm import AsyncEngineArgs
+from vllm.triton_utils import HAS_TRITON
+
+from tests.fixtures.families import family
+from tests.unit.rollout.engines.vllm.tiny_vllm import save_settings
+from vcpo.api.workloads import Precision
+from vcpo_rollout.engines.vllm.start import (
+    VllmSettings,
+    check_arguments,
+    engine_arguments,
+    start_llm,
+    with_table_length,
+)
+
+
+def test_the_users_arguments_reach_vllm_and_unknown_ones_are_refused_by_name(tmp_path):
+    arguments = {"block_size": 32, "enforce_eager": False}
+    settings = save_settings(
+        tmp_path, arguments=arguments, tensor_parallel_size=2, max_model_len=4096
+    )
+    expected = {**arguments, "tensor_parallel_size": 2, "max_model_len": 4096}
+    given = engine_arguments(settings, on_cpu=True)
+    assert expected.items() <= given.items()
+    assert "distributed_executor_backend" not in given
+    with pytest.raises(
+        ValueError,
+        match=r"engineArguments\.blok_size: vLLM .* has no such argument; write 'block_size'",
+    ):
+        check_arguments({"blok_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "length"),
+    [
+        ("phi3 longrope", None, 512),
+        ("phi3 longrope", 24, 24),
+        ("llama dynamic", None, 40),
+        ("llama dynamic", 160, 40),
+        ("llama", None, None),
+        ("llama", 160, 160),
+    ],
+)
+def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind, given, length):
+    settings = save_settings(tmp_path, max_model_len=given)
+    assert with_table_length(settings, family(kind)).max_model_len == length
+
+
+SETTINGS = VllmSettings(
+    model_name="model",
+    revision="main",
+    precision=Precision.BFLOAT16,
+    max_concurrent_sequences=256,
+    seed=7,
+    kv_cache_gibibytes=None,
+)
+
+
+def test_a_run_that_replays_routes_asks_vllm_for_them():
+    asking = engine_arguments(replace(SETTINGS, returns_routes=True), on_cpu=False)
+    plain = engine_arguments(SETTINGS, on_cpu=False)
+    assert asking == plain | {"enable_return_routed_experts": True}
+    AsyncEngineArgs(**asking)
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="vLLM returns routes here")
+def test_without_triton_routes_are_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"routerReplay: true, but .*rollouts\[\]\.engine: hf"):
+        start_llm(replace(SETTINGS, returns_routes=True))
+
+
+def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
+    settings = SETTINGS
+    on_gpu = engine_arguments(settings, on_cpu=False)
+    assert "gpu_memory_utilization" not in on_gpu
+    sharing = engine_arguments(replace(settings, gpu_memory_ratio=0.3), on_cpu=False)
+    assert sharing == on_gpu | {"gpu_memory_utilization": 0.3}
+    on_cpu = engine_arguments(settings, on_cpu=True)
+    assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
+    assert on_gpu["dtype"] == "bfloat16"
+    only_on_cpu = {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes"}
+    assert on_cpu.keys() - on_gpu.keys() == {*only_on_cpu, "enable_chunked_prefill"}
+    assert on_cpu["enable_chunked_prefill"] is False
+    assert on_cpu["kv_cache_memory_bytes"] == 1 << 30
