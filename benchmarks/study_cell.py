@@ -28,9 +28,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo_study.cells.cell import Cell, Selection, plane_cells
-from vcpo_study.cells.experiment import Experiment
-from vcpo_study.study import load_study, model_directory
+from research.cells.cell import Cell, Selection, plane_cells
+from research.cells.experiment import Experiment
+from research.study import load_study, model_directory
 
 _WARM_UP_STEPS = 2
 _COUNTED_STEPS = 4

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from research.cells.sampling import Sampler
+from research.cells.versions import Version
 from vcpo.api import VCPORun
 from vcpo.local.run_dir import RunDir
 from vcpo_learner.checkpoints.folder import TENSORS, checkpoint_paths
 from vcpo_learner.checkpoints.tensor_files import read_parameters
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Environment, Split
-from vcpo_study.cells.sampling import Sampler
-from vcpo_study.cells.versions import Version
 
 _TEMPERATURE: Final = 1.0
 

@@ -52,6 +52,12 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from research.cells.cell import Cell
+from research.cells.experiment import Experiment
+from research.cells.lag_control import LagControl
+from research.cells.records import EvaluationRow
+from research.results.measures import final_accuracy
+from research.study import StudySpec, cell_spec, load_study, model_directory
 from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, WarningLevel
 from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
 from vcpo.api.health import GuardLevel, Health, RollbackTrigger
@@ -59,12 +65,6 @@ from vcpo.control import RunSignals
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.result import UpdateResult
-from vcpo_study.cells.cell import Cell
-from vcpo_study.cells.experiment import Experiment
-from vcpo_study.cells.lag_control import LagControl
-from vcpo_study.cells.records import EvaluationRow
-from vcpo_study.results.measures import final_accuracy
-from vcpo_study.study import StudySpec, cell_spec, load_study, model_directory
 
 _CLEAN_STEPS = 50
 _CHECKPOINT_STEPS = 25

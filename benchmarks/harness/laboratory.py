@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.group_gradients import GroupGradients, group_gradients
+from research.cells.sampling import Sampler
+from research.cells.versions import Version
+from research.study import cell_spec, load_study, model_directory
 from vcpo.algo import GradientNormEstimator
 from vcpo.api import load_run
 from vcpo.wire.trajectory import Trajectory
@@ -20,9 +23,6 @@ from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_study.cells.sampling import Sampler
-from vcpo_study.cells.versions import Version
-from vcpo_study.study import cell_spec, load_study, model_directory
 
 WEIGHT_CAP = 8.0
 """Truncation of the sequence weights in the gradient, that of VCPO."""

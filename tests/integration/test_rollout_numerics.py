@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from research.cells.sampling import Sampler
+from research.cells.versions import Version
 from tests.fixtures.families import ORIGINAL, family
 from vcpo.algo import (
     MISMATCH_LIMITS_NATS,
@@ -23,8 +25,6 @@ from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
-from vcpo_study.cells.sampling import Sampler
-from vcpo_study.cells.versions import Version
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = str(EXAMPLES / "models" / "tiny")

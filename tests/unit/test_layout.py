@@ -17,7 +17,6 @@ import vcpo
 import vcpo_learner
 import vcpo_operator
 import vcpo_rollout
-import vcpo_study
 from vcpo.metrics.catalogue import ALL
 from vcpo.metrics.metric import MetricKind
 
@@ -26,7 +25,7 @@ GENERATED = {"runs", "dist", "__pycache__"}
 HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
 SHARED = ("tests.fixtures", "tests.fakes")
 USERS_OF_TESTS = [ROOT / each for each in ("tests", "benchmarks", "examples", "scripts")]
-PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner, vcpo_study)
+PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner)
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
@@ -148,7 +147,7 @@ def test_no_suite_imports_the_files_of_another():
     [
         ("tests/unit/wire/test_guard.py", "tests.unit.wire.test_server", True),
         ("tests/unit/local/test_fleet.py", "tests.unit.local.conftest", True),
-        ("tests/unit/study/test_pool.py", "tests.unit.rollout.versions", True),
+        ("tests/unit/research/test_pool.py", "tests.unit.rollout.versions", True),
         ("tests/unit/test_journal.py", "tests.unit.wire.payloads", True),
         ("tests/fixtures/records.py", "tests.unit.wire.payloads", True),
         ("tests/fakes/kubernetes/api.py", "tests.fixtures.kubernetes.client", True),

@@ -1,4 +1,4 @@
-"""`vcpo`: run, validate, top, events, logs, report, export, study, schema."""
+"""`vcpo`: run, validate, top, events, logs, report, export, schema."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from vcpo.api import (
     rollout_warnings,
 )
 from vcpo.cli import monitor
-from vcpo.cli.console import ERR, OUT, fail, require_modules, writing
+from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.export import export
 from vcpo.cli.report import report
-from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import (
     RUN_MODULES,
@@ -73,7 +72,6 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service
-* **vcpo study study.yaml** compares methods over learning rates, policy lags and seeds
 
 Ctrl-C finishes the step, saves a checkpoint and stops the run, within `learner.drainSeconds`. A
 second Ctrl-C stops it at once.
@@ -176,59 +174,6 @@ app.command()(report)
 
 
 app.command()(export)
-
-
-@app.command()
-def study(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Study files: a VCPOStudy in YAML each.")
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for the report and, below it, the cells' records. [default:"
-            " runs/studies]"
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of cells to run at a time. [default: cores]")
-    ] = None,
-    hours: Annotated[
-        float | None, typer.Option(help="Start no cell after this time. [default: no limit]")
-    ] = None,
-    part: Annotated[
-        list[str] | None,
-        typer.Option(help="Run only this part, tuning, plane or claims; repeatable."),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; repeatable.")
-    ] = None,
-    lags: Annotated[
-        list[int] | None,
-        typer.Option(metavar="K", help="Run only this lag of plane and claims; repeatable."),
-    ] = None,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run no cell; write the report of existing ones.")
-    ] = False,
-) -> None:
-    """Compare methods over learning rates and policy lags; every batch has exactly its cell's lag.
-
-    A cell (method, lag, learning rate, seed) is one process on one core. A cell that was run before
-    with the same settings is not run again. Ctrl-C loses the running cells; the same command
-    continues the studies. Writes results.md, results.json and figures.
-    """
-    options = StudyOptions(
-        files=tuple(files),
-        output=output,
-        jobs=jobs,
-        hours=hours,
-        parts=tuple(part or ()),
-        methods=tuple(only or ()),
-        lags=tuple(lags or ()),
-        report_only=report_only,
-    )
-    require_modules(STUDY_MODULES)
-    exec_study(options)
 
 
 @app.command()

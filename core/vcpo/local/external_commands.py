@@ -1,6 +1,6 @@
-"""Commands of `vcpo` that need the tensor libraries and therefore run in modules outside the core.
+"""`vcpo export`, which needs the tensor libraries and therefore runs in a module of the learner.
 
-Each command replaces this process, so that its exit status and its signals are the user's.
+It replaces this process, so that its exit status and its signals are the user's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from vcpo.records.exported_model import ExportDtype
 
 EXPORT_MODULES: Final = ("torch", "transformers", "vcpo_learner")
 """Modules that `vcpo export` needs."""
-STUDY_MODULES: Final = ("torch", "transformers", "vcpo_learner", "vcpo_rollout", "vcpo_study")
-"""Modules that `vcpo study` needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,38 +46,9 @@ class ExportOptions:
         return [*arguments, "--", *map(str, places)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyOptions:
-    """Options of `vcpo study`; None or empty takes the default of `python -m vcpo_study`."""
-
-    files: tuple[Path, ...]
-    output: Path | None
-    jobs: int | None
-    hours: float | None
-    parts: tuple[str, ...]
-    methods: tuple[str, ...]
-    lags: tuple[int, ...]
-    report_only: bool
-
-    def arguments(self) -> list[str]:
-        """Return the arguments of `python -m vcpo_study`."""
-        named = {"--output": self.output, "--jobs": self.jobs, "--hours": self.hours}
-        arguments = [str(file) for file in self.files]
-        arguments += [f"{name}={value}" for name, value in named.items() if value is not None]
-        arguments += [f"--part={part}" for part in self.parts]
-        arguments += [f"--only={method}" for method in self.methods]
-        arguments += [f"--lags={lag}" for lag in self.lags]
-        return [*arguments, *(["--report-only"] if self.report_only else [])]
-
-
 def exec_export(options: ExportOptions) -> NoReturn:
     """Replace this process by the export."""
     _exec_module("vcpo_learner.export", options.arguments())
-
-
-def exec_study(options: StudyOptions) -> NoReturn:
-    """Replace this process by the study."""
-    _exec_module("vcpo_study", options.arguments())
 
 
 def _exec_module(module: str, arguments: list[str]) -> NoReturn:

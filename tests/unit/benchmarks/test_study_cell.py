@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.study_cell import cell_times
+from research.cells.cell import Cell
 from vcpo.api import VCPORunSpec
-from vcpo_study.cells.cell import Cell
 
 TINY = str(Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny")
 SPEC = VCPORunSpec.model_validate(

@@ -60,7 +60,6 @@ class TestHelp:
             "logs",
             "report",
             "export",
-            "study",
             "--resume",
             "Ctrl-C",
             "schema",
@@ -72,7 +71,7 @@ class TestHelp:
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
-    @pytest.mark.parametrize("command", ["run", "validate", "report", "export", "study", "schema"])
+    @pytest.mark.parametrize("command", ["run", "validate", "report", "export", "schema"])
     def test_every_command_has_help(self, command):
         asked = vcpo(command, "--help")
         assert asked.exit_code == 0

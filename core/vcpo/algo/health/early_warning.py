@@ -22,7 +22,7 @@ the first ten.* An optimizer such as AdamW takes its first steps at full length 
 and good runs dip once or twice there; a run that collapses at once has four such steps. *Why one
 step never means DEAD.* Runs with an ESS of 1.3 of 64 at one step recovered.
 
-A study measures how far the warning can be trusted (`vcpo_study.results`). A low ESS is a necessary
+A study measures how far the warning can be trusted (docs/results.md). A low ESS is a necessary
 sign of a collapse with weak timing. WARN says that the batches are far off policy; CRITICAL says
 that runs have collapsed from such a state.
 

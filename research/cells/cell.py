@@ -1,0 +1,192 @@
+"""Cells: a cell is one training run, a method at a lag with a learning rate and a seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from research.study import StudySpec, cell_spec
+from vcpo.algo import LossConfig
+from vcpo.api import VCPORunSpec
+
+Settings = Mapping[str, Any]
+"""Settings by dotted name, as JSON values."""
+
+_FORMAT: Final = 4
+"""Increases with a change of what a cell does; cells of another format are run again."""
+_PARTS: Final = {
+    "environment",
+    "steps",
+    "seed",
+    "algorithm",
+    "batch",
+    "sampling",
+    "optimizer",
+    "evaluation",
+    "learner",
+}
+"""Sections of a run's spec on which a cell depends. The others are about processes, but for the
+model, which counts by its content; see `records.CellStore`."""
+
+
+class Part(StrEnum):
+    """A part of a study."""
+
+    TUNING = "tuning"
+    PLANE = "plane"
+    CLAIMS = "claims"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run: a method at a lag, with a learning rate and a seed."""
+
+    method: str
+    lag: int
+    """Age of every batch, in policy versions; the first batches are younger."""
+    learning_rate: float
+    seed: int
+    spec: VCPORunSpec
+    """The whole run; `model.name` as the study's file has it."""
+    evaluation_seed: int
+    """Draws the held-out prompts."""
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's file, unique in the study."""
+        return f"{self.method}-k{self.lag}-lr{self.learning_rate:g}-s{self.seed}"
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting on which the cell's numbers depend, also those at their defaults.
+
+        The stages of the loss are among them: they may change while the method's name stays.
+        """
+        loss = asdict(self.spec.algorithm.loss_config)
+        return self._document(_section(self.spec, with_defaults=True), loss)
+
+    def has_settings(self, recorded: Settings) -> bool:
+        """Return whether a record with these settings is one of this cell.
+
+        A setting that the record does not name is newer than the record. It must be at its default
+        then, so that a new field of runs leaves finished cells valid.
+        """
+        own = self.settings
+        loss = asdict(self.spec.algorithm.loss_config).items() - asdict(LossConfig()).items()
+        given = self._document(_section(self.spec, with_defaults=False), dict(loss))
+        return given.keys() <= recorded.keys() and all(
+            name in own and own[name] == value for name, value in recorded.items()
+        )
+
+    def _document(self, spec: Mapping[str, Any], loss: Mapping[str, Any]) -> Settings:
+        document = {
+            "format": _FORMAT,
+            "evaluation_seed": self.evaluation_seed,
+            **dict(_flattened(spec, "")),
+            **{f"loss.{name}": value for name, value in loss.items()},
+        }
+        settings: Settings = json.loads(json.dumps(document))
+        return settings
+
+
+def _section(spec: VCPORunSpec, *, with_defaults: bool) -> Mapping[str, Any]:
+    return spec.model_dump(
+        mode="json", by_alias=True, include=_PARTS, exclude_defaults=not with_defaults
+    )
+
+
+def _flattened(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no mapping, by its dotted name."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The cells of a study to run; None selects all."""
+
+    parts: frozenset[Part] | None = None
+    methods: frozenset[str] | None = None
+    lags: frozenset[int] | None = None
+    """Of plane and claims; the tuning is at lag 0."""
+
+
+EVERYTHING: Final = Selection()
+
+
+def tuning_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+    """Return the cells that decide the synchronous rates, seed by seed."""
+    return [
+        _cell(study, method, 0, rate, seed)
+        for seed in study.tuning.seeds
+        for rate in study.learning_rates
+        for method in _methods(study, selection)
+        if _takes(selection, Part.TUNING)
+    ]
+
+
+def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+    """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
+    return [
+        _cell(study, method, lag, rate, seed)
+        for seed in (*study.tuning.seeds, *study.all_seeds)
+        for lag in study.lags
+        for rate in study.learning_rates
+        for method in _methods(study, selection)
+        if study.plane_has_seed(method, lag, seed) and _takes(selection, Part.PLANE, lag)
+    ]
+
+
+def claims_cells(
+    study: StudySpec, synchronous_rates: Mapping[str, float], selection: Selection = EVERYTHING
+) -> list[Cell]:
+    """Return the cells of the claims, seed by seed.
+
+    synchronous_rates: by method; a method without one is left out.
+    """
+    claims = study.claims
+    if claims is None:
+        return []
+    return [
+        _cell(study, method, lag, synchronous_rates[method], seed)
+        for seed in claims.all_seeds
+        for lag in claims.lags
+        for method in _methods(study, selection, claims.methods)
+        if method in synchronous_rates and claims.has_seed(method, lag, seed)
+        if _takes(selection, Part.CLAIMS, lag)
+    ]
+
+
+def _takes(selection: Selection, part: Part, lag: int | None = None) -> bool:
+    is_of_part = selection.parts is None or part in selection.parts
+    return is_of_part and (lag is None or selection.lags is None or lag in selection.lags)
+
+
+def _methods(
+    study: StudySpec, selection: Selection, among: Sequence[str] | None = None
+) -> Iterable[str]:
+    wanted = selection.methods
+    return [
+        method.name
+        for method in study.methods
+        if (wanted is None or method.name in wanted) and (among is None or method.name in among)
+    ]
+
+
+def _cell(study: StudySpec, name: str, lag: int, learning_rate: float, seed: int) -> Cell:
+    method = study.method(name)
+    spec = cell_spec(study, method, lag=lag, learning_rate=learning_rate, seed=seed)
+    return Cell(
+        method=name,
+        lag=lag,
+        learning_rate=learning_rate,
+        seed=seed,
+        spec=spec,
+        evaluation_seed=study.run.seed,
+    )

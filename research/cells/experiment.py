@@ -1,0 +1,173 @@
+"""One cell: the learner's update and the engine's decoding in lockstep, with an exact lag.
+
+    step s:   sample a batch with version max(0, s - k)   ->   update version s to s + 1
+
+Version n is the parameters after n steps. The last k + 1 versions are kept, and the oldest of them
+samples. So every batch is exactly k versions old from step k on. In a run with the same settings
+the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as a host would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from research.cells.cell import Cell
+from research.cells.lag_control import LagControl
+from research.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
+from research.cells.sampling import Sampler
+from research.cells.versions import Versions
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import UpdateResult
+from vcpo_rollout.engines.engine import NonFiniteLogitsError
+from vcpo_rollout.environments import Split, make_environment
+
+_LEAST_LOG_WEIGHT: Final = -1e4
+"""Floor of recorded log weights, nats."""
+
+
+def run_cell(cell: Cell, model_name: str) -> CellRecord:
+    """Train and evaluate one cell in this thread.
+
+    model_name: directory or hub name of the cell's model.
+    Raises: ValueError when the model or the environment cannot be loaded; NonFiniteLogitsError as
+    `Experiment.run`.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
+    started_s = time.process_time()
+    experiment = Experiment(cell, model_name)
+    updates, evaluations = experiment.run()
+    return CellRecord(
+        method=cell.method,
+        lag=cell.lag,
+        learning_rate=cell.learning_rate,
+        seed=cell.seed,
+        cpu_s=round(time.process_time() - started_s, 2),
+        steps=step_columns(updates),
+        evaluations=tuple(evaluations),
+    )
+
+
+def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
+    """Return what a record keeps of a cell's updates, the first of which is step 1."""
+    ess_ratios = [each.diagnostics.get("ess_ratio") for each in updates]
+    return StepColumns(
+        ess_ratio=tuple(each.ess_ratio for each in updates),
+        on_policy_ess_ratio=tuple(each.on_policy_ess_ratio for each in updates),
+        ess=tuple(
+            None if ratio is None else ratio * len(each.log_weights)
+            for ratio, each in zip(ess_ratios, updates, strict=True)
+        ),
+        kl_per_token=tuple(each.diagnostics.get("kl_per_token") for each in updates),
+        gradient_norm=tuple(each.gradient_norm for each in updates),
+        log_weights=tuple(
+            log_weight_quantiles(each.log_weights) if each.log_weights else None for each in updates
+        ),
+    )
+
+
+def log_weight_quantiles(log_weights: Sequence[float]) -> tuple[float, ...]:
+    """Return `LOG_WEIGHT_QUANTILES` of log weights; those below the floor count as the floor.
+
+    log_weights: at least one, nats, finite or -inf.
+    """
+    # A line between -inf and a number has no value, and no float tells such a weight from 0 anyway.
+    values = np.maximum(log_weights, _LEAST_LOG_WEIGHT)
+    return tuple(np.quantile(values, LOG_WEIGHT_QUANTILES).tolist())
+
+
+class Experiment:
+    """A learner's update, a sampler, and the policy versions between them."""
+
+    def __init__(self, cell: Cell, model_name: str, lag_control: LagControl | None = None) -> None:
+        """Load the cell's model.
+
+        lag_control: limits the lag; None keeps the cell's own.
+        """
+        self._spec = cell.spec
+        self._lag = cell.lag
+        self._lag_control = lag_control
+        torch.manual_seed(cell.seed)
+        self._model, tokenizer = load_policy(model_name, cell.spec.model.revision)
+        pad = pad_token_id(tokenizer)
+        self.update = PolicyUpdate(self._model, cell.spec, pad)
+        self._sampler = Sampler(cell.spec, model_name, tokenizer, pad)
+        task = cell.spec.environment
+        self._training_task = make_environment(task.name, task.parameters, cell.seed)
+        self._held_out_task = make_environment(task.name, task.parameters, cell.evaluation_seed)
+        held_out = range(cell.spec.evaluation.prompts)
+        self._held_out_prompts = self._sampler.prompts(
+            self._held_out_task, Split.EVALUATION, held_out
+        )
+        self._versions = Versions(cell.lag)
+
+    def run(self) -> tuple[list[UpdateResult], list[EvaluationRow]]:
+        """Take every step; evaluate at the start, at regular steps, and at the end.
+
+        Training that breaks the policy ends there, and the evaluations that are left count as 0:
+        a study must not lose the cells of the least stable method.
+
+        Raises: NonFiniteLogitsError when the policy's logits are not finite before the first step.
+        """
+        last = self._spec.steps
+        evaluated = [*range(0, last, self._spec.evaluation.every_steps), last]
+        updates: list[UpdateResult] = []
+        evaluations: list[EvaluationRow] = []
+        try:
+            for version in range(last + 1):
+                self.publish()
+                if version in evaluated:
+                    evaluations.append(self.evaluate(version))
+                if version < last:
+                    updates.append(self.step(version, self.sample(version)))
+        except NonFiniteLogitsError:
+            if not updates:
+                raise
+            left = evaluated[len(evaluations) :]
+            evaluations += [EvaluationRow(step=step, accuracy=0.0) for step in left]
+        return updates, evaluations
+
+    def publish(self) -> None:
+        """Keep the parameters as the next version."""
+        self._versions.add(policy_tensors(self._model))
+
+    def sample(self, version: int) -> list[list[Trajectory]]:
+        """Return the groups that the next step trains on; version: the newest one."""
+        lag = self._lag if self._lag_control is None else self._lag_control.lag_steps
+        self._sampler.use(self._versions.sampling(lag))
+        batch = self._spec.batch
+        first = version * batch.prompts_per_step
+        indices = range(first, first + batch.prompts_per_step)
+        return self._sampler.groups(
+            self._training_task,
+            self._sampler.prompts(self._training_task, Split.TRAIN, indices),
+            samples=batch.trajectories_per_prompt,
+            temperature=self._spec.sampling.temperature,
+        )
+
+    def step(self, version: int, groups: list[list[Trajectory]]) -> UpdateResult:
+        """Take one step from a version, which is the newest one."""
+        result = self.update.step(groups, policy_version=version)
+        if self._lag_control is not None:
+            self._lag_control.observe(version + 1, result)
+        return result
+
+    def evaluate(self, version: int) -> EvaluationRow:
+        """Return the accuracy of a version, which is the newest one."""
+        self._sampler.use(self._versions.newest)
+        settings = self._spec.evaluation
+        groups = self._sampler.groups(
+            self._held_out_task,
+            self._held_out_prompts,
+            samples=settings.samples_per_prompt,
+            temperature=settings.temperature,
+        )
+        rewards = [each.reward for group in groups for each in group]
+        return EvaluationRow(step=version, accuracy=sum(rewards) / len(rewards))

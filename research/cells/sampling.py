@@ -1,0 +1,149 @@
+"""Sampling in lockstep with training: the `hf` engine's decoding in the caller's thread.
+
+The batch is the engine's, and so are its numbers. What a worker does beside it, threads, weights
+over the network and leases, does not change a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from research.cells.conversations import LockstepEngine, Opening, hold_conversations
+from research.cells.versions import Version
+from vcpo.api import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory
+from vcpo_rollout.engines.chat_codec import PromptCodec
+from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
+from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
+from vcpo_rollout.engines.stop_strings import StopStrings
+from vcpo_rollout.environments import Environment, Prompt, Split
+from vcpo_rollout.environments.environment import MultiTurnEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPrompt:
+    """A prompt of a task, and its tokens."""
+
+    index: int
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+
+
+class Sampler:
+    """Samples responses with one policy version at a time; owns a model of its own."""
+
+    def __init__(
+        self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
+    ) -> None:
+        model = load_model_skeleton(model_name, revision=spec.model.revision)
+        place_model(model, torch.device("cpu"), torch.float32)
+        self._end_token_ids = load_end_token_ids(
+            model_name, tokenizer, revision=spec.model.revision
+        )
+        stop_strings = StopStrings.of(spec.sampling, tokenizer)
+        self._batch = DecodeBatch(
+            model,
+            end_token_ids=self._end_token_ids,
+            pad_token_id=pad,
+            seed=spec.seed,
+            stop_strings=stop_strings,
+        )
+        self._engine = LockstepEngine(self._batch, self._end_token_ids, stop_strings)
+        environment = spec.environment
+        self._codec = PromptCodec(
+            tokenizer,
+            environment.prompt_format,
+            environment.system_prompt,
+            plain_control_tokens=environment.plain_control_tokens,
+        )
+        self._max_new_tokens = spec.sampling.max_new_tokens
+
+    def use(self, version: Version) -> None:
+        """Load the weights of the version that samples from now on."""
+        if self._batch.policy_version != version.number:
+            self._batch.swap(version.number, version.weights)
+
+    def prompts(
+        self, environment: Environment, split: Split, indices: Iterable[int]
+    ) -> list[TaskPrompt]:
+        """Return prompts of a task with their tokens."""
+        prompts = []
+        for index in indices:
+            prompt = environment.prompt(split, index)
+            token_ids = self._codec.encode(prompt)
+            prompts.append(TaskPrompt(index=index, prompt=prompt, token_ids=token_ids))
+        return prompts
+
+    def groups(
+        self,
+        environment: Environment,
+        prompts: Sequence[TaskPrompt],
+        *,
+        samples: int,
+        temperature: float,
+    ) -> list[list[Trajectory]]:
+        """Sample `samples` responses to each prompt and compute rewards; one group per prompt.
+
+        Raises:
+            EngineError: when the policy's logits are not finite.
+        """
+        openings = [
+            Opening(
+                trajectory_id=f"{each.index}/{number}",
+                prompt=each.prompt,
+                request=GenerationRequest(
+                    prompt_token_ids=each.token_ids,
+                    temperature=temperature,
+                    max_new_tokens=self._max_new_tokens,
+                ),
+            )
+            for each in prompts
+            for number in range(samples)
+        ]
+        if isinstance(environment, MultiTurnEnvironment):
+            trajectories = hold_conversations(
+                environment, openings, engine=self._engine, codec=self._codec
+            )
+        else:
+            trajectories = self._single_turns(environment, openings)
+        return [
+            trajectories[first : first + samples] for first in range(0, len(trajectories), samples)
+        ]
+
+    def _single_turns(
+        self, environment: Environment, openings: Sequence[Opening]
+    ) -> list[Trajectory]:
+        generations = self._sample([opening.request for opening in openings])
+        return [
+            Trajectory(
+                trajectory_id=opening.trajectory_id,
+                prompt_token_ids=opening.request.prompt_token_ids,
+                response_token_ids=generation.token_ids,
+                rollout_logprobs=generation.logprobs,
+                version_spans=generation.version_spans,
+                reward=environment.reward(
+                    opening.prompt, self._codec.decode(generation.token_ids, self._end_token_ids)
+                ),
+                finish_reason=generation.finish_reason,
+            )
+            for opening, generation in zip(openings, generations, strict=True)
+        ]
+
+    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        sequences = [PartialSequence(request=request) for request in requests]
+        self._batch.admit(sequences)
+        outcomes: dict[PartialSequence, Outcome] = {}
+        while len(outcomes) < len(sequences):
+            outcomes.update(self._batch.step())
+        generations = []
+        for sequence in sequences:
+            outcome = outcomes[sequence]
+            if isinstance(outcome, EngineError):
+                raise outcome
+            generations.append(outcome)
+        return generations

@@ -1,0 +1,141 @@
+"""One cell on the tiny model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from research.cells.cell import Cell
+from research.cells.experiment import log_weight_quantiles, run_cell
+from research.cells.sampling import Sampler
+from research.cells.versions import Version
+from tests.unit.research.echo import Echo
+from vcpo.api import VCPORunSpec
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_rollout.engines.engine import NonFiniteLogitsError
+from vcpo_rollout.environments import Split, make_environment
+
+TINY = str(Path(__file__).resolve().parents[4] / "examples" / "models" / "tiny")
+SPEC = VCPORunSpec.model_validate(
+    {
+        "model": {"name": "tiny"},
+        "environment": {"name": "sort_digits", "parameters": {"digits": 5, "style": "plain"}},
+        "steps": 5,
+        "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 8},
+        "sampling": {"maxNewTokens": 8},
+        "optimizer": {"learningRate": 1e-3},
+        "evaluation": {"everySteps": 2, "prompts": 5},
+    }
+)
+
+
+def cell_with(lag: int) -> Cell:
+    return Cell(method="vcpo", lag=lag, learning_rate=1e-3, seed=0, spec=SPEC, evaluation_seed=0)
+
+
+def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
+    record = run_cell(cell_with(0), TINY)
+    assert len(record.steps.ess_ratio) == 5
+    assert [row.step for row in record.evaluations] == [0, 2, 4, 5]
+
+
+def test_without_lag_behavior_and_target_policy_agree_in_every_step():
+    record = run_cell(cell_with(0), TINY)
+    assert record.steps.kl_per_token == pytest.approx([0.0] * 5, abs=1e-9)
+    for weights in record.steps.log_weights:
+        assert weights == pytest.approx([0.0] * 8, abs=1e-4)
+
+
+def test_with_lag_they_part_from_the_second_step_on():
+    steps = run_cell(cell_with(2), TINY).steps
+    assert steps.kl_per_token[0] == pytest.approx(0.0, abs=1e-9)
+    assert steps.kl_per_token[-1] > 1e-6
+    smallest, *_, largest = steps.log_weights[-1]
+    assert smallest < -1e-3 < 1e-3 < largest
+    # 16 trajectories; the ESS is that of their weights, whatever the update reads.
+    assert 1.0 <= steps.ess[-1] < 16.0
+
+
+def test_a_cell_run_twice_has_the_same_numbers():
+    first, second = (run_cell(cell_with(1), TINY) for _ in range(2))
+    assert replace(first, cpu_s=0.0) == replace(second, cpu_s=0.0)
+
+
+TWO_TURNS = {"name": f"{Echo.__module__}:{Echo.__name__}", "parameters": {}}
+
+
+def break_version(monkeypatch, broken):
+    """Make the parameters NaN before a version is published."""
+    versions = itertools.count()
+
+    def published(model):
+        if next(versions) == broken:
+            next(model.parameters()).data.fill_(math.nan)
+        return policy_tensors(model)
+
+    monkeypatch.setattr("research.cells.experiment.policy_tensors", published)
+
+
+@pytest.mark.parametrize("task", [{}, TWO_TURNS], ids=["one turn", "two turns"])
+@pytest.mark.parametrize(
+    # At lag 2 version 1 still samples for version 3, whose step is refused.
+    ("lag", "taken", "refused"),
+    [(0, 3, []), (2, 4, [4])],
+)
+def test_a_policy_without_finite_logits_is_wrong_from_there_to_the_end(
+    monkeypatch, task, lag, taken, refused
+):
+    environment = SPEC.environment.model_copy(update=task)
+    cell = replace(cell_with(lag), spec=SPEC.model_copy(update={"environment": environment}))
+    whole = run_cell(cell, TINY)
+    break_version(monkeypatch, 3)
+    record = run_cell(cell, TINY)
+    assert record.evaluations[:2] == whole.evaluations[:2]
+    assert [(row.step, row.accuracy) for row in record.evaluations[2:]] == [(4, 0.0), (5, 0.0)]
+    assert len(record.steps.ess_ratio) == taken
+    weightless = [step for step, ess in enumerate(record.steps.ess, 1) if ess is None]
+    assert weightless == refused
+
+
+def test_a_model_without_finite_logits_is_an_error_and_no_record(monkeypatch):
+    break_version(monkeypatch, 0)
+    with pytest.raises(NonFiniteLogitsError, match="policy version 0"):
+        run_cell(cell_with(0), TINY)
+
+
+def test_weights_are_kept_at_quantiles_between_the_sorted_ones():
+    # Of 101 weights every whole percentage is one.
+    found = log_weight_quantiles([float(-n) for n in range(101)])
+    assert found == pytest.approx((-99, -95, -75, -50, -25, -5, -1, 0))
+
+
+def test_a_quantile_between_weights_of_zero_is_the_floor():
+    found = log_weight_quantiles([-math.inf, -math.inf, 1.0, 2.0])
+    assert found[:3] == (-1e4, -1e4, -1e4)
+    assert found[-1] == 2.0
+
+
+@pytest.fixture(scope="module")
+def groups():
+    model, tokenizer = load_policy(TINY, None)
+    sampler = Sampler(SPEC, TINY, tokenizer, pad_token_id(tokenizer))
+    sampler.use(Version(number=7, weights=policy_tensors(model)))
+    task = make_environment("sort_digits", {"digits": 5, "style": "plain"}, 0)
+    prompts = sampler.prompts(task, Split.TRAIN, [4, 9])
+    return sampler.groups(task, prompts, samples=3, temperature=1.0)
+
+
+def test_each_prompt_has_its_group(groups):
+    prompts = [{each.prompt_token_ids for each in group} for group in groups]
+    assert [len(group) for group in groups] == [3, 3]
+    assert [len(found) for found in prompts] == [1, 1]
+    assert prompts[0] != prompts[1]
+
+
+def test_every_token_is_labelled_with_the_version_that_sampled_it(groups):
+    spans = [each.version_spans for group in groups for each in group]
+    assert {span.policy_version for (span,) in spans} == {7}

@@ -1,0 +1,172 @@
+"""A cell's file is complete or absent, and valid only for its settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from research.cells.records import LOG_WEIGHT_QUANTILES, CellStore, model_identity
+from tests.fixtures.study import cell, record, steps
+from vcpo.service.lifecycle import StartError
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CellStore(tmp_path, model="tiny")
+
+
+def with_steps(columns):
+    return replace(record(), steps=columns)
+
+
+def test_a_saved_cell_is_read_back(store):
+    saved = with_steps(steps(10))
+    store.save(cell(), saved)
+    assert store.load(cell()) == saved
+    assert store.holds(cell())
+
+
+def test_a_number_of_a_step_keeps_the_digits_that_are_read(store):
+    third = tuple(-1 / 3 for _ in LOG_WEIGHT_QUANTILES)
+    numbers = {"ess_ratio": (2 / 3,), "kl_per_token": (2 / 3e4,), "gradient_norm": (2 / 3,)}
+    store.save(cell(), with_steps(steps(1, log_weights=(third,), **numbers)))
+    read = store.load(cell()).steps
+    assert (read.ess_ratio, read.kl_per_token) == ((0.66667,), (6.667e-5,))
+    assert read.gradient_norm == (0.67,)
+    assert read.log_weights == ((-0.333,) * len(LOG_WEIGHT_QUANTILES),)
+
+
+def test_an_accuracy_is_kept_exactly(store):
+    store.save(cell(), record(accuracies=[1 / 3, 0.123456789]))
+    assert [each.accuracy for each in store.load(cell()).evaluations] == [1 / 3, 0.123456789]
+
+
+def test_a_step_whose_weights_have_no_value_is_read_back(store):
+    nothing = {"ess": (None,), "kl_per_token": (None,), "log_weights": (None,)}
+    saved = with_steps(steps(1, ess_ratio=(0.0,), **nothing))
+    store.save(cell(), saved)
+    assert store.load(cell()) == saved
+
+
+def test_a_weight_of_zero_is_read_back(store):
+    weights = (-math.inf, *([0.0] * (len(LOG_WEIGHT_QUANTILES) - 1)))
+    store.save(cell(), with_steps(steps(1, log_weights=(weights,))))
+    assert store.load(cell()).steps.log_weights == (weights,)
+
+
+def test_an_ess_that_the_rule_reads_another_way_is_read_back(store):
+    saved = with_steps(steps(2, ess_ratio=(0.5, 0.25), ess=(64.0, 128.0)))
+    store.save(cell(), saved)
+    assert store.load(cell()) == saved
+
+
+CELLS = [cell(), cell(seed=2), cell("plain")]
+
+
+def record_of(one):
+    place = {"seed": one.seed, "learning_rate": one.learning_rate}
+    return record(one.method, one.lag, **place)
+
+
+@pytest.fixture
+def packed(store):
+    """The store, with the records of the first two cells packed; the first is of a claim."""
+    for one in CELLS[:2]:
+        store.save(one, record_of(one))
+    store.pack(CELLS, [record_of(CELLS[0])])
+    return store
+
+
+def test_packed_records_are_one_file(packed, tmp_path):
+    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == ["cells.jsonl.bz2"]
+    assert [packed.holds(one) for one in CELLS] == [True, True, False]
+
+
+def test_a_packed_record_has_log_weights_where_a_claim_reads_them(packed):
+    claimed, other = record_of(CELLS[0]), record_of(CELLS[1])
+    assert packed.load(CELLS[0]) == claimed
+    assert packed.load(CELLS[1]) == replace(other, steps=replace(other.steps, log_weights=()))
+    assert [packed.holds(one, with_log_weights=True) for one in CELLS[:2]] == [True, False]
+
+
+def test_a_cell_that_is_run_again_counts_before_its_packed_record_and_is_packed_over_it(packed):
+    again = replace(record_of(CELLS[1]), cpu_s=3.0)
+    packed.save(CELLS[1], again)
+    assert packed.load(CELLS[1]) == again
+    packed.pack(CELLS, [])
+    assert packed.load(CELLS[1]).cpu_s == 3.0
+
+
+def test_records_are_packed_with_those_packed_before(packed):
+    packed.save(CELLS[2], record_of(CELLS[2]))
+    packed.pack(CELLS, map(record_of, CELLS))
+    assert all(packed.holds(one) for one in CELLS)
+    assert packed.load(CELLS[0]) == record_of(CELLS[0])
+
+
+def test_a_packed_record_of_another_model_does_not_count(packed, tmp_path):
+    assert not CellStore(tmp_path, model="larger").holds(CELLS[0])
+
+
+def test_a_table_that_holds_no_records_is_named(store, tmp_path):
+    (tmp_path / "cells.jsonl.bz2").write_bytes(b"<<<<<<< ours")
+    with pytest.raises(StartError, match=r"cells\.jsonl\.bz2 holds no records"):
+        store.holds(cell())
+
+
+def test_a_cell_that_was_never_run_is_not_held(store):
+    assert store.load(cell()) is None
+    assert not store.holds(cell())
+
+
+def test_a_file_of_other_settings_does_not_count(store, tmp_path):
+    store.save(cell(), record())
+    (path,) = (tmp_path / "cells").iterdir()
+    path.rename(tmp_path / "cells" / f"{cell(seed=2).name}.json")
+    assert store.load(cell(seed=2)) is None
+    assert not store.holds(cell(seed=2))
+
+
+def test_a_file_of_another_model_does_not_count(store, tmp_path):
+    store.save(cell(), record())
+    other = CellStore(tmp_path, model="larger")
+    assert other.load(cell()) is None
+    assert not other.holds(cell())
+
+
+def test_nothing_half_written_stays(store, tmp_path):
+    store.save(cell(), record())
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == [f"{cell().name}.json"]
+
+
+def test_a_file_that_is_no_record_is_named(store, tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / f"{cell().name}.json").write_bytes(b"<<<<<<< ours")
+    with pytest.raises(StartError, match=rf"{cell().name}.*delete it to run its cells again"):
+        store.holds(cell())
+
+
+def test_an_error_is_kept_until_the_cell_succeeds(store):
+    store.save_error(cell(), "out of memory")
+    assert store.error(cell()) == "out of memory"
+    store.save(cell(), record())
+    assert store.error(cell()) is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_is_known_by_the_content_of_its_files(tmp_path, name):
+    for each in ("config.json", "model.safetensors", "README.md"):
+        (tmp_path / each).write_text("first")
+    before = model_identity(str(tmp_path), None)
+    (tmp_path / "README.md").write_text("other")
+    assert model_identity(str(tmp_path), None) == before
+    (tmp_path / name).write_text("other")
+    assert model_identity(str(tmp_path), None) != before
+
+
+def test_a_model_of_the_hub_is_known_by_name_and_revision():
+    assert model_identity("org/model", None) == "org/model"
+    assert model_identity("org/model", "v2") == "org/model@v2"

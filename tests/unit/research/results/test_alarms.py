@@ -1,0 +1,76 @@
+"""The early warning, judged on cells whose ESS ratio on policy is 0.8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from research.results.alarms import watched_run
+from tests.fixtures.study import record
+from tests.fixtures.study import steps as columns
+
+COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
+HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
+
+
+def steps(*ratios, kl_per_token=0.2, on_policy=0.8):
+    number = len(ratios)
+    return columns(
+        number,
+        ess_ratio=ratios,
+        on_policy_ess_ratio=(on_policy,) * number,
+        ess=tuple(64 * ratio for ratio in ratios),
+        kl_per_token=(kl_per_token,) * number,
+    )
+
+
+def cell_of(rows, accuracies):
+    return replace(record(accuracies=accuracies), steps=rows)
+
+
+def alarms(rows):
+    return watched_run(cell_of(rows, HOLDING)).first_alarms
+
+
+def test_a_collapse_is_told_by_its_step():
+    rows = steps(*[0.8] * 40)
+    assert watched_run(cell_of(rows, COLLAPSING)).collapse == 40
+    assert watched_run(cell_of(rows, HOLDING)).collapse is None
+
+
+def test_two_of_ten_steps_that_are_bad_and_far_away_are_critical():
+    rows = steps(*[0.8] * 16, 0.05, 0.05, *[0.8] * 22)
+    assert alarms(rows)["critical"] == 18
+
+
+def test_steps_that_are_low_and_near_only_warn():
+    rows = steps(*[0.8] * 6, *[0.1] * 3, *[0.8] * 31, kl_per_token=0.01)
+    assert (alarms(rows)["warn"], alarms(rows)["critical"]) == (9, None)
+
+
+def test_a_level_counts_for_those_below_it():
+    # Four bad steps are critical so early, and three of them warn.
+    assert (alarms(steps(*[0.05] * 40))["warn"], alarms(steps(*[0.05] * 40))["critical"]) == (3, 4)
+
+
+def test_healthy_steps_raise_nothing():
+    assert set(alarms(steps(*[0.8] * 40)).values()) == {None}
+
+
+def test_a_skipped_step_without_weights_can_be_read():
+    rows = columns(1, ess_ratio=(0.0,), ess=(None,), kl_per_token=(None,), gradient_norm=(0.0,))
+    assert set(alarms(rows).values()) == {None}
+
+
+def test_a_low_ess_raises_its_alert_after_thirty_steps_in_a_row():
+    # Below 0.3 of 0.8 from step 1.
+    assert alarms(steps(*[0.2] * 40))["low_ess"] == 30
+
+
+def test_one_good_window_starts_the_count_of_low_steps_again():
+    # Means of ten with one step at 0.8 are 0.26, above 0.24, so steps 20 to 29 are not low.
+    assert alarms(steps(*[0.2] * 19, 0.8, *[0.2] * 20))["low_ess"] is None
+    assert alarms(steps(*[0.2] * 19, 0.8, *[0.2] * 40))["low_ess"] == 59
+
+
+def test_an_ess_that_is_as_low_on_policy_raises_nothing():
+    assert alarms(steps(*[0.2] * 40, on_policy=0.2))["low_ess"] is None
