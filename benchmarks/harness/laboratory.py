@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.harness.group_gradients import GroupGradients, group_gradients
 from research.cells.sampling import Sampler
 from research.cells.versions import Version
 from research.study import cell_spec, load_study, model_directory
@@ -110,19 +109,6 @@ class Laboratory:
             self._record(group, batch.select_trained(logprobs)).log_weights().tolist()
         )
         return log_weights
-
-    def gradients(self, group: Sequence[Trajectory]) -> GroupGradients:
-        """Return the estimates of one group under the newest version."""
-        batch = token_batch(group, self._pad, torch.device("cpu"))
-        logprobs = token_logprobs(self._model, batch, temperature=self._spec.sampling.temperature)
-        record = self._record(group, batch.select_trained(logprobs.detach()))
-        return group_gradients(
-            logprobs.sum(dim=1) / record.lengths,
-            list(self._model.parameters()),
-            rewards=[trajectory.reward for trajectory in group],
-            log_weights=record.log_weights().tolist(),
-            weight_cap=WEIGHT_CAP,
-        )
 
     def _record(self, group: Sequence[Trajectory], logprobs: Tensor) -> BatchRecord:
         """A group with the log-probabilities [N] of its trained tokens under the newest version."""

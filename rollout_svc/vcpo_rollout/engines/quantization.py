@@ -10,7 +10,7 @@ vLLM 0.32.0 has these methods for the matrices of linear layers:
     fp8_per_block     one scale per 128 x 128 weights and per 128 activations. GPUs from compute
                       capability 8.9 on multiply in hardware; a CPU needs AMX
     fp8_per_channel   one scale per row of the weights and per token of the activations. Runs on any
-                      CPU, far slower than bfloat16 (python -m benchmarks.rollout.fp8_product)
+                      CPU, far slower than bfloat16
     fp8_per_tensor    one scale per matrix: coarser, and the CPU package does not implement it
     int8_...          for experts only; linear layers are not quantized
 
