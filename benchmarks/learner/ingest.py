@@ -57,7 +57,7 @@ from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
-from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.changes import ChangeLog
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
@@ -180,10 +180,10 @@ async def _lease_step(
     rest = iter(responses)
     return [
         (
-            assignment.lease.lease_id,
+            assignment.lease_id,
             [
-                replace(next(rest), trajectory_id=f"{assignment.lease.lease_id}/{number}")
-                for number in range(assignment.lease.num_trajectories)
+                replace(next(rest), trajectory_id=f"{assignment.lease_id}/{number}")
+                for number in range(assignment.num_trajectories)
             ],
         )
         for assignment in await dispatcher.lease(request, wait_s=0)

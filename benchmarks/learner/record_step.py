@@ -30,25 +30,24 @@ from vcpo.api import VCPORunSpec
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.catalogue import learner
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 
 _TOKENS = 64
 
 
-def make_groups(num_groups: int, group_size: int) -> list[Group]:
+def make_groups(num_groups: int, group_size: int) -> list[Lease]:
     """Return the groups of a step."""
     responses = iter(make_responses(num_groups * group_size, _TOKENS))
     return [
-        Group(
+        Lease(
             grant_number=number,
             group_number=number,
             lease_id=str(number),
             worker_id="w",
             prompt_index=number,
-            attempt=1,
-            trajectories=tuple(next(responses) for _ in range(group_size)),
+            accepted={member: next(responses) for member in range(group_size)},
         )
         for number in range(num_groups)
     ]
@@ -94,7 +93,7 @@ def make_record() -> StepRecord:
     )
 
 
-def one_by_one(groups: Sequence[Group], log_weights: Sequence[float]) -> Callable[[], None]:
+def one_by_one(groups: Sequence[Lease], log_weights: Sequence[float]) -> Callable[[], None]:
     """Return a function that makes a step's observations with the library's histograms."""
     weight, reward, length, lag = (
         Histogram(metric.name, metric.help, buckets=metric.buckets, registry=None)

@@ -41,7 +41,7 @@ from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
@@ -91,7 +91,7 @@ class Tally:
     tokens_resumed: float = 0.0
     dropped: dict[str, int] = field(default_factory=dict)
 
-    def train(self, groups: list[Group], policy_version: int) -> None:
+    def train(self, groups: list[Lease], policy_version: int) -> None:
         """Count a batch."""
         for trajectory in (one for group in groups for one in group.trajectories):
             self.num_trained += 1
@@ -179,7 +179,7 @@ class InstantLearner:
 
     def tokens_left(self) -> int:
         """Return tokens that are buffered or requeued; only when nothing is in flight."""
-        contents = self.ledger.contents
+        contents = self.ledger
         requeued = sum(prompt.num_partial_tokens for prompt in contents.requeued)
         return requeued + sum(group.num_sampled_tokens for group in contents.buffer.groups())
 

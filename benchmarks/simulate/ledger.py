@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vcpo.control.admission import admissible_trajectories
-from vcpo_learner.ledger.groups import Group, GroupBuffer
+from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.ledger.lease_book import GroupBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +61,14 @@ class Ledger:
     def accept(self, grant_number: int, generated: GeneratedGroup) -> bool:
         """Buffer a group; return whether one is dropped, so that more may be granted."""
         # The rules count trajectories and ask each for its oldest version.
-        members: Any = (generated,) * generated.size
-        group = Group(
+        members: Any = dict.fromkeys(range(generated.size), generated)
+        group = Lease(
             grant_number=grant_number,
             group_number=grant_number,
             lease_id=str(grant_number),
             worker_id="w",
             prompt_index=grant_number,
-            attempt=1,
-            trajectories=members,
+            accepted=members,
         )
         self._in_flight -= generated.size
         self._buffer.add([group])

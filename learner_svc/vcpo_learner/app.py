@@ -14,7 +14,6 @@ from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
-from vcpo.records.journal import Journal
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
@@ -46,7 +45,7 @@ from vcpo.wire.v1 import (
     work_pb2_grpc,
 )
 from vcpo_learner.forward.router_replay import router_layout
-from vcpo_learner.ledger.accounting import AccountingError
+from vcpo_learner.ledger.contents import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
@@ -61,10 +60,10 @@ from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
-from vcpo_learner.training.loop import TrainingLoop
-from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.training.assembly import training_loop
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.archive import open_archive
@@ -186,27 +185,24 @@ class _Learner:
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.tracker = Tracker()
         self.archive_writer = open_archive(spec.weights, run.metadata.name, self.policies)
-        self.training = TrainingLoop(
-            TrainingParts(
-                run=run,
-                run_dir=options.run_dir,
-                model=policy.model,
-                tokenizer=policy.tokenizer,
-                update=policy.update,
-                dispatcher=self.dispatcher,
-                log=self.log,
-                policies=self.policies,
-                ranks=policy.ranks,
-                signals=self.signals,
-                gauges=self.gauges,
-                journal=Journal(options.run_dir),
-                clock=time.monotonic,
-                tracker=self.tracker,
-                archive_writer=self.archive_writer,
-                weight_server=self.weight_server,
-                traces=self.traces,
-                end_within=end_within,
-            )
+        self.training = training_loop(
+            run,
+            options.run_dir,
+            model=policy.model,
+            tokenizer=policy.tokenizer,
+            update=policy.update,
+            dispatcher=self.dispatcher,
+            log=self.log,
+            policies=self.policies,
+            ranks=policy.ranks,
+            signals=self.signals,
+            gauges=self.gauges,
+            records=RunRecords(options.run_dir, self.tracker),
+            traces=self.traces,
+            clock=time.monotonic,
+            weight_server=self.weight_server,
+            archive_writer=self.archive_writer,
+            end_within=end_within,
         )
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(

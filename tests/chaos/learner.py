@@ -19,6 +19,7 @@ import xxhash
 from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import PAYLOADS_VARIABLE, Witness, content_digest
 from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner import app
 from vcpo_learner.__main__ import main
 from vcpo_learner.checkpoints.folder import CheckpointFolder
@@ -29,6 +30,14 @@ from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+
+_LETTING_GO = (
+    ledger_pb2.LeaseGranted,
+    ledger_pb2.LeaseEnded,
+    ledger_pb2.GroupsDropped,
+    ledger_pb2.RolledBack,
+)
+"""Changes after which the ledger may hold less of what it has accepted."""
 
 
 def watch(witness: Witness, payloads: Path) -> None:
@@ -41,8 +50,7 @@ def watch(witness: Witness, payloads: Path) -> None:
     MirroredUpdate.begin = _watched_begin(witness)
     MirroredUpdate.finish = _watched_finish(witness)
     PolicyStore.publish = _watched_publish(witness, payloads)
-    for method in ("grant", "end", "drop", "roll_back"):
-        setattr(LedgerContents, method, watched_change(witness, method))
+    LedgerContents.apply = watched_apply(witness)
     TrajectoryLedger.drop_late = _watched_drop_late(witness)
     TrajectoryLedger.set_aside = _watched_set_aside(witness)
     Recovery.resume = _watched_resume(witness)
@@ -98,29 +106,28 @@ def _watched_publish(witness: Witness, payloads: Path) -> Callable[..., None]:
     return watched
 
 
-def watched_change(witness: Witness, method: str) -> Callable[..., Any]:
-    """A change that may let go of accepted responses; the witness says which, and the reason.
+def watched_apply(witness: Witness) -> Callable[..., Any]:
+    """Changes that may let go of accepted responses; the witness says which, and the reason.
 
     The reason is the one under which the ledger counts them. Responses that it does not count have
     none.
     """
-    change_contents = getattr(LedgerContents, method)
+    apply = LedgerContents.apply
 
-    @wraps(change_contents)
-    def watched(self: LedgerContents, change: Any, *rest: Any) -> Any:
+    @wraps(apply)
+    def watched(self: LedgerContents, change: Any, returned: Any = ()) -> Any:
+        if not isinstance(change, _LETTING_GO):
+            return apply(self, change, returned)
+        returned = list(returned)
         # A roll back takes what later steps had consumed back first.
-        returned = [
-            [one.trajectory_id for one in group.trajectories]
-            for steps in rest
-            for step in steps
-            for group in step.groups
-        ]
-        version = self.consumed // self._batch_trajectories
-        if method == "roll_back":
+        back = [[one.trajectory_id for one in group.trajectories] for group in returned]
+        version = self.version
+        if isinstance(change, ledger_pb2.RolledBack):
             version = change.policy_version
-        buffered = buffered_groups(self) if method == "drop" else []
-        before, counted = [*waiting_groups(self), *returned], Counter(self.counts().dropped)
-        result = change_contents(self, change, *rest)
+        is_drop = isinstance(change, ledger_pb2.GroupsDropped)
+        buffered = buffered_groups(self) if is_drop else []
+        before, counted = [*waiting_groups(self), *back], Counter(self.counts().dropped)
+        result = apply(self, change, returned)
         held = waiting_ids(self)
         gone = [[each for each in group if each not in held] for group in before]
         if gone := [group for group in gone if group]:
@@ -133,8 +140,8 @@ def watched_change(witness: Witness, method: str) -> Callable[..., Any]:
                 version=version,
                 buffered=buffered,
             )
-        if method == "grant":
-            number = len(result.response_numbers)
+        if isinstance(change, ledger_pb2.LeaseGranted):
+            number = len(result[0].response_numbers)
             witness.say("granted", lease=change.lease_id, number=number, worker=change.worker_id)
         return result
 
@@ -174,10 +181,10 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
     @wraps(resume)
     def watched(self: Recovery) -> int:
         step = resume(self)
-        contents = self._dispatcher.ledger.contents
+        ledger = self._dispatcher.ledger
         # A recorded step that will be redone holds its responses too.
         redone = {each for step in self.steps for each in step.trajectory_ids()}
-        held = waiting_ids(contents) | redone
+        held = waiting_ids(ledger) | redone
         witness.say("resumed", step=step, ids=sorted(held))
         witness.die_at("resume")
         return step
@@ -224,7 +231,7 @@ def _run() -> int:
 
     def remembered(**options: Any) -> Any:
         ledger = make(**options)
-        built.append(ledger.contents)
+        built.append(ledger)
         return ledger
 
     app.TrajectoryLedger = remembered  # type: ignore[assignment, misc]

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.answers import ANSWERS, End, Part, Window, unexpected_ends
 from tests.chaos.drops import MAY_DROP, Drop, Facts, Granted, Terms, complaint
 from tests.chaos.kinds import Kind
-from tests.chaos.learner import watched_change
+from tests.chaos.learner import watched_apply
 from tests.chaos.live_run import LiveRun
 from tests.chaos.pace import Pace, Silence
 from tests.chaos.recorder import judge, read_lines, write_message
@@ -50,13 +50,12 @@ def said_by_worker(*trajectories):
 
 def drop_uncounted(contents, change):
     """Lets go of what a requeued prompt has kept, and counts nothing."""
-    contents.requeued = deque(replace(each, kept=()) for each in contents.requeued)
-    return change
+    contents.requeued = deque(replace(each, accepted={}) for each in contents.requeued)
 
 
 def drop_as_too_old(contents, change):
     """Takes every kept response for too old."""
-    return replace(change, oldest_version=change.policy_version + 1)
+    change.oldest_version = change.policy_version + 1
 
 
 def after_a_restart(ledger, clock):
@@ -78,21 +77,23 @@ def after_a_restart(ledger, clock):
     ids=["sound", "uncounted", "as too old"],
 )
 def test_a_confirmed_response_that_a_grant_drops_is_found(plant, complaints, tmp_path, monkeypatch):
-    sound = LedgerContents.grant
-    if plant is not None:
-        monkeypatch.setattr(
-            LedgerContents, "grant", lambda self, change: sound(self, plant(self, change))
-        )
+    grant = LedgerContents._grant
+
+    def planted(self, change):
+        if plant is not None:
+            plant(self, change)
+        return grant(self, change)
+
+    monkeypatch.setattr(LedgerContents, "_grant", planted)
     witness, clock = Witness(tmp_path / "learner", tmp_path / "order"), ManualClock()
-    for method in ("grant", "end"):
-        monkeypatch.setattr(LedgerContents, method, watched_change(witness, method))
+    monkeypatch.setattr(LedgerContents, "apply", watched_apply(witness))
     ledger = make_ledger(clock)
     (lease,) = ledger.grant("w", num_groups=1, policy_version=0)
     first, _ = make_trajectories(lease)
     ledger.submit(lease.lease_id, [first])
     ledger = after_a_restart(ledger, clock)
     ledger.grant("w", num_groups=1, policy_version=0)
-    held = [each.trajectory_id for group in ledger.contents.accepted() for each in group]
+    held = [each.trajectory_id for group in ledger.accepted() for each in group]
     life = [
         {"what": "published", "version": 0, "digest": "d"},
         *read_lines(tmp_path / "learner"),

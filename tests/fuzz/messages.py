@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -24,7 +25,7 @@ from vcpo.wire.trajectory import (
 )
 from vcpo.wire.v1 import control_pb2, ledger_pb2, policy_pb2, work_pb2
 from vcpo.wire.weights import CorruptWeightsError, shards_of
-from vcpo_learner.ledger.groups import group_from_message, group_to_message
+from vcpo_learner.ledger.lease import lease_from_message, lease_to_message
 
 _LOGPROBS = st.lists(st.floats(width=32), max_size=6).map(
     lambda numbers: struct.pack(f"<{len(numbers)}f", *numbers)
@@ -119,9 +120,10 @@ def _read_failure(message: work_pb2.Failure) -> None:
     assert "\n" not in read.sentence
 
 
-def _read_group(message: ledger_pb2.BufferedGroup) -> None:
-    read = group_from_message(message)
-    assert group_from_message(group_to_message(read)) == read
+def _read_lease(message: ledger_pb2.HeldLease) -> None:
+    read = lease_from_message(message, path="lease")
+    again = lease_from_message(lease_to_message(read), path="lease")
+    assert asdict(again) == asdict(read)
 
 
 def _read_signals(message: control_pb2.Signals) -> None:
@@ -201,9 +203,9 @@ TARGETS = (
     _target("partial_response", _PARTIAL, _read_partial, InvalidMessageError),
     _target("failure", work_pb2.Failure(message="m"), _read_failure),
     _target(
-        "buffered_group",
-        ledger_pb2.BufferedGroup(lease_id="lease", trajectories=[_TRAJECTORY]),
-        _read_group,
+        "held_lease",
+        ledger_pb2.HeldLease(lease_id="lease", accepted=[_TRAJECTORY]),
+        _read_lease,
         InvalidMessageError,
     ),
     _target("signals", _SIGNALS, _read_signals, ValueError),

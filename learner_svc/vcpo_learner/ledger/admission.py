@@ -7,14 +7,33 @@ The formulas are pure functions: `vcpo.control.admission` bounds the age of toke
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
-from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.ledger.evaluation import EvaluationRound
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """A worker's request for prompts."""
+
+    worker_id: str
+    rollout_group: str
+    incarnation: str
+    held_policy_version: int
+    max_trajectories: int
+    weight_updates: WeightUpdates = NO_UPDATES
+    """Counted by the worker since its start."""
+    peak_memory_bytes: int = 0
+    """Most memory of the worker's process since its start."""
+    held_lease_ids: frozenset[str] | None = None
+    """All leases that the worker holds; None if it does not say."""
 
 
 class Admission:
@@ -31,13 +50,39 @@ class Admission:
         self._ledger = ledger
         self._registry = registry
 
-    def training_groups(
-        self, request: WorkRequest, *, policy_version: int, admission_lag_steps: int
-    ) -> int:
-        """Return how many training prompts a worker may be granted now.
+    def grant(
+        self,
+        request: WorkRequest,
+        current: EvaluationRound,
+        *,
+        policy_version: int,
+        admission_lag_steps: int,
+    ) -> list[Lease]:
+        """Grant a worker what is admissible: prompts of the evaluation first, then of training.
 
         policy_version: of the learner; a worker cannot hold a newer one.
         """
+        leases: list[Lease] = []
+        if current.is_running:
+            leases = current.grant(
+                request.worker_id,
+                max_trajectories=self._evaluation_responses(request, current),
+                policy_version=policy_version,
+            )
+        if leases or current.is_exclusive:
+            return leases
+        return self._ledger.grant(
+            request.worker_id,
+            num_groups=self._training_groups(request, policy_version, admission_lag_steps),
+            policy_version=policy_version,
+            # An older token could not be trained on, not even in the very next batch.
+            oldest_partial_version=max(0, self._ledger.version - admission_lag_steps),
+        )
+
+    def _training_groups(
+        self, request: WorkRequest, policy_version: int, admission_lag_steps: int
+    ) -> int:
+        """Return how many training prompts a worker may be granted now."""
         counts, batch = self._ledger.counts(), self._batch
         accepted = counts.buffered + counts.consumed
         admissible = admissible_trajectories(
@@ -52,7 +97,7 @@ class Admission:
         max_groups = self._max_sequences_of(request.rollout_group) // batch.trajectories_per_prompt
         quota = self._quota(
             request.worker_id,
-            self._ledger.in_flight_by_worker(),
+            self._ledger.leases.in_flight_by_worker(),
             budget=counts.in_flight + admissible,
             places=max_groups * batch.trajectories_per_prompt,
             group=batch.trajectories_per_prompt,
@@ -60,7 +105,7 @@ class Admission:
         most = min(admissible, remaining, quota, request.max_trajectories)
         return self._ledger.num_groups_within(most)
 
-    def evaluation_responses(self, request: WorkRequest, current: EvaluationRound) -> int:
+    def _evaluation_responses(self, request: WorkRequest, current: EvaluationRound) -> int:
         """Return how many responses of a round a worker may be granted now.
 
         The budget is the number of missing responses. As it shrinks, so does the number that
@@ -68,7 +113,7 @@ class Admission:
         """
         quota = self._quota(
             request.worker_id,
-            current.in_flight_by_worker(),
+            current.leases.in_flight_by_worker(),
             budget=current.num_missing,
             places=self._max_sequences_of(request.rollout_group),
             group=self._spec.evaluation.samples_per_prompt,

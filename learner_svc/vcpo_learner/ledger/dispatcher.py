@@ -6,9 +6,11 @@ is granted) and the worker registry. It never blocks, and the clock is injected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.api import VCPORunSpec
 from vcpo.control.quota import Trust
 from vcpo.records.reasons import SetAsideCause
@@ -20,18 +22,17 @@ from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.admission import Admission
-from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
-from vcpo_learner.ledger.changes import LogRoom
-from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRounds
+from vcpo_learner.ledger.admission import Admission, WorkRequest
+from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.ledger.failure_watch import FailureWatch
-from vcpo_learner.ledger.groups import Group
 from vcpo_learner.ledger.lag_limit import LagLimit
-from vcpo_learner.ledger.leases import SubmitOutcome
-from vcpo_learner.ledger.set_aside import SetAsideWorker, SetAsideWorkers
+from vcpo_learner.ledger.lease import Lease, SubmitOutcome
+from vcpo_learner.ledger.lease_book import LeaseBook
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import (
     RegisteredWorker,
+    SetAsideWorker,
+    SetAsideWorkers,
     WorkerCounters,
     WorkerRegistry,
     max_workers,
@@ -62,17 +63,21 @@ class Dispatcher:
         """Training trajectories accepted since the start; what is dropped later counts as well."""
         self.failures = FailureWatch(spec, registry, clock, holds_lease=self._holds_lease)
         self.set_aside_workers = SetAsideWorkers(max_workers=max_workers(spec))
-        self._phase = RunPhase.RUNNING
-        self._policy_version = 0
-        self.lag_limit = LagLimit(spec)
+        self.phase = RunPhase.RUNNING
+        """Phase of the run; work is granted in `RUNNING` only."""
+        self.policy_version = 0
+        """Version of the learner's parameters, equal to the optimizer steps taken."""
         self._spec = spec
-        self._ledger = ledger
+        self._max_lag_steps = spec.algorithm.max_policy_lag_steps
+        self.ledger = ledger
+        """The training trajectories."""
         self._incarnation = incarnation
         self._clock = clock
         self._registry = registry
         self._admission = Admission(spec, ledger, registry)
         self._weight_updates = WorkerCounters(max_workers=4 * max_workers(spec))
-        self._evaluations = EvaluationRounds(spec, incarnation=incarnation, clock=clock)
+        self._new_round = partial(EvaluationRound, spec, incarnation=incarnation, clock=clock)
+        self._round = self._new_round(step=None)
         self._changed = ChangeNotifier()
         """What workers wait for: work may be admissible, or a lease be preempted."""
         self._arrived = ChangeNotifier()
@@ -80,24 +85,18 @@ class Dispatcher:
         wait for work, and hardly ever makes any admissible."""
 
     @property
-    def phase(self) -> RunPhase:
-        """Phase of the run; work is granted in `RUNNING` only."""
-        return self._phase
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the learner's parameters, equal to the optimizer steps taken."""
-        return self._policy_version
+    def lag_limit(self) -> LagLimit:
+        """What host, early warning and rollbacks leave of the run's lag bound."""
+        return self.ledger.lag_limit or LagLimit(steps=self._max_lag_steps)
 
     @property
     def admission_lag_steps(self) -> int:
-        """Lag limit for new work, in policy versions; at most the run's lag bound."""
-        return self.lag_limit.steps
+        """Lag limit for new work and the next batch, in policy versions; at most the lag bound."""
+        return self.lag_limit_at(self.ledger.version)
 
-    @property
-    def ledger(self) -> TrajectoryLedger:
-        """The training trajectories."""
-        return self._ledger
+    def lag_limit_at(self, version: int) -> int:
+        """Return the lag limit for the batch that is applied to a version."""
+        return min(self._max_lag_steps, self.lag_limit.in_force(version))
 
     def workers(self) -> list[RegisteredWorker]:
         """Return the workers that have asked for work and are not lost."""
@@ -109,7 +108,8 @@ class Dispatcher:
 
     def holder_of(self, lease_id: str) -> str | None:
         """Return the worker of an open lease, of training or evaluation; None if it is not open."""
-        return (self._evaluations.of_lease(lease_id) or self._ledger).holder_of(lease_id)
+        lease = self._book_of(lease_id).get(lease_id)
+        return None if lease is None else lease.worker_id
 
     def weight_updates(self) -> WeightUpdates:
         """Count the versions that workers took, over all workers."""
@@ -117,13 +117,13 @@ class Dispatcher:
 
     def resume_at(self, policy_version: int) -> None:
         """Continue a run that has taken `policy_version` steps."""
-        self._policy_version = policy_version
+        self.policy_version = policy_version
         if policy_version > 0:
             self.failures.record_success()
 
     def advance_version(self) -> None:
         """Count an optimizer step; call `notify` after the new version is published."""
-        self._policy_version += 1
+        self.policy_version += 1
 
     def drain(self) -> bool:
         """Stop granting work; return False if the run is not in the phase `RUNNING`."""
@@ -135,7 +135,7 @@ class Dispatcher:
 
     def abort(self) -> None:
         """Record that the run failed."""
-        self._phase = RunPhase.FAILED
+        self.phase = RunPhase.FAILED
         self.notify()
 
     def notify(self) -> None:
@@ -145,16 +145,18 @@ class Dispatcher:
 
     def throttle(self, admission_lag_steps: int) -> int:
         """Limit the lag of new work and of batches for the host; return the limit in force."""
-        in_force = self.lag_limit.set(admission_lag_steps)
-        self.record_lag_limit()
+        steps = min(admission_lag_steps, self._max_lag_steps)
+        guards = self._spec.health.guards
+        self.ledger.record_lag_limit(self.lag_limit.set_by_host(steps, guards))
         self.notify()
-        return in_force
+        return self.admission_lag_steps
 
-    def record_lag_limit(self) -> None:
-        """Let the ledger hold what `lag_limit` was left at, for the learner after this one."""
-        self._ledger.record_lag_limit(self.lag_limit.left)
+    def observe_health(self, level: WarningLevel, rollbacks: Rollbacks) -> None:
+        """Take in the early warning after a step, which may lower the lag limit, and rollbacks."""
+        guards = self._spec.health.guards
+        self.ledger.record_lag_limit(self.lag_limit.after_step(level, rollbacks, guards))
 
-    async def lease(self, request: WorkRequest, *, wait_s: float) -> list[Assignment]:
+    async def lease(self, request: WorkRequest, *, wait_s: float) -> list[Lease]:
         """Grant work to a worker; wait up to `wait_s` seconds until some is admissible.
 
         Returns an empty list at once
@@ -178,14 +180,14 @@ class Dispatcher:
         )
         self._weight_updates.set(worker_id, request.weight_updates)
         self._release_lost(request)
-        while self._phase is RunPhase.RUNNING and self._registry.record_contact(
+        while self.phase is RunPhase.RUNNING and self._registry.record_contact(
             worker_id, request_number=number
         ):
             self._expire()
-            assignments = self._grant(request)
+            leases = self._grant(request)
             remaining_s = deadline_s - self._clock()
-            if assignments or not self._holds_newest(request) or remaining_s <= 0:
-                return assignments
+            if leases or not self._holds_newest(request) or remaining_s <= 0:
+                return leases
             await self._changed.wait(min(remaining_s, _POLL_S))
         return []
 
@@ -205,10 +207,12 @@ class Dispatcher:
                 labelled with a version that does not exist yet.
         """
         self._check_versions(lease_id, "trajectories", trajectories)
-        if (evaluation := self._evaluations.of_lease(lease_id)) is not None:
-            outcomes = evaluation.submit(lease_id, trajectories)
+        if self._round.leases.has_issued(lease_id):
+            outcomes = self._round.submit(lease_id, trajectories)
         else:
-            outcomes = self._submit_for_training(lease_id, trajectories, request)
+            before = self.ledger.counts().dropped
+            outcomes = self.ledger.submit(lease_id, trajectories, request)
+            self._after_submission(trajectories, outcomes, before)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
             self.failures.record_success(worker_id)
@@ -224,7 +228,7 @@ class Dispatcher:
         """Return a worker's preempted leases; wait up to `wait_s` for one that it does not know."""
         deadline_s = self._clock() + wait_s
         while True:
-            lease_ids = self._ledger.preempted_leases(worker_id)
+            lease_ids = self.ledger.preempted_leases(worker_id)
             remaining_s = deadline_s - self._clock()
             if remaining_s <= 0 or not set(lease_ids).issubset(known_lease_ids):
                 return lease_ids
@@ -236,13 +240,13 @@ class Dispatcher:
         A prompt that is too long is given up at once. A worker that fails where others deliver is
         set aside.
         """
-        evaluation = self._evaluations.of_lease(lease_id)
-        book = evaluation or self._ledger
-        if evaluation is not None or self._ledger.has_issued(lease_id):  # not of a learner before
+        book = self._book_of(lease_id)
+        if book.has_issued(lease_id):  # not of a learner before
             granted_s = book.granted_s(lease_id)
             self.failures.record_failure(worker_id, failure, granted_s=granted_s)
         self._registry.record_contact(worker_id)
-        book.fail(lease_id, is_too_long=failure.cause is FailureCause.TOO_LONG)
+        owner = self._round if book is self._round.leases else self.ledger
+        owner.fail(lease_id, is_too_long=failure.cause is FailureCause.TOO_LONG)
         if (fault := self.failures.fault_of(worker_id, failure)) is not None:
             self.set_aside(worker_id, SetAsideCause.FAILING, fault)
         self.notify()
@@ -264,8 +268,8 @@ class Dispatcher:
         """
         if partial_responses:
             self._check_versions(lease_ids[0], "begun", partial_responses)
-        released = self._ledger.release(worker_id, lease_ids, partial_responses)
-        released += self._evaluations.release(worker_id, lease_ids)
+        released = self.ledger.release(worker_id, lease_ids, partial_responses)
+        released += self._round.release(worker_id, lease_ids)
         if not lease_ids:
             self._registry.deregister(worker_id)
             self.failures.forget(worker_id)
@@ -283,8 +287,8 @@ class Dispatcher:
         """
         if worker_id in self.set_aside_workers:
             return
-        self._ledger.set_aside(worker_id)
-        self._evaluations.release(worker_id, ())
+        self.ledger.set_aside(worker_id)
+        self._round.release(worker_id, ())
         known = {each.worker_id: each.rollout_group for each in self._registry.workers()}
         self._registry.deregister(worker_id)
         self.failures.forget(worker_id)
@@ -299,20 +303,20 @@ class Dispatcher:
         )
         self.notify()
 
-    async def next_batch(self) -> list[Group] | None:
+    async def next_batch(self) -> list[Lease] | None:
         """Wait for one step's groups and consume them; None if the run is no longer `RUNNING`.
 
         Raises:
-            TooManyFailuresError: if every generation fails. What ended the redo log, as well: no
-                version is announced any more, so no batch may ever come.
+            TooManyFailuresError: if every generation fails.
+            Exception: what ended the ledger's log: no version is announced any more.
         """
-        while self._phase is RunPhase.RUNNING:
+        while self.phase is RunPhase.RUNNING:
             self.failures.check()
-            self._ledger.log.check()
+            self.ledger.check()
             self._expire()
-            batch = self._ledger.take_batch(
-                policy_version=self._policy_version,
-                max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            batch = self.ledger.take_batch(
+                policy_version=self.policy_version,
+                max_lag_steps=self._max_lag_steps,
                 admission_lag_steps=self.admission_lag_steps,
             )
             if batch is not None:
@@ -334,115 +338,91 @@ class Dispatcher:
             TooManyFailuresError: if every generation fails before the first step. A later round
                 gives up its prompts and ends; the failures of training decide about the run.
         """
-        while self._evaluations.current is not None:
-            if self._phase is not RunPhase.RUNNING:
+        while self._round.is_running:
+            if self.phase is not RunPhase.RUNNING:
                 return None
             await self._arrived.wait(_POLL_S)
-        current = self._evaluations.begin(step, exclusive=exclusive)
+        current = self._round = self._new_round(step=step, is_exclusive=exclusive)
         self.notify()
         try:
-            while not current.done and self._phase is RunPhase.RUNNING:
+            while not current.done and self.phase is RunPhase.RUNNING:
                 if step == 0:
                     self.failures.check()
                 self._expire()
                 await self._arrived.wait(_POLL_S)
         finally:
-            self._evaluations.end()
+            self._round = self._new_round(step=None)
             self.notify()
         return current.result() if current.done else None
 
     async def wait_until_idle(self, timeout_s: float) -> None:
         """Wait until nothing is in flight, at most `timeout_s` seconds."""
         deadline_s = self._clock() + timeout_s
-        while self._ledger.counts().in_flight and (left := deadline_s - self._clock()) > 0:
+        while self.ledger.counts().in_flight and (left := deadline_s - self._clock()) > 0:
             await self._arrived.wait(min(left, _POLL_S))
 
-    def _submit_for_training(
+    def _after_submission(
         self,
-        lease_id: str,
         trajectories: Sequence[Trajectory],
-        request: work_pb2.SubmitRequest | None,
-    ) -> list[SubmitOutcome]:
-        """Pass trajectories to the ledger; wake the workers if that makes work admissible."""
-        before = self._ledger.counts()
-        outcomes = self._ledger.submit(lease_id, trajectories, request)
-        accepted = [
-            trajectory
-            for trajectory, outcome in zip(trajectories, outcomes, strict=True)
-            if outcome is SubmitOutcome.ACCEPTED
-        ]
-        self.accepted_trajectories += len(accepted)
-        self.accepted_tokens += sum(each.num_sampled_tokens for each in accepted)
-        after = self._ledger.counts()
-        is_preempted = after.buffered >= self._spec.batch.trajectories and self._preempt_surplus()
-        if is_preempted or after.dropped != before.dropped:
+        outcomes: Sequence[SubmitOutcome],
+        dropped_before: Mapping[str, int],
+    ) -> None:
+        """Count what the ledger accepted; wake the workers if that makes work admissible."""
+        for trajectory, outcome in zip(trajectories, outcomes, strict=True):
+            if outcome is SubmitOutcome.ACCEPTED:
+                self.accepted_trajectories += 1
+                self.accepted_tokens += trajectory.num_sampled_tokens
+        counts = self.ledger.counts()
+        is_preempted = counts.buffered >= self._spec.batch.trajectories and self._preempt_surplus()
+        if is_preempted or counts.dropped != dropped_before:
             self._changed.notify()
-        return outcomes
+
+    def _book_of(self, lease_id: str) -> LeaseBook:
+        """Return the book of a lease, open or closed: the evaluation's or the ledger's."""
+        book = self._round.leases
+        return book if book.has_issued(lease_id) else self.ledger.leases
 
     def _leave_running(self, phase: RunPhase) -> bool:
-        if self._phase is not RunPhase.RUNNING:
+        if self.phase is not RunPhase.RUNNING:
             return False
-        self._phase = phase
+        self.phase = phase
         self.notify()
         return True
 
-    def _grant(self, request: WorkRequest) -> list[Assignment]:
-        """Grant what is admissible now: evaluation prompts first, then training prompts.
-
-        A log that cannot be written stops training work; a full one leaves what one step needs.
-        """
+    def _grant(self, request: WorkRequest) -> list[Lease]:
+        """Grant what is admissible now: evaluation prompts first, then training prompts."""
+        current = self._round
         if request.incarnation != self._incarnation:
             return []
-        evaluation, is_exclusive = self._evaluations.current, self._evaluations.is_exclusive
-        if is_exclusive and not self._holds_newest(request):
+        if current.is_exclusive and not self._holds_newest(request):
             return []
         if (most := self.failures.max_groups(request.worker_id)) is not None:
             if most == 0 or self._holds_lease(request.worker_id):
                 return []
             group = most * self._spec.batch.trajectories_per_prompt
             request = replace(request, max_trajectories=min(group, request.max_trajectories))
-        if evaluation is not None and (
-            leases := evaluation.grant(
-                request.worker_id,
-                max_trajectories=self._admission.evaluation_responses(request, evaluation),
-                policy_version=self._policy_version,
-            )
-        ):
-            return [Assignment(purpose=Purpose.EVALUATION, lease=lease) for lease in leases]
-        room = self._ledger.log.room
-        if is_exclusive or room is LogRoom.UNWRITABLE:
-            return []
-        leases = self._ledger.grant(
-            request.worker_id,
-            num_groups=self._admission.training_groups(
-                request,
-                policy_version=self._policy_version,
-                admission_lag_steps=0 if room is LogRoom.FULL else self.admission_lag_steps,
-            ),
-            policy_version=self._policy_version,
-            # An older token could not be trained on, not even in the very next batch.
-            oldest_partial_version=max(0, self._next_version() - self.admission_lag_steps),
+        return self._admission.grant(
+            request,
+            current,
+            policy_version=self.policy_version,
+            admission_lag_steps=self.admission_lag_steps,
         )
-        return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
 
     def _holds_lease(self, worker_id: str) -> bool:
-        return bool(self._ledger.held_by(worker_id) or self._evaluations.held_by(worker_id))
+        return any(book.held_by(worker_id) for book in (self.ledger.leases, self._round.leases))
 
     def _holds_newest(self, request: WorkRequest) -> bool:
         is_ours = request.incarnation == self._incarnation
-        return is_ours and request.held_policy_version >= self._policy_version
+        return is_ours and request.held_policy_version >= self.policy_version
 
     def _release_lost(self, request: WorkRequest) -> None:
         """End the leases that were granted to the worker and that it does not know of."""
         if request.held_lease_ids is None:
             return
-        for book in (self._ledger, self._evaluations):
-            lost = [
-                lease_id
-                for lease_id in book.held_by(request.worker_id)
-                if lease_id not in request.held_lease_ids
-            ]
-            if lost and book.release(request.worker_id, lost):
+        for owner in (self.ledger, self._round):
+            held = (lease.lease_id for lease in owner.leases.held_by(request.worker_id))
+            lost = [lease_id for lease_id in held if lease_id not in request.held_lease_ids]
+            if lost and owner.release(request.worker_id, lost):
                 self.notify()
 
     def _preempt_surplus(self) -> bool:
@@ -450,23 +430,19 @@ class Dispatcher:
 
         Returns whether there is any.
         """
-        surplus = self._admission.surplus_trajectories(self._policy_version)
+        surplus = self._admission.surplus_trajectories(self.policy_version)
         if surplus > 0:
-            self._ledger.preempt(surplus)
+            self.ledger.preempt(surplus)
         return surplus > 0
-
-    def _next_version(self) -> int:
-        """Return the version that the next batch is applied to, also during a step or a redo."""
-        return self._ledger.counts().consumed // self._spec.batch.trajectories
 
     def _expire(self) -> None:
         """Drop late groups, end expired leases, and mark their workers as doubted."""
-        self._ledger.drop_late(
-            policy_version=self._next_version(),
-            max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+        self.ledger.drop_late(
+            policy_version=self.ledger.version,
+            max_lag_steps=self._max_lag_steps,
             admission_lag_steps=self.admission_lag_steps,
         )
-        expired = self._ledger.expire() + self._evaluations.expire()
+        expired = self.ledger.expire() + self._round.expire()
         for worker_id in expired:
             self._registry.mark_doubted(worker_id)
         if expired:
@@ -477,12 +453,12 @@ class Dispatcher:
     ) -> None:
         """Check that no token is labelled with a version that does not exist yet.
 
-        While steps are redone, a lease may carry tokens of versions that are not redone yet: the
-        learner before had announced them. Nothing of a lease that is not open is accepted.
+        A lease may carry tokens of later versions, which a learner before this one had announced.
+        Nothing of a lease that is not open is accepted.
         """
-        if self.holder_of(lease_id) is None:
+        if (lease := self._book_of(lease_id).get(lease_id)) is None:
             return
-        most = max(self._policy_version, self._ledger.newest_resumed_version(lease_id))
+        most = max(self.policy_version, lease.newest_resumed_version)
         for index, response in enumerate(responses):
             if (newest := response.newest_policy_version) > most:
                 field = f"{name}[{index}].version_spans"

@@ -56,6 +56,11 @@ class ModelExport:
         self._dtype = dtype or initial or torch.float32
 
     @property
+    def num_trained(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(each.numel() for each in self._model.parameters() if each.requires_grad)
+
+    @property
     def model_bytes(self) -> int:
         """Size of an exported model's weights."""
         return sum(self._dtype.itemsize * each.numel() for each in self._model.parameters())

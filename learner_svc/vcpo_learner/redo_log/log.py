@@ -1,42 +1,20 @@
-r"""Writes the changes of the ledger to the redo log.
-
-```
-event loop   append --> written here, if the disk is quick and the thread does not use the file
-                  \                          committed() ......... answers the submission
-                   \ else                        ^
-thread              all that wait in one commit --'       a sync every second, old changes go
-```
-
-To hand a change to the thread costs several times as much as to write it: the two take turns at the
-interpreter. A write goes to the kernel's memory and so takes microseconds, but a disk that the
-kernel waits for would stop every worker. So the loop leaves the file to the thread while that syncs
-or removes, for the time after a slow write, and for changes that are large.
-
-A disk that is full or fails loses nothing: the changes wait in memory, submissions are not
-answered, no version is announced and no lease is granted until they are written.
-"""
+"""The redo log of a run: takes the changes of the ledger, and replays them at a start."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import math
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from vcpo.service.lifecycle import StartError
+from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.changes import Change, InconsistentChangeError, LogRoom
-from vcpo_learner.ledger.contents import LedgerContents, RecordedStep
+from vcpo_learner.ledger.contents import LedgerContents
 from vcpo_learner.redo_log.encoding import (
     UnreadableChangeError,
     change_from_bytes,
@@ -46,50 +24,17 @@ from vcpo_learner.redo_log.file import (
     DamagedLogError,
     LogFile,
     Row,
-    aside_path,
     file_path,
     is_damage,
     replace_damaged,
 )
 from vcpo_learner.redo_log.log_end import LogEnd
-from vcpo_learner.redo_log.logged_step import LoggedStep
 from vcpo_learner.redo_log.progress import LogProgress
-from vcpo_learner.redo_log.redo import Redo
+from vcpo_learner.redo_log.redo import LoggedStep, RecordedStep, Redo
+from vcpo_learner.redo_log.writer import CompleteCheckpoint, LogWriter
 
 RETRY_S: Final = 5.0
 """Time between two attempts on a disk that is full or fails."""
-_SYNC_S: Final = 1.0
-"""What a machine that fails may lose: a sync for each commit would cost more than the commit."""
-_AT_ONCE_BYTES: Final = 1 << 20
-"""A larger change takes the event loop longer to copy than to hand over."""
-_SLOW_S: Final = 0.05
-"""A write that takes so long waited for the disk."""
-_SLOW_PAUSE_S: Final = 1.0
-"""Time after a slow write in which the thread does all of them."""
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checkpoint:
-    """A checkpoint that is complete: changes that no kept one needs may go."""
-
-    step: int
-    position: int
-    kept_steps: Collection[int]
-
-
-class _Unsynced(Enum):
-    """News for the thread: the event loop has written something."""
-
-    WRITTEN = "written"
-
-
-_Entry = Row | _Checkpoint | _Unsynced
-"""A change to write, a checkpoint after earlier changes, or one that is written and not synced."""
-
-
-class _ClosedError(Exception):
-    """The log was closed while its disk failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +59,7 @@ class _Damage:
 
 
 class RedoLog:
-    """The redo log of one run; a `ChangeLog`. Owner: the event loop; its thread shares the file.
+    """The redo log of one run; a `ChangeLog`. Owner: the event loop.
 
     A learner that resumes calls `redo` before the first change is appended.
     """
@@ -137,10 +82,11 @@ class RedoLog:
             StartError: if it cannot be opened, naming it and the cure.
         """
         self._path = file_path(run_dir)
-        self._limit_bytes = limit_bytes
-        self._retry_s = retry_s
-        self._clock = clock
         self._progress = LogProgress(self._path, limit_bytes=limit_bytes, retry_s=retry_s)
+        self._versions: Mapping[int, ledger_pb2.VersionPublished] = {}
+        """Those that earlier processes announced."""
+        self.num_different = 0
+        """Versions of this process that differ from those."""
         self.lost_changes = 0
         """Changes that were committed and that `redo` has not found; a lower bound if its event
         says so."""
@@ -159,16 +105,9 @@ class RedoLog:
                 f"{self._path}: the redo log cannot be opened ({error}); make the folder writable,"
                 " on a disk with room and with file locks"
             ) from error
-        self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
-        self._file_lock = threading.Lock()
-        """Held by whoever uses the file once the thread runs."""
-        self._is_unsynced = False
-        """Whether the thread knows of a write of the event loop since its last sync."""
-        self._slow_until_s = -math.inf
-        """Until when the thread does all writes."""
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer = LogWriter(
+            self._file, self._progress, limit_bytes=limit_bytes, retry_s=retry_s, clock=clock
+        )
 
     @property
     def position(self) -> int:
@@ -255,11 +194,12 @@ class RedoLog:
             held=held,
             checkpoint=after,
             marked=self._file.marked_position,
-            step=contents.step,
+            step=contents.version,
             recorded_step=recorded_step,
         )
         self._judge(end, cause)
         self._position = self._progress.committed = last
+        self._versions = redo.versions
         return redo
 
     def read_step(self, step: LoggedStep) -> RecordedStep:
@@ -278,10 +218,10 @@ class RedoLog:
         arrived is still in the processor's cache.
         """
         data = change_to_bytes(change)  # first: after an error there must be no gap
+        if isinstance(change, ledger_pb2.VersionPublished):
+            self._compare(change)
         self._position += 1
-        row = Row(position=self._position, data=data)
-        if not self._is_written_at_once(row):
-            self._put(row)
+        self._writer.write(Row(position=self._position, data=data))
 
     async def committed(self) -> None:
         """Wait until every change so far outlives this process.
@@ -303,7 +243,9 @@ class RedoLog:
         step, position: of a checkpoint that is complete, and of the last change that it holds.
         kept_steps: steps of the checkpoints from which a learner may resume, this one among them.
         """
-        self._put(_Checkpoint(step=step, position=position, kept_steps=kept_steps))
+        self._writer.add_checkpoint(
+            CompleteCheckpoint(step=step, position=position, kept_steps=kept_steps)
+        )
 
     def take_events(self) -> list[tuple[str, str]]:
         """Return kind and message of each event since the last call."""
@@ -315,11 +257,7 @@ class RedoLog:
 
     def close(self) -> None:
         """Write what waits, unless the disk fails, and close the file; waits for that."""
-        self._entries.put(None)
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._file.close()
+        self._writer.close()
 
     def _open(self) -> LogFile:
         try:
@@ -348,7 +286,7 @@ class RedoLog:
         if cause is not None and aside is None:
             after, last = end.checkpoint, end.redone
             aside = replace_damaged(self._path, self._file, after=after, last=last)
-            self._file = LogFile(self._path)
+            self._file = self._writer.file = LogFile(self._path)
             self._progress.size_bytes = self._file.size_bytes
         if cause is None and end.is_short:
             cause = f"{self._path}: {end.missing()}"
@@ -365,142 +303,25 @@ class RedoLog:
     def _changes(self, positions: Sequence[int]) -> Iterator[Change]:
         """Yield the changes at some positions; the file is free between two of them."""
         for position in positions:
-            with self._file_lock:
+            with self._writer.file_lock:
                 row = self._file.read_one(position)
             yield change_from_bytes(row.data)
 
-    def _is_written_at_once(self, row: Row) -> bool:
-        """Write the newest change, unless the thread has work or the disk is slow."""
-        progress, begun_s = self._progress, self._clock()
-        if (
-            progress.committed != row.position - 1
-            or progress.room is LogRoom.UNWRITABLE
-            or progress.failure is not None
-            or begun_s < self._slow_until_s
-            or len(row.data) > _AT_ONCE_BYTES
-            or not self._file_lock.acquire(blocking=False)
-        ):
-            return False
-        try:
-            self._file.append([row])
-        except Exception:  # noqa: BLE001 - the thread tries it too, and says what it is
-            return False
-        else:
-            was_unsynced, self._is_unsynced = self._is_unsynced, True
-        finally:
-            self._file_lock.release()
-        progress.note_commit(row.position, len(row.data))
-        if not was_unsynced:
-            self._put(_Unsynced.WRITTEN)
-        if (ended_s := self._clock()) - begun_s >= _SLOW_S:
-            self._slow_until_s = ended_s + _SLOW_PAUSE_S
-        return True
+    def _compare(self, published: ledger_pb2.VersionPublished) -> None:
+        """Report the first redone version that differs from the one that was announced before.
 
-    def _put(self, entry: _Entry) -> None:
-        if self._thread is None:
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._write, name="redo-log", daemon=True)
-            self._thread.start()
-        self._entries.put(entry)
-
-    def _tell(self, note: Callable[..., None], *arguments: object) -> None:
-        """Call a method on the event loop, from the thread."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
-                self._loop.call_soon_threadsafe(note, *arguments)
-
-    def _write(self) -> None:
-        """Run the thread."""
-        try:
-            self._write_until_closed()
-        except _ClosedError:
-            return
-        except Exception as error:  # whoever waits for a commit must not wait for ever
-            self._tell(self._progress.note_failure, error)
-            raise
-
-    def _write_until_closed(self) -> None:
-        """Write entries, and remove old changes whenever there is nothing to write."""
-        removable, sync_at_s = 0, math.inf
-        while True:
-            patience_s = None if sync_at_s == math.inf else max(0.0, sync_at_s - time.monotonic())
-            entries, is_last = _take_all(self._entries, timeout_s=0.0 if removable else patience_s)
-            if rows := [entry for entry in entries if isinstance(entry, Row)]:
-                self._until_written(partial(self._file.append, rows))
-                size_bytes = sum(len(row.data) for row in rows)
-                self._tell(self._progress.note_commit, rows[-1].position, size_bytes)
-            if rows or _Unsynced.WRITTEN in entries:
-                sync_at_s = min(sync_at_s, time.monotonic() + _SYNC_S)
-            if is_last or time.monotonic() >= sync_at_s:
-                self._until_written(self._sync)
-                sync_at_s = math.inf
-            for entry in entries:
-                if isinstance(entry, _Checkpoint):
-                    removable, freed_bytes = self._until_written(
-                        partial(self._forget_before, entry)
-                    )
-                    self._tell(self._progress.note_freed, freed_bytes)
-            if is_last:
-                return
-            if removable:
-                is_more = self._until_written(partial(self._file.remove_some, removable))
-                removable = removable if is_more else 0
-
-    def _sync(self) -> None:
-        # First, and with the file: a later write of the event loop asks for another sync.
-        self._is_unsynced = False
-        self._file.sync()
-
-    def _forget_before(self, checkpoint: _Checkpoint) -> tuple[int, int]:
-        """Remember a checkpoint; return the position up to which changes may go, and their size."""
-        aside_path(self._path).unlink(missing_ok=True)
-        size_bytes = self._file.size_bytes
-        removable = self._file.add_checkpoint(
-            checkpoint.step,
-            checkpoint.position,
-            kept_steps=checkpoint.kept_steps,
-            most_bytes=self._limit_bytes // 2,
-        )
-        return removable, size_bytes - self._file.size_bytes
-
-    def _until_written(self, write: Callable[[], _Result]) -> _Result:
-        """Call `write` with the file until it succeeds.
-
-        Raises:
-            _ClosedError: if the log is closed meanwhile.
-            sqlite3.Error, FileNotFoundError: if the file is damaged or gone, which no room on the
-                disk cures. This ends the learner; the next one reads what can be read.
+        Another number of ranks adds up in another order, and other shards have other checksums.
         """
-        has_failed = False
-        while True:
-            try:
-                with self._file_lock:
-                    result = write()
-            except FileNotFoundError:
-                raise
-            except (sqlite3.OperationalError, OSError) as error:
-                has_failed = True
-                self._tell(self._progress.note_error, str(error))
-                if self._closing.wait(self._retry_s):
-                    raise _ClosedError from error
-            else:
-                if has_failed:
-                    self._tell(self._progress.note_room)
-                return result
-
-
-def _take_all(
-    entries: SimpleQueue[_Entry | None], *, timeout_s: float | None
-) -> tuple[list[_Entry], bool]:
-    """Return all entries that are there, and whether they are the last ones.
-
-    timeout_s: how long to wait for the first one; None waits without an end.
-    """
-    taken: list[_Entry] = []
-    with contextlib.suppress(Empty):
-        while True:
-            entry = entries.get_nowait() if taken else entries.get(timeout=timeout_s)
-            if entry is None:
-                return taken, True
-            taken.append(entry)
-    return taken, False
+        known = self._versions.get(published.policy_version, published)
+        shape, known_shape = ((each.num_ranks, each.num_shards) for each in (published, known))
+        if known.checksum == published.checksum or shape != known_shape:
+            return
+        self.num_different += 1
+        if self.num_different == 1:
+            message = (
+                f"version {published.policy_version} has other parameters than before the restart"
+                f" (checksum {published.checksum:016x}, was {known.checksum:016x}): this hardware"
+                " does not repeat its sums bit for bit; the run goes on with the redone"
+                " parameters, and tokens sampled by the earlier ones keep their log-probabilities"
+            )
+            self._progress.events.append(("RedoDiffers", message))

@@ -1,36 +1,111 @@
-"""Redoes changes: makes the ledger that a stopped learner had, and finds the steps it had taken."""
+"""Replays changes: makes the ledger that a stopped learner had, and finds the steps it had taken.
+
+A log may hold many times what fits into memory, and the steps are taken again one after the other:
+a `LoggedStep` says where its trajectories are, and `read` reads them when it is taken.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from vcpo_learner.ledger.changes import (
-    BatchConsumed,
-    Change,
-    Evaluated,
-    GroupsDropped,
-    InconsistentChangeError,
-    LagLimitLeft,
-    LearnerRestarted,
-    LeaseEnded,
-    LeaseGranted,
-    RolledBack,
-    TrajectoriesAccepted,
-    VersionPublished,
-)
+from vcpo.wire.trajectory import Trajectory, trajectory_from_message
+from vcpo.wire.v1 import ledger_pb2, work_pb2
+from vcpo_learner.ledger.changes import Change
 from vcpo_learner.ledger.contents import LedgerContents
-from vcpo_learner.redo_log.logged_step import LoggedStep, LoggedTrajectory, Member, ReadChanges
+from vcpo_learner.ledger.lease import Lease
+
+ReadChanges = Callable[[Sequence[int]], Iterable[Change]]
+"""Reads the changes at some positions of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """A step as the log has it: what it was computed from."""
+
+    policy_version: int
+    """Of the parameters before the step."""
+    groups: tuple[Lease, ...]
+    fresh: tuple[Trajectory, ...] = ()
+    """Trajectories beside the batch that calibrated it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedTrajectory:
+    """A trajectory that is in the log only."""
+
+    trajectory_id: str
+    position: int
+    """Of the change that brought it."""
+    worker_id: str | None
+    """As its lease has it; the change does not say it."""
+
+
+Member = Trajectory | LoggedTrajectory
+"""A trajectory of a step: of the checkpoint, which is in memory, or of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedStep:
+    """A step as a redo has found it, without the trajectories that the log has."""
+
+    policy_version: int
+    """Of the parameters before the step."""
+    groups: tuple[Lease, ...]
+    """The batch, in its order; without the trajectories."""
+    members: tuple[tuple[Member, ...], ...]
+    """The trajectories of each group."""
+    fresh: tuple[Member, ...] = ()
+    """Trajectories beside the batch that calibrated it."""
+
+    def trajectory_ids(self) -> Iterator[str]:
+        """Yield the ids of the batch."""
+        for each in chain.from_iterable(self.members):
+            yield each.trajectory_id
+
+    def read(self, read_changes: ReadChanges) -> RecordedStep:
+        """Read the trajectories, and return what the step was computed from.
+
+        Raises: what the log raises if it cannot be read any more.
+        """
+        logged = {
+            each.trajectory_id: each
+            for each in (*chain.from_iterable(self.members), *self.fresh)
+            if isinstance(each, LoggedTrajectory)
+        }
+        found: dict[str, Trajectory] = {}
+        for change in read_changes(sorted({each.position for each in logged.values()})):
+            if isinstance(change, work_pb2.SubmitRequest):
+                for message in change.trajectories:
+                    if (one := logged.get(message.trajectory_id)) is not None:
+                        trajectory = trajectory_from_message(message, path="trajectories[]")
+                        found[one.trajectory_id] = replace(trajectory, worker_id=one.worker_id)
+
+        def whole(members: Iterable[Member]) -> tuple[Trajectory, ...]:
+            return tuple(
+                found[each.trajectory_id] if isinstance(each, LoggedTrajectory) else each
+                for each in members
+            )
+
+        return RecordedStep(
+            policy_version=self.policy_version,
+            groups=tuple(
+                replace(group, accepted={each.number: each for each in whole(members)})
+                for group, members in zip(self.groups, self.members, strict=True)
+            ),
+            fresh=whole(self.fresh),
+        )
 
 
 class Redo:
-    """Applies changes to the contents of a checkpoint. Owner: the learner's event loop."""
+    """Replays changes over the contents of a checkpoint. Owner: the learner's event loop."""
 
     def __init__(self, contents: LedgerContents, read_changes: ReadChanges) -> None:
         """Begin with the contents of a checkpoint; read_changes: reads the log once more."""
         self.steps: dict[int, LoggedStep] = {}
         """Steps that were taken and not rolled back, by the version before."""
-        self.versions: dict[int, VersionPublished] = {}
+        self.versions: dict[int, ledger_pb2.VersionPublished] = {}
         """Versions that were announced; the last one if a version was announced twice."""
         self._contents = contents
         self._read_changes = read_changes
@@ -41,61 +116,37 @@ class Redo:
         too: they may have calibrated the next step."""
 
     def apply(self, change: Change, position: int) -> None:
-        """Redo the change at a position of the log.
+        """Replay the change at a position of the log.
 
         Raises:
             InconsistentChangeError: if it does not fit the ledger; the ledger stays as it is.
         """
-        contents = self._contents
         match change:
-            case LeaseGranted():
-                self._grant(change)
-            case TrajectoriesAccepted():
-                self._accept(change, position)
-            case LeaseEnded():
-                contents.end(change)
-            case GroupsDropped():
-                contents.drop(change)
-            case BatchConsumed():
-                self._take_step(change)
-            case VersionPublished():
+            case work_pb2.SubmitRequest():
+                lease = self._contents.leases.get(change.lease_id)
+                self._contents.replay(change)
+                assert lease is not None  # or the change did not fit
+                for each in lease.arrived:  # of one that was sent twice the first counts
+                    logged = LoggedTrajectory(
+                        trajectory_id=each.trajectory_id,
+                        position=position,
+                        worker_id=each.worker_id,
+                    )
+                    self._members.setdefault(each.trajectory_id, logged)
+            case ledger_pb2.BatchConsumed():
+                self._take_step(change, self._contents.replay(change))
+            case ledger_pb2.VersionPublished():
                 self.versions[change.policy_version] = change
-            case Evaluated() | LagLimitLeft():
-                contents.note(change)
-            case LearnerRestarted():
-                contents.restart()
-            case RolledBack():
+            case ledger_pb2.RolledBack():
                 self._roll_back(change)
+            case _:
+                self._contents.replay(change)
 
-    def _grant(self, change: LeaseGranted) -> None:
-        source = self._contents.source
-        if not change.is_requeued:
-            # The choice is known; the source must have made it to choose alike later.
-            source.next_prompt(self._contents.book.prompts())
-        self._contents.grant(change)
-
-    def _accept(self, change: TrajectoriesAccepted, position: int) -> None:
-        lease = self._contents.book.get(change.lease_id)
-        if lease is None:
-            raise InconsistentChangeError(f"{change.lease_id} is not open")
-        try:
-            self._contents.accept(change)
-        except ValueError as error:
-            raise InconsistentChangeError(str(error)) from error
-        for each in change.trajectories:  # of one that was sent twice the first counts
-            logged = LoggedTrajectory(
-                trajectory_id=each.trajectory_id,
-                position=position,
-                worker_id=lease.arrived[each.trajectory_id].worker_id,
-            )
-            self._members.setdefault(each.trajectory_id, logged)
-
-    def _take_step(self, change: BatchConsumed) -> None:
-        groups = self._contents.consume(change)
+    def _take_step(self, change: ledger_pb2.BatchConsumed, groups: Sequence[Lease]) -> None:
         fresh = (self._members.get(each) for each in change.fresh_trajectory_ids)
         self.steps[change.policy_version] = LoggedStep(
             policy_version=change.policy_version,
-            groups=tuple(replace(group, trajectories=()) for group in groups),
+            groups=tuple(replace(group, accepted={}) for group in groups),
             members=tuple(
                 tuple(self._members[each.trajectory_id] for each in group.trajectories)
                 for group in groups
@@ -105,13 +156,12 @@ class Redo:
         held = chain.from_iterable(self._contents.accepted())
         self._members = {each.trajectory_id: self._members[each.trajectory_id] for each in held}
 
-    def _roll_back(self, change: RolledBack) -> None:
+    def _roll_back(self, change: ledger_pb2.RolledBack) -> None:
         versions = [version for version in sorted(self.steps) if version >= change.policy_version]
-        undone = [self.steps[version] for version in versions]
+        undone = [self.steps.pop(version) for version in versions]
         returned = undone if change.returns_groups else []
-        self._contents.roll_back(change, [step.read(self._read_changes) for step in returned])
-        for version in versions:
-            del self.steps[version]
+        read = [step.read(self._read_changes) for step in returned]
+        self._contents.replay(change, [group for step in read for group in step.groups])
         for step in returned:
             self._members |= {
                 each.trajectory_id: each for each in chain.from_iterable(step.members)

@@ -19,9 +19,9 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
-from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
+from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.leases import SubmitOutcome
+from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
 from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.telemetry.traces import TrajectoryTraces
@@ -90,10 +90,10 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             ),
         )
         wait_s = check_wait("wait_seconds", request.wait_seconds)
-        assignments = await self._dispatcher.lease(work, wait_s=wait_s)
+        leases = await self._dispatcher.lease(work, wait_s=wait_s)
         phase = self._dispatcher.phase
         return work_pb2.LeaseResponse(
-            leases=[self._lease_message(assignment) for assignment in assignments],
+            leases=[_lease_message(lease, self._spec, self._traces) for lease in leases],
             phase=phase_to_message(phase),
             retry_after_seconds=0.0 if phase is not RunPhase.RUNNING else _RETRY_AFTER_S,
         )
@@ -101,7 +101,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Submit(  # noqa: N802 - named by the contract
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
-        """Accept trajectories, or a failure in their place; answer when the log has them."""
+        """Accept trajectories, or a failure in their place; answer when the ledger keeps them."""
         self._callers.admit(request.worker_id, context, lease_ids=[request.lease_id])
         check_id("lease_id", request.lease_id)
         if request.HasField("failure"):
@@ -121,7 +121,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         outcomes = self._dispatcher.submit(
             request.worker_id, request.lease_id, trajectories, request
         )
-        await self._dispatcher.ledger.log.committed()
+        await self._dispatcher.ledger.committed()
         if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
             parent = tracing.received(context.invocation_metadata())
             self._traces.accept(request.lease_id, parent)
@@ -135,7 +135,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         if partials:
-            await self._dispatcher.ledger.log.committed()
+            await self._dispatcher.ledger.committed()
         return work_pb2.ReleaseResponse(num_released=released)
 
     async def Recall(  # noqa: N802 - named by the contract
@@ -174,25 +174,24 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
                 raise InvalidMessageError(name, partial.prompt_xxh3, requirement)
         return partials
 
-    def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:
-        lease = assignment.lease
-        for_training = assignment.purpose is Purpose.TRAIN
-        sampling = self._spec.sampling
-        return work_pb2.Lease(
-            lease_id=lease.lease_id,
-            split=_SPLITS[assignment.purpose],
-            prompt_index=lease.prompt_index,
-            num_trajectories=lease.num_trajectories,
-            sampling=work_pb2.Sampling(
-                temperature=(
-                    sampling.temperature if for_training else self._spec.evaluation.temperature
-                ),
-                max_new_tokens=sampling.max_new_tokens,
-                seed=assignment.seed(self._spec.seed),
+
+def _lease_message(lease: Lease, spec: VCPORunSpec, traces: TrajectoryTraces) -> work_pb2.Lease:
+    for_training = lease.purpose is Purpose.TRAIN
+    return work_pb2.Lease(
+        lease_id=lease.lease_id,
+        split=_SPLITS[lease.purpose],
+        prompt_index=lease.prompt_index,
+        num_trajectories=lease.num_trajectories,
+        sampling=work_pb2.Sampling(
+            temperature=(
+                spec.sampling.temperature if for_training else spec.evaluation.temperature
             ),
-            granted_policy_version=lease.granted_policy_version,
-            timeout_seconds=self._spec.lease.timeout_seconds,
-            begun=[partial_to_message(partial) for partial in lease.partial_responses],
-            response_numbers=lease.response_numbers,
-            traceparent=self._traces.grant(lease) if for_training else "",
-        )
+            max_new_tokens=spec.sampling.max_new_tokens,
+            seed=lease.seed(spec.seed),
+        ),
+        granted_policy_version=lease.policy_version,
+        timeout_seconds=spec.lease.timeout_seconds,
+        begun=[partial_to_message(partial) for partial in lease.partial_responses],
+        response_numbers=lease.response_numbers,
+        traceparent=traces.grant(lease) if for_training else "",
+    )

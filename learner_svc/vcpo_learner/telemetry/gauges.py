@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from prometheus_client import Counter as CounterMetric
@@ -20,9 +22,10 @@ from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
-from vcpo_learner.ledger.accounting import TrajectoryCounts
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.contents import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.signals import SignalWindow
 
 _Value = TypeVar("_Value", bound=str)
@@ -34,9 +37,15 @@ class LearnerGauges:
     """Writes the learner's metrics. Owner: the learner's event loop."""
 
     def __init__(
-        self, metrics: LearnerMetrics, *, dispatcher: Dispatcher, signals: SignalWindow
+        self,
+        metrics: LearnerMetrics,
+        *,
+        dispatcher: Dispatcher,
+        signals: SignalWindow,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._metrics = metrics
+        self._clock = clock
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
@@ -49,7 +58,6 @@ class LearnerGauges:
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
         self._set_aside: Mapping[SetAsideCause, int] = {}
-        self.set_lost_changes(0)  # until a start has looked; one that has no log yet lost nothing
 
     def skip_counted(self) -> None:
         """Take the counts of a restored ledger as counted: they are no new events.
@@ -59,7 +67,7 @@ class LearnerGauges:
         self._counted = self._dispatcher.ledger.counts()
 
     def record_step(
-        self, record: StepRecord, groups: Sequence[Group], log_weights: Sequence[float] = ()
+        self, record: StepRecord, groups: Sequence[Lease], log_weights: Sequence[float] = ()
     ) -> None:
         """Show a finished step and count the groups that it consumed.
 
@@ -72,19 +80,17 @@ class LearnerGauges:
         if record.skipped is not None:
             metrics.skipped_steps.labels(record.skipped).inc()
         metrics.step_duration_s.observe(record.step_s)
-        self._last_step(record)
         self._trained_on(record.step - 1, groups)
         metrics.log_importance_weight.observe_all(log_weights)
-        metrics.step_timestamp_s.set(record.time_unix_s)
-        self.refresh()
+        self.show_step(record)
 
-    def record_redone(self, record: StepRecord) -> None:
-        """Show the numbers of a step that was taken again; it was counted the first time."""
+    def show_step(self, record: StepRecord) -> None:
+        """Show the numbers of a step; nothing is counted."""
         self._last_step(record)
         self._metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
 
-    def _trained_on(self, policy_version: int, groups: Sequence[Group]) -> None:
+    def _trained_on(self, policy_version: int, groups: Sequence[Lease]) -> None:
         """Count what a step consumed; policy_version: of the parameters before the step."""
         metrics = self._metrics
         trajectories = [one for group in groups for one in group.trajectories]
@@ -129,6 +135,15 @@ class LearnerGauges:
         for state, size in size_bytes.items():
             self._metrics.device_memory_bytes.labels(state).set(size)
 
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Count the time until the end of the block as a stage of the learner's work."""
+        started_s = self._clock()
+        try:
+            yield
+        finally:
+            self.add_stage(stage, self._clock() - started_s)
+
     def add_stage(self, stage: Stage, duration_s: float) -> None:
         """Add time that the learner spent in a stage of its work."""
         self._metrics.stage_s.labels(stage).inc(duration_s)
@@ -153,10 +168,6 @@ class LearnerGauges:
     def count_disk_full(self) -> None:
         """Count a write of a checkpoint or a model that failed because the disk was full."""
         self._metrics.disk_full.inc()
-
-    def set_lost_changes(self, number: int) -> None:
-        """Show how many committed changes this start did not find in the redo log."""
-        self._metrics.lost_changes.set(number)
 
     def count_accounting_error(self) -> None:
         """Count that the numbers of trajectories did not add up."""
@@ -229,6 +240,7 @@ class LearnerGauges:
         """Show the numbers of the signals that are taken over a window of steps."""
         metrics = self._metrics
         metrics.batch_trajectories.set(signals.batch_trajectories)
+        metrics.lost_changes.set(signals.lost_changes)
         metrics.skipped_steps_in_a_row.set(signals.skipped_steps_in_a_row)
         metrics.idle_ratio.set(signals.learner_idle_ratio)
         metrics.ess_ratio_mean.set(_value_or_nan(signals, "ess_ratio_mean"))

@@ -18,9 +18,9 @@ from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.accounting import TrajectoryCounts
+from vcpo_learner.ledger.contents import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.set_aside import SetAsideWorker
+from vcpo_learner.ledger.worker_registry import SetAsideWorker
 
 _LOW_QUANTILE = 0.1
 
@@ -218,7 +218,7 @@ class SignalWindow:
 
     def _worker_messages(self) -> list[control_pb2.Worker]:
         now_s = self._clock()
-        in_flight = self._dispatcher.ledger.in_flight_by_worker()
+        in_flight = self._dispatcher.ledger.leases.in_flight_by_worker()
         return [
             control_pb2.Worker(
                 worker_id=worker.worker_id,

@@ -12,7 +12,7 @@ from vcpo.control.limit_change import warning_reason
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 
 _LOGGER = logging.getLogger(__name__)
 LINE_PERIOD_S: Final = 30.0
@@ -88,7 +88,7 @@ class StepLog:
             yield _calibration_event(record, is_stale=is_stale)
 
     def far_rewards(
-        self, step: int, groups: Sequence[Group], limits: tuple[float, float] | None
+        self, step: int, groups: Sequence[Lease], limits: tuple[float, float] | None
     ) -> Iterator[tuple[str, str]]:
         """Yield an event if rewards of a step are far from the others; of many steps, few do.
 

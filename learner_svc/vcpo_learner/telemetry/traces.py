@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from vcpo import tracing
-from vcpo_learner.ledger.groups import Group
-from vcpo_learner.ledger.leases import OpenLease
+from vcpo_learner.ledger.lease import Lease
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -30,14 +29,14 @@ class TrajectoryTraces:
         self._published = (0, "")
         """The version whose publication was traced last, and its `traceparent`."""
 
-    def grant(self, lease: OpenLease) -> str:
+    def grant(self, lease: Lease) -> str:
         """Return the `traceparent` of a training lease that is traced; empty for the others."""
         if not tracing.is_on() or lease.grant_number % self._one_lease_in:
             return ""
         attributes: tracing.Attributes = {
             "vcpo.lease": lease.lease_id,
             "vcpo.prompt_index": lease.prompt_index,
-            "vcpo.policy_version": lease.granted_policy_version,
+            "vcpo.policy_version": lease.policy_version,
         }
         with tracing.root("lease.grant", attributes):
             return tracing.traceparent()
@@ -56,7 +55,7 @@ class TrajectoryTraces:
             self._buffered[lease_id] = span
 
     @contextlib.contextmanager
-    def step(self, groups: Sequence[Group], policy_version: int) -> Iterator[None]:
+    def step(self, groups: Sequence[Lease], policy_version: int) -> Iterator[None]:
         """Record the block as the update of a batch, if a traced group is in the batch."""
         spans = [
             span

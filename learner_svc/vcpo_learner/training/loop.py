@@ -17,58 +17,93 @@ import logging
 import time
 from collections.abc import Sequence
 
-from vcpo.api import algorithm_warnings, batch_warnings, rollout_warnings
-from vcpo.control.limit_change import ChangeKind
-from vcpo.metrics.label_values import Stage
+from transformers import PreTrainedTokenizerBase
+
+from vcpo.algo import WarningLevel
+from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
+from vcpo.control.limit_change import ChangeKind, lag_change_sentence, warning_reason
+from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.collapse import lasting_collapse_notice
-from vcpo.records.journal import EvaluationRecord, read_metrics
+from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.memory import peak_memory_bytes
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
-from vcpo_learner.ledger.contents import RecordedStep
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_learner.ledger.groups import Group
-from vcpo_learner.model.loading import published_precision
+from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.redo_log.progress import DISK_FULL
+from vcpo_learner.redo_log.redo import RecordedStep
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.training.exclusion import Exclusion
+from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.mismatch_watch import MismatchWatch
-from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.quarantine import Exclusion
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.shown_answers import shown_answers
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
-from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.result import UpdateResult
+from vcpo_learner.update.run_health import RunHealth
 
 _LOGGER = logging.getLogger(__name__)
-_END_S = 60.0
-"""Time in which the process of a stuck thread ends in order; then it ends at once."""
 
 
 class TrainingLoop:
     """Takes the steps of one run. Owner: the learner's event loop."""
 
-    def __init__(self, parts: TrainingParts) -> None:
-        self._parts = parts
-        self._spec = parts.run.spec
-        self._dispatcher = parts.dispatcher
-        quarantine = Quarantine(parts.run_dir / "quarantine")
-        self._guard = StepGuard(parts.update, quarantine)
-        self._exclusion = Exclusion(parts, quarantine)
-        self._thread = TensorThread(parts.run.spec, parts.clock, self._report_stuck)
-        self._saver = RunSaver(parts, self._thread)
-        self._rollback = Rollback(parts, self._saver, self._thread)
-        self._publication = Publication(parts, published_precision(parts.run.spec), self._thread)
+    def __init__(
+        self,
+        spec: VCPORunSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        dispatcher: Dispatcher,
+        log: RedoLog,
+        health: RunHealth,
+        guard: StepGuard,
+        thread: TensorThread,
+        exclusion: Exclusion,
+        saver: RunSaver,
+        rollback: Rollback,
+        publication: Publication,
+        recovery: Recovery,
+        mismatch: MismatchWatch,
+        signals: SignalWindow,
+        gauges: LearnerGauges,
+        records: RunRecords,
+        traces: TrajectoryTraces,
+        step_log: StepLog,
+        clock: Clock,
+    ) -> None:
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._log = log
+        self._health = health
+        self._guard = guard
+        self._thread = thread
+        self._exclusion = exclusion
+        self._saver = saver
+        self._rollback = rollback
+        self._publication = publication
+        self._recovery = recovery
+        self._mismatch = mismatch
+        self._signals = signals
+        self._gauges = gauges
+        self._records = records
+        self._traces = traces
+        self._step_log = step_log
+        self._clock = clock
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
-        self._step_log = StepLog(parts.run.spec.steps, clock=parts.clock)
-        self._recovery = Recovery(parts, self._saver, quarantine, self._exclusion, self._step_log)
-        self._mismatch = MismatchWatch(parts)
 
     def require_unused(self) -> None:
         """Check that the run directory holds nothing of another run; as `Recovery`."""
@@ -100,7 +135,6 @@ class TrainingLoop:
             self.event("Warning", f"batch: {warning}")
         for warning in rollout_warnings(self._spec.model, self._spec.rollouts):
             self.event("Warning", f"rollouts: {warning}")
-        self._publication.known_versions = self._recovery.versions
         await self._publication.begin()
         try:
             if await self._redo_steps():
@@ -120,8 +154,11 @@ class TrainingLoop:
         return self._dispatcher.phase
 
     def report_log(self) -> None:
-        """Write the events of the redo log; as `TrainingParts`."""
-        self._parts.report_log()
+        """Write the events of the redo log since the last call."""
+        for kind, message in self._log.take_events():
+            if kind == DISK_FULL:
+                self._gauges.count_disk_full()
+            self.event(kind, message)
 
     def report_failures(self) -> None:
         """Write the events of failed generations and of workers that were set aside.
@@ -135,7 +172,7 @@ class TrainingLoop:
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""
-        self._parts.event(kind, message)
+        self._records.event(kind, message)
 
     async def _redo_steps(self) -> bool:
         """Take the recorded steps after the checkpoint again; return False if the run is stopped.
@@ -150,7 +187,7 @@ class TrainingLoop:
         while steps:
             if self._dispatcher.phase is not RunPhase.RUNNING:
                 return False
-            step = await asyncio.to_thread(self._parts.log.read_step, steps[0])
+            step = await asyncio.to_thread(self._log.read_step, steps[0])
             try:
                 result = await self._redo(step)
             except BrokenBatchError as error:
@@ -170,12 +207,13 @@ class TrainingLoop:
                 step_s=0.0,
             )
             if record.step > self._recovery.last_recorded_step:
-                self._write(record)
-            self._parts.gauges.record_redone(record)
+                self._records.step(record)
+            self._gauges.show_step(record)
         await self._publication.join()
         last = self._dispatcher.policy_version
         self._recovery.end_redo(last)
-        same = f"{self._publication.num_different} versions differ"
+        self.report_log()
+        same = f"{self._log.num_different} versions differ"
         self.event("Redone", f"up to step {last}; {same} from those of before")
         await self._saver.save_if_overdue(is_wanted=is_wanted)
         return True
@@ -194,14 +232,10 @@ class TrainingLoop:
             TensorWork.STEP, lambda: self._guard.finish(step.groups, pending, step.fresh)
         )
 
-    def _write(self, record: StepRecord) -> None:
-        self._parts.journal.step(record)
-        self._parts.tracker.put(record)
-
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
         if self._dispatcher.policy_version == 0:
-            with self._parts.stage(Stage.EVALUATE):
+            with self._gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
         while self._dispatcher.policy_version < self._spec.steps:
             if not await self._step():
@@ -209,34 +243,31 @@ class TrainingLoop:
 
     async def _step(self) -> bool:
         """Take one optimizer step; return False if the run is stopped."""
-        waiting_since_s = self._parts.clock()
-        self._parts.signals.start_waiting()
+        waiting_since_s = self._clock()
+        self._signals.start_waiting()
         groups = await self._publication.unless_it_fails(self._dispatcher.next_batch())
         if groups is None:
             return False
-        started_s = self._parts.clock()
-        self._parts.signals.start_working()
+        started_s = self._clock()
+        self._signals.start_working()
         version = self._dispatcher.policy_version
-        lag_limit_steps = self._dispatcher.admission_lag_steps
-        with self._parts.traces.step(groups, version):
+        lag_limit_steps = self._dispatcher.lag_limit_at(version)
+        with self._traces.step(groups, version):
             result = await self._update(groups)
             if result is None:
                 return True
-            self._parts.traces.record_stages(result.times.by_stage())
+            self._traces.record_stages(result.times.by_stage())
             self._mismatch.after_step(result)
             self._dispatcher.advance_version()
-            throttled = self._dispatcher.lag_limit.observe(result, step=version + 1)
-            if throttled is not None:  # before more work is granted
-                self.event(ChangeKind.THROTTLED, throttled)
+            self._observe_warning(result, version + 1)  # before more work is granted
             is_rolled_back = await self._rollback.after_step()
             if is_rolled_back:
-                health = self._parts.update.health
-                self._dispatcher.lag_limit.roll_back(health.rollbacks, health.level)
+                health = self._health
+                self._dispatcher.observe_health(health.level, health.rollbacks)
                 # Replay may hold again what was excluded since.
                 self._exclusion.exclude_again(version + 1)
-            self._dispatcher.record_lag_limit()
             await self._publication.begin()
-        finished_s = self._parts.clock()
+        finished_s = self._clock()
         record = self._record(
             result,
             lag=lag_statistics(groups, version),
@@ -244,10 +275,10 @@ class TrainingLoop:
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
         )
-        self._write(record)
-        self._parts.signals.record_step(record)
-        self._parts.record_update(result)
-        self._parts.gauges.record_step(record, groups, result.log_weights)
+        self._records.step(record)
+        self._signals.record_step(record)
+        self._show_update(result)
+        self._gauges.record_step(record, groups, result.log_weights)
         for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
         for kind, message in self._step_log.far_rewards(record.step, groups, result.reward_limits):
@@ -256,7 +287,15 @@ class TrainingLoop:
         await self._between_steps(record.step, is_rolled_back=is_rolled_back)
         return True
 
-    async def _update(self, groups: Sequence[Group]) -> UpdateResult | None:
+    def _observe_warning(self, result: UpdateResult, step: int) -> None:
+        """Let the early warning of a step lower the lag limit, and say so."""
+        before, level = self._dispatcher.lag_limit, WarningLevel(result.warning_level)
+        self._dispatcher.observe_health(level, before.rollbacks)
+        if (steps := self._dispatcher.lag_limit.steps) != before.steps:
+            reason = warning_reason(level, result.warning_score, step)
+            self.event(ChangeKind.THROTTLED, lag_change_sentence(before.steps, steps, reason))
+
+    async def _update(self, groups: Sequence[Lease]) -> UpdateResult | None:
         """Take or skip the update of a batch; return None if groups of it break the update."""
         version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
         try:
@@ -310,20 +349,19 @@ class TrainingLoop:
             step, why = self._dispatcher.policy_version, "the redo log has no room for its version"
             self.event("EvaluationWithoutResult", f"step {step}: {why}")
         else:
-            with self._parts.stage(Stage.EVALUATE):
+            with self._gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
         await self._saver.finish(drain_s)
         await self._end("the model is saved")
 
     async def _end(self, how: str) -> None:
         """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
-        run_dir, collapse = self._parts.run_dir, None
+        collapse = None
         if self._dispatcher.phase is RunPhase.RUNNING:
-            metrics = await asyncio.to_thread(read_metrics, run_dir)
-            self._parts.report_damage(metrics.damaged)
+            metrics = await asyncio.to_thread(self._records.read)
             collapse = lasting_collapse_notice(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
-            self._parts.signals.record_collapse(collapse)
+            self._signals.record_collapse(collapse)
         if self._dispatcher.complete():
             kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
             self.event(kind, f"{self._dispatcher.policy_version} steps; {how}")
@@ -351,13 +389,12 @@ class TrainingLoop:
             num_trajectories=result.num_trajectories,
             policy_version_min=result.policy_version_min,
             policy_version_max=result.policy_version_max,
-            answers=shown_answers(result.first_responses, self._parts.tokenizer),
+            answers=shown_answers(result.first_responses, self._tokenizer),
         )
         self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
-        self._parts.journal.evaluation(record)
-        self._parts.tracker.put(record)
-        self._parts.signals.record_evaluation(record)
-        self._parts.gauges.record_evaluation(record)
+        self._records.evaluation(record)
+        self._signals.record_evaluation(record)
+        self._gauges.record_evaluation(record)
         _LOGGER.info(
             "evaluation of step %d: accuracy %.3f over %d responses",
             record.step,
@@ -376,7 +413,7 @@ class TrainingLoop:
         step_s: float,
     ) -> StepRecord:
         """Return the record of a step, after the accounting was checked."""
-        dispatcher, health = self._dispatcher, self._parts.update.health
+        dispatcher, health = self._dispatcher, self._health
         counts = dispatcher.ledger.counts()
         counts.check()
         weight_updates, workers = dispatcher.weight_updates(), dispatcher.workers()
@@ -389,7 +426,7 @@ class TrainingLoop:
             lag_max=lag.maximum,
             step_s=step_s,
             idle_s=idle_s,
-            tokens_per_s=self._parts.signals.tokens_per_s(),
+            tokens_per_s=self._signals.tokens_per_s(),
             admission_lag_steps=lag_limit_steps,
             workers=len(workers),
             learner_peak_gibibytes=peak_memory_bytes() / 2**30,
@@ -408,9 +445,15 @@ class TrainingLoop:
             **(update_fields(result) | {"learning_rate_backoff": health.backoff.factor}),
         )
 
-    def _report_stuck(self, error: StuckWorkError) -> None:
-        """Say where the tensor thread stands, and see to it that the process ends."""
-        self._parts.end_within(_END_S)
-        self._parts.update.give_up()
-        _LOGGER.error("%s", error.where)
-        self.event("LearnerStuck", str(error))
+    def _show_update(self, result: UpdateResult) -> None:
+        """Show the time that an update took by stage, and the memory of its GPU."""
+        for stage, duration_s in result.times.by_stage().items():
+            self._gauges.add_stage(Stage(stage), duration_s)
+        if (memory := result.memory) is not None:
+            self._gauges.set_device_memory(
+                {
+                    MemoryState.ALLOCATED: memory.allocated,
+                    MemoryState.RESERVED: memory.reserved,
+                    MemoryState.PEAK: memory.peak,
+                }
+            )

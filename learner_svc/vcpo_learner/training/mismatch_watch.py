@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vcpo.algo import MismatchError, MismatchReview, lower_median
+from vcpo.api import VCPORunSpec
 from vcpo.records.reasons import SetAsideCause
-from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.update.result import UpdateResult
 
 _NAMED_WORKERS: Final = 8
@@ -25,10 +29,22 @@ class MismatchWatch:
     Owner: the learner's event loop.
     """
 
-    def __init__(self, parts: TrainingParts) -> None:
-        self._parts = parts
-        self._patience_s = parts.run.spec.failure_policy.failure_tolerance_seconds
-        self._engine_of_group = {each.name: each.engine for each in parts.run.spec.rollouts}
+    def __init__(
+        self,
+        spec: VCPORunSpec,
+        *,
+        dispatcher: Dispatcher,
+        signals: SignalWindow,
+        records: RunRecords,
+        clock: Clock,
+    ) -> None:
+        self._num_at_start = spec.workers_at_start
+        self._dispatcher = dispatcher
+        self._signals = signals
+        self._records = records
+        self._clock = clock
+        self._patience_s = spec.failure_policy.failure_tolerance_seconds
+        self._engine_of_group = {each.name: each.engine for each in spec.rollouts}
         self._engines: dict[str, str] = {}
         """Of the workers that were seen last, by worker."""
         self._come: set[str] = set()
@@ -47,13 +63,11 @@ class MismatchWatch:
             MismatchError: if workers and learner surely do not compute the same policy.
         """
         review = result.mismatch
-        if len(self._come) < self._parts.run.spec.workers_at_start:
+        if len(self._come) < self._num_at_start:
             self._come |= result.fresh.keys()
         for fault in review.at_fault:
             if fault.worker:  # a name that no worker has cannot be set aside
-                self._parts.dispatcher.set_aside(
-                    fault.worker, SetAsideCause.MISMATCH, fault.message
-                )
+                self._dispatcher.set_aside(fault.worker, SetAsideCause.MISMATCH, fault.message)
         if review.gap_nats is None or review.limits is None:
             return
         if not review.is_exceeded:
@@ -62,7 +76,7 @@ class MismatchWatch:
             self._disagree(review)
         elif not self._is_wait_reported:
             self._is_wait_reported = True
-            self._parts.event("SelfCheckWaits", self._wait(review))
+            self._records.event("SelfCheckWaits", self._wait(review))
 
     def record(self, review: MismatchReview) -> dict[str, Any]:
         """Return what a step record holds of the comparison; empty before there is one."""
@@ -92,16 +106,16 @@ class MismatchWatch:
     def _agree(self, review: MismatchReview) -> None:
         if not self._has_agreed:
             assert review.limits is not None
-            self._parts.event(
+            self._records.event(
                 "SelfCheck",
                 f"workers and learner differ by {review.gap_nats:.2g} nats per token; at most"
                 f" {review.limits.gap_nats:.2g} is expected",
             )
         elif self._disagree_since_s is not None:
             gap = f"{review.gap_nats:.2g}"
-            self._parts.event("EnginesAgree", f"workers and learner differ by {gap} nats again")
+            self._records.event("EnginesAgree", f"workers and learner differ by {gap} nats again")
         self._has_agreed, self._disagree_since_s = True, None
-        self._parts.signals.record_mismatch("")
+        self._signals.record_mismatch("")
 
     def _disagree(self, review: MismatchReview) -> None:
         """Tell that most workers differ from the learner, or end the run.
@@ -109,30 +123,30 @@ class MismatchWatch:
         Raises:
             MismatchError: as `after_step`.
         """
-        now_s = self._parts.clock()
+        now_s = self._clock()
         message = (
             f"{review.message}. If the gap is intended, raise `learner.maxMismatchNats` above it"
         )
         if self._disagree_since_s is None:
             self._disagree_since_s = now_s
-            self._parts.event("EnginesDisagree", message)
-        self._parts.signals.record_mismatch(review.message)
+            self._records.event("EnginesDisagree", message)
+        self._signals.record_mismatch(review.message)
         has_lasted = now_s - self._disagree_since_s >= self._patience_s
         if review.is_sure and (has_lasted or not self._has_agreed):
-            self._parts.event("SelfCheckFailed", message)
+            self._records.event("SelfCheckFailed", message)
             raise MismatchError(message)
 
     def _wait(self, review: MismatchReview) -> str:
         """Say that a worker exceeds the limit and that others are waited for."""
         assert review.limits is not None
-        limits, spec = review.limits, self._parts.run.spec
+        limits = review.limits
         name, far = next(
             (name, each) for name, each in review.workers.items() if each.exceeds(limits)
         )
         return (
             f"{name} differs from the learner by {far.gap.value:.3g} nats per token; at most"
             f" {limits.gap_nats:.3g} is expected. The run is judged when the others of its"
-            f" {spec.workers_at_start} workers have shown fresh tokens too, or after"
+            f" {self._num_at_start} workers have shown fresh tokens too, or after"
             f" {self._patience_s:g} s (failurePolicy.failureToleranceSeconds)"
         )
 
@@ -142,15 +156,15 @@ class MismatchWatch:
         After the time for which failures may last nobody is waited for.
         """
         if self._first_shown_s is None:
-            self._first_shown_s = self._parts.clock()
-        lasted_s = self._parts.clock() - self._first_shown_s
+            self._first_shown_s = self._clock()
+        lasted_s = self._clock() - self._first_shown_s
         if lasted_s >= self._patience_s:
             return 0
-        return max(0, self._parts.run.spec.workers_at_start - len(self._come))
+        return max(0, self._num_at_start - len(self._come))
 
     def _by_engine(self, gaps: Mapping[str, float]) -> dict[str, float]:
         """Return the gap of the median worker of each engine."""
-        groups = {each.worker_id: each.rollout_group for each in self._parts.dispatcher.workers()}
+        groups = {each.worker_id: each.rollout_group for each in self._dispatcher.workers()}
         found: dict[str, list[float]] = {}
         for name, gap in gaps.items():
             engine = self._engine_of_group.get(groups.get(name, "")) or self._engines.get(name)

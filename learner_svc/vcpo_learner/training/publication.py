@@ -15,14 +15,15 @@ With several ranks each publishes its own rows (`ShardPublication`), and rank 0 
 once all have reported that they can send theirs. If a rank does not, the version is never
 announced: workers go on with the one before it, and the ranks have to start again.
 
-Before a version is announced, the redo log has its step on the disk. So a token's version is one
-that a restarted learner comes to again.
+Before a version is announced, the ledger keeps its step. So a token's version is one that a
+restarted learner comes to again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -31,21 +32,26 @@ import xxhash
 from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.v1 import ledger_pb2, policy_pb2
 from vcpo.wire.weights import manifest_checksum
 from vcpo_learner.changed_elements import ChangedElements
-from vcpo_learner.ledger.changes import LogRoom, VersionPublished
-from vcpo_learner.ranks.ranks import LostRankError
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.shared_file import SharedFile
-from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.traces import TrajectoryTraces
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
-from vcpo_learner.weights.store import PublishedPolicy
+from vcpo_learner.weight_server.process import WeightServer
+from vcpo_learner.weights.archive import ArchiveWriter
+from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
 
 _Result = TypeVar("_Result")
 
 _POLL_S = 1.0
-"""Time between two looks at whether the log can be written."""
+"""Time between two looks at whether the ledger can be kept."""
 _REPORTS_POLL_S = 0.02
 """Time between two looks at whether the other ranks have reported."""
 
@@ -54,27 +60,50 @@ class Publication:
     """The version that is being published. Owner: the event loop."""
 
     def __init__(
-        self, parts: TrainingParts, precision: Precision, tensor_thread: TensorThread
+        self,
+        precision: Precision,
+        *,
+        update: MirroredUpdate,
+        tensor_thread: TensorThread,
+        dispatcher: Dispatcher,
+        ranks: Ranks,
+        policies: PolicyStore,
+        weight_server: WeightServer | None,
+        archive_writer: ArchiveWriter | None,
+        gauges: LearnerGauges,
+        traces: TrajectoryTraces,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self._parts = parts
+        """weight_server: sends the versions; None: the learner's own server does."""
         self._precision = precision
+        self._update = update
         self._tensor_thread = tensor_thread
+        self._dispatcher = dispatcher
+        self._ranks = ranks
+        self._policies = policies
+        self._weight_server = weight_server
+        self._archive_writer = archive_writer
+        self._gauges = gauges
+        self._traces = traces
+        self._clock = clock
+        self._sleep = sleep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._announcing: asyncio.Task[None] | None = None
         """Of the newest version, until it is announced."""
-        self._reports = ShardReports(parts.ranks)
-        self.known_versions: Mapping[int, VersionPublished] = {}
-        """Those that an earlier process announced."""
-        self.num_different = 0
-        """Versions that differ from those that an earlier process announced."""
+        self._reports = ShardReports(ranks)
+        self._given_up_s = math.inf
+        """When a version that the ledger cannot keep is given up, because the run ends."""
+        self._is_announced = True
+        """Whether the newest version that was to be announced was."""
 
     async def begin(self) -> None:
         """Take the parameters as the current version, and announce it beside what comes next.
 
         Raises: the error of the publication before, if it failed.
         """
-        update, version = self._parts.update, self._parts.dispatcher.policy_version
-        with self._parts.stage(Stage.PUBLISH):
+        update, version = self._update, self._dispatcher.policy_version
+        with self._gauges.stage(Stage.PUBLISH):
             await self.join()
             weights = await self._tensor_thread.run(
                 TensorWork.WEIGHTS, lambda: update.take_weights(self._precision, version)
@@ -106,20 +135,13 @@ class Publication:
             task.cancel()
 
     async def join_at_end(self, limit_s: float) -> bool:
-        """Wait as `join`; give up after `limit_s` seconds in which the log cannot be written.
+        """Wait as `join`; give up after `limit_s` seconds in which the ledger cannot be kept.
 
         Returns whether the newest version was announced.
         """
-        started_s = self._parts.clock()
-        while self._announcing is not None and not self._announcing.done():
-            await asyncio.wait([self._announcing], timeout=_POLL_S)
-            is_late = self._parts.clock() - started_s >= limit_s
-            if is_late and self._parts.log.room is LogRoom.UNWRITABLE:
-                self._announcing.cancel()
-                self._announcing = None
-                return False
+        self._given_up_s = self._clock() + limit_s
         await self.join()
-        return True
+        return self._is_announced
 
     def close(self) -> None:
         """End the thread; there is nothing left to publish."""
@@ -128,30 +150,30 @@ class Publication:
     async def _announce(
         self, version: int, weights: SharedFile | Mapping[str, ChangedElements]
     ) -> None:
-        parts = self._parts
-        with parts.traces.publication(version):
+        with self._traces.publication(version):
             prepared = await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: parts.policies.prepare(version, weights)
+                self._thread, lambda: self._policies.prepare(version, weights)
             )
             prepared.manifest.other_shards.extend(await self._other_shards(version))
-            published = VersionPublished(
-                policy_version=version,
-                checksum=checksum_of_shards(prepared.manifest),
-                num_ranks=parts.ranks.size,
-                num_shards=parts.ranks.num_shards,
+            self._dispatcher.ledger.record_version(
+                ledger_pb2.VersionPublished(
+                    policy_version=version,
+                    checksum=checksum_of_shards(prepared.manifest),
+                    num_ranks=self._ranks.size,
+                    num_shards=self._ranks.num_shards,
+                )
             )
-            self._compare(published)
-            parts.dispatcher.ledger.record_version(published)
-            if not await self._is_committed():
+            self._is_announced = await self._is_kept()
+            if not self._is_announced:
                 return
             await self._publish(prepared)
-        if parts.archive_writer is not None:
-            parts.archive_writer.offer(prepared)
-        parts.dispatcher.notify()
+        if self._archive_writer is not None:
+            self._archive_writer.offer(prepared)
+        self._dispatcher.notify()
 
     async def _publish(self, prepared: PublishedPolicy) -> None:
         """Make a version the newest once the server of weights, if there is one, can send it."""
-        policies, server = self._parts.policies, self._parts.weight_server
+        policies, server = self._policies, self._weight_server
         if server is not None:
             await server.hold(policies.held_files(prepared))
         policies.publish(prepared)
@@ -164,46 +186,33 @@ class Publication:
         Raises:
             LostRankError: naming the ranks that cannot, or did not say so in time.
         """
-        parts, reports, loop = self._parts, self._reports, asyncio.get_running_loop()
-        deadline_s = parts.clock() + reports.timeout_s
+        reports, loop = self._reports, asyncio.get_running_loop()
+        deadline_s = self._clock() + reports.timeout_s
         while not await loop.run_in_executor(self._thread, reports.have_arrived, version):
-            if parts.clock() >= deadline_s:
+            if self._clock() >= deadline_s:
                 break
             # The thread waits for nobody, or it would outlive the learner.
-            await parts.sleep(_REPORTS_POLL_S)
+            await self._sleep(_REPORTS_POLL_S)
         try:
             return await loop.run_in_executor(self._thread, reports.take, version)
         except LostRankError:
-            parts.update.give_up()
+            self._update.give_up()
             raise
 
-    async def _is_committed(self) -> bool:
-        """Wait until the log is on the disk; return False if the run stops and it cannot be."""
-        log, dispatcher = self._parts.log, self._parts.dispatcher
-        commit = asyncio.ensure_future(log.committed())
-        while not commit.done():
-            await asyncio.wait([commit], timeout=_POLL_S)
-            is_stuck = log.room is LogRoom.UNWRITABLE and not commit.done()
-            if is_stuck and dispatcher.phase is not RunPhase.RUNNING:
-                commit.cancel()
-                return False
-        await commit
-        return True
-
-    def _compare(self, published: VersionPublished) -> None:
-        """Report the first redone version that differs from the one that was announced before."""
-        known = self.known_versions.get(published.policy_version, published)
-        if known == published or not known.is_comparable_with(published):
-            return
-        self.num_different += 1
-        if self.num_different == 1:
-            self._parts.event(
-                "RedoDiffers",
-                f"version {published.policy_version} has other parameters than before the restart"
-                f" (checksum {published.checksum:016x}, was {known.checksum:016x}): this hardware"
-                " does not repeat its sums bit for bit; the run goes on with the redone"
-                " parameters, and tokens sampled by the earlier ones keep their log-probabilities",
+    async def _is_kept(self) -> bool:
+        """Wait until the ledger is kept; return False if it cannot be and the run ends."""
+        dispatcher, ledger = self._dispatcher, self._dispatcher.ledger
+        kept = asyncio.ensure_future(ledger.committed())
+        while not kept.done():
+            await asyncio.wait([kept], timeout=_POLL_S)
+            is_ending = (
+                dispatcher.phase is not RunPhase.RUNNING or self._clock() >= self._given_up_s
             )
+            if is_ending and ledger.is_stuck and not kept.done():
+                kept.cancel()
+                return False
+        await kept
+        return True
 
 
 def checksum_of_shards(manifest: policy_pb2.PolicyManifest) -> int:

@@ -1,4 +1,4 @@
-"""The quarantine: groups that broke an update, kept on disk and never trained on again.
+"""The quarantine: groups that broke an update, taken out of the run and kept on disk.
 
 ```
 quarantine/train-1f6b0c2e-17.json   a group, with the reason and all of its numbers
@@ -17,11 +17,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 
 _NOTE = "step.json"
 _DEATHS_ALLOWED = 1
@@ -124,3 +127,54 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+class Exclusion:
+    """Excludes groups of one run. Owner: the event loop, while no step is under way."""
+
+    def __init__(
+        self,
+        *,
+        update: MirroredUpdate,
+        ledger: TrajectoryLedger,
+        records: RunRecords,
+        quarantine: Quarantine,
+    ) -> None:
+        self._update = update
+        self._ledger = ledger
+        self._records = records
+        self._quarantine = quarantine
+
+    def exclude_again(self, step: int) -> None:
+        """Exclude what was excluded before; an older state may hold it."""
+        self.exclude(self._quarantine.excluded_lease_ids(), {}, step)
+
+    def exclude(self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int) -> None:
+        """Remove groups that break the update from ledger and replay; write each to disk once.
+
+        reasons: why each group is excluded, by lease; the learner died with the others.
+        """
+        kept = self._quarantine.kept_lease_ids()
+        excluded = self._update.forget(lease_ids)
+        prompts: dict[str, int] = {}
+        for group in self._ledger.quarantine(lease_ids):
+            excluded[group.lease_id] = group.trajectories
+            prompts[group.lease_id] = group.prompt_index
+        for lease_id, trajectories in excluded.items():
+            if lease_id in kept:
+                continue
+            deaths = f"the learner died {self._quarantine.deaths(lease_id)} times in a step with it"
+            reason = reasons.get(lease_id, deaths)
+            prompt = prompts.get(lease_id)
+            try:
+                path = self._quarantine.keep(
+                    lease_id, trajectories, prompt_index=prompt, reason=reason, step=step
+                )
+                where = f"stored in {path}"
+            except OSError as error:
+                where = f"it cannot be stored ({error.strerror})"
+            what = "kept for replay" if prompt is None else f"prompt {prompt}"
+            self._records.event(
+                "GroupQuarantined",
+                f"{lease_id} ({what}) is not trained on: {reason}; {where}",
+            )

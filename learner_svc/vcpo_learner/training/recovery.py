@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from vcpo.api import continuation_document
-from vcpo.records.journal import read_metrics
+from vcpo.api import VCPORun, continuation_document
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
-from vcpo_learner.ledger.changes import VersionPublished
-from vcpo_learner.redo_log.logged_step import LoggedStep
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.redo_log.redo import LoggedStep
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.training.exclusion import Exclusion
-from vcpo_learner.training.parts import TrainingParts
-from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.mirrored_update import MirroredUpdate
+from vcpo_learner.training.quarantine import Exclusion, Quarantine
 from vcpo_learner.training.saving import RunSaver
 
 
@@ -36,24 +39,36 @@ class Recovery:
 
     def __init__(
         self,
-        parts: TrainingParts,
+        run: VCPORun,
+        run_dir: Path,
+        *,
+        update: MirroredUpdate,
+        dispatcher: Dispatcher,
+        log: RedoLog,
         saver: RunSaver,
         quarantine: Quarantine,
         exclusion: Exclusion,
+        signals: SignalWindow,
+        gauges: LearnerGauges,
+        records: RunRecords,
         step_log: StepLog,
     ) -> None:
         self.steps: list[LoggedStep] = []
         """Steps after the checkpoint that are still to be redone, in this order."""
-        self.versions: Mapping[int, VersionPublished] = {}
-        """Those that an earlier process announced."""
         self.last_recorded_step = 0
         """Last step in the journal at the start."""
-        self._parts = parts
+        self._run = run
+        self._run_dir = run_dir
+        self._update = update
+        self._dispatcher = dispatcher
+        self._log = log
+        self._signals = signals
+        self._gauges = gauges
+        self._records = records
         self._saver = saver
         self._quarantine = quarantine
         self._exclusion = exclusion
         self._step_log = step_log
-        self._dispatcher = parts.dispatcher
 
     def require_unused(self) -> None:
         """Check that the run directory holds nothing of another run.
@@ -64,14 +79,13 @@ class Recovery:
         held = ""
         if steps := self._saver.checkpoints.steps():
             held = f"a checkpoint of step {steps[-1]}"
-        elif self._parts.log.is_used:
+        elif self._log.is_used:
             held = "a redo log with accepted trajectories"
         if held:
             raise CheckpointError(
-                f"--run-dir: {self._parts.run_dir} holds {held}; add --resume, or give another"
-                " directory"
+                f"--run-dir: {self._run_dir} holds {held}; add --resume, or give another directory"
             )
-        self._parts.log.set_spec(continuation_document(self._parts.run))
+        self._log.set_spec(continuation_document(self._run))
 
     def resume(self) -> int:
         """Load the newest intact checkpoint and the log after it; return the checkpoint's step.
@@ -82,16 +96,16 @@ class Recovery:
             CheckpointError: if there are checkpoints and none can be used, or there is none and the
                 log goes on from one, or the spec is another.
         """
-        log, spec = self._parts.log, continuation_document(self._parts.run)
+        log, spec = self._log, continuation_document(self._run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
         for path, name in self._saver.checkpoints.misnamed().items():
             cure = f"must be named {name}; rename it to resume from it, or remove it"
-            self._parts.event("CheckpointIgnored", f"{path}: {cure}")
+            self._records.event("CheckpointIgnored", f"{path}: {cure}")
         checkpoint, damaged = self._saver.checkpoints.load_newest()
         if checkpoint is not None:
             for one in damaged:
-                self._parts.event(
+                self._records.event(
                     "CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}"
                 )
             self._saver.checkpoints.set_aside(damaged)
@@ -110,23 +124,22 @@ class Recovery:
         self._leave_out(self._quarantine.excluded_lease_ids(), step)
         self._check_consumed(step)
         self._dispatcher.resume_at(step)
-        self._resume_limit(step)
+        if not self.steps:
+            self._go_on()
         self._report(step)
         if checkpoint is not None:
             self._saver.resume_at(step)
-            self._parts.gauges.record_resume(
+            self._gauges.record_resume(
                 step,
                 now_unix_s=time.time(),
                 saved_unix_s=self._saver.checkpoints.saved_unix_s(step),
             )
-        self._parts.event("Resumed", self._description(checkpoint))
+        self._records.event("Resumed", self._description(checkpoint))
         return step
 
     def end_redo(self, step: int) -> None:
         """Let limits and signals go on from the last step that was redone."""
-        health = self._parts.update.health
-        self._dispatcher.lag_limit.end_redo(health.level, health.rollbacks, version=step)
-        self._dispatcher.record_lag_limit()
+        self._go_on()
         self._report(step)
 
     def stop_redo(self, reasons: Mapping[str, str]) -> None:
@@ -144,10 +157,10 @@ class Recovery:
         Raises:
             CheckpointError: with the cure.
         """
-        log = self._parts.log
+        log = self._log
         if log.is_from_start:
             return
-        folder = self._parts.run_dir / "checkpoints"
+        folder = self._run_dir / "checkpoints"
         steps = ", ".join(map(str, log.checkpoint_steps))
         raise CheckpointError(
             f"{folder}: holds no checkpoint, and {log.path} goes on from"
@@ -156,38 +169,34 @@ class Recovery:
         )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        self._parts.update.load_tensors(checkpoint.tensors)
-        self._parts.update.load_state_dict(checkpoint.update_state)
+        self._update.load_tensors(checkpoint.tensors)
+        self._update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
 
     def _redo_changes(self, step: int, after: int) -> None:
-        contents = self._dispatcher.ledger.contents
-        log = self._parts.log
-        redo = log.redo(contents, after=after, recorded_step=self.last_recorded_step)
-        self._parts.gauges.set_lost_changes(log.lost_changes)
-        self._parts.signals.record_lost_changes(log.lost_changes)
-        contents.wasted_tokens.clear()  # they are counted from the start of a process
+        ledger, log = self._dispatcher.ledger, self._log
+        redo = log.redo(ledger, after=after, recorded_step=self.last_recorded_step)
+        self._signals.record_lost_changes(log.lost_changes)
         self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
-        self.versions = redo.versions
-        self._parts.report_log()
+        for kind, message in log.take_events():
+            self._records.event(kind, message)
 
-    def _resume_limit(self, step: int) -> None:
-        """Continue under the lag limit of the ledger's version, redone yet or not."""
-        left, health = self._dispatcher.ledger.contents.lag_limit, self._parts.update.health
-        limit = self._dispatcher.lag_limit
-        if self.steps:
-            limit.begin_redo(left, health.rollbacks, version=step + len(self.steps))
-        else:
-            limit.resume(left, health.level, health.rollbacks, version=step)
+    def _go_on(self) -> None:
+        """Let the lag limit go on from the step of ledger and parameters.
+
+        While steps are redone the ledger is ahead of the parameters, and so is its limit.
+        """
+        health = self._update.health
+        self._dispatcher.observe_health(health.level, health.rollbacks)
 
     def _report(self, step: int) -> None:
         """Let the signals go on from a step; what came before is no news."""
-        health = self._parts.update.health
+        health = self._update.health
         self._step_log.resume(
             health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
         )
-        self._parts.signals.resume([one for one in self._recorded() if one.step <= step])
-        self._parts.gauges.skip_counted()
+        self._signals.resume([one for one in self._recorded() if one.step <= step])
+        self._gauges.skip_counted()
 
     def _leave_out(self, lease_ids: Collection[str], step: int) -> None:
         """Exclude groups; if a recorded step needs one of them, go back to before that step."""
@@ -201,8 +210,9 @@ class Recovery:
         """Redo no more than a number of steps; the groups of later ones are buffered again."""
         later, self.steps = self.steps[number:], self.steps[:number]
         version = later[0].policy_version
-        self._dispatcher.ledger.roll_back(version, map(self._parts.log.read_step, later))
-        self._parts.event(
+        read = [self._log.read_step(step) for step in later]
+        self._dispatcher.ledger.roll_back(version, [one for step in read for one in step.groups])
+        self._records.event(
             "RedoStopped",
             f"step {version + 1} cannot be redone without a group in quarantine: the run goes on"
             f" from step {version}, and {len(later)} steps are taken with other batches",
@@ -218,7 +228,7 @@ class Recovery:
             CheckpointError: with both numbers.
         """
         version = step + len(self.steps)
-        expected = version * self._parts.run.spec.batch.trajectories
+        expected = version * self._run.spec.batch.trajectories
         consumed = self._dispatcher.ledger.counts().consumed
         if consumed != expected:
             raise CheckpointError(
@@ -243,6 +253,4 @@ class Recovery:
 
         They tell people and signals what was; no decision of training reads them.
         """
-        metrics = read_metrics(self._parts.run_dir)
-        self._parts.report_damage(metrics.damaged)
-        return metrics.steps
+        return self._records.read().steps

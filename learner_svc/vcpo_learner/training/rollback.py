@@ -21,7 +21,11 @@ from vcpo.algo import REWARD_WINDOW_STEPS, RollbackNeed
 from vcpo.metrics.label_values import Stage
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
-from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 
@@ -29,11 +33,27 @@ from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 class Rollback:
     """Rolls one run back when its guards ask for it. Owner: the event loop."""
 
-    def __init__(self, parts: TrainingParts, saver: RunSaver, tensor_thread: TensorThread) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        age_steps: int,
+        update: MirroredUpdate,
+        dispatcher: Dispatcher,
+        saver: RunSaver,
+        tensor_thread: TensorThread,
+        signals: SignalWindow,
+        gauges: LearnerGauges,
+        records: RunRecords,
+    ) -> None:
+        """age_steps: least age of a checkpoint that the run may go back to."""
+        self._age_steps = age_steps
+        self._update = update
+        self._dispatcher = dispatcher
         self._saver = saver
         self._tensor_thread = tensor_thread
-        self._age_steps = parts.run.spec.rollback_age_steps
+        self._signals = signals
+        self._gauges = gauges
+        self._records = records
         self._is_refused = False
         """Whether it was said that a rollback is needed and cannot be done."""
 
@@ -42,7 +62,7 @@ class Rollback:
 
         Call it when the version is raised and not yet published.
         """
-        health = self._parts.update.health
+        health = self._update.health
         need = health.rollback_need
         if need is RollbackNeed.NONE:
             self._is_refused = False
@@ -51,7 +71,7 @@ class Rollback:
         if need is RollbackNeed.USED_UP:
             self._refuse(f"it was rolled back {health.rollbacks.number} times, the most allowed")
             return False
-        with self._parts.stage(Stage.CHECKPOINT):
+        with self._gauges.stage(Stage.CHECKPOINT):
             checkpoint = await self._last_good()
             if checkpoint is None:
                 self._refuse(f"no good checkpoint is at least {self._age_steps} steps old")
@@ -71,19 +91,19 @@ class Rollback:
         return None
 
     async def _go_back_to(self, checkpoint: Checkpoint) -> None:
-        parts, step, why = self._parts, self._step, self._why()
-        health, state = parts.update.health, checkpoint.update_state
+        step, why = self._step, self._why()
+        health, state = self._update.health, checkpoint.update_state
         state["warning"] = health.rolled_back_state(state["warning"], version=step)
 
         def restore() -> None:
-            parts.update.load_tensors(checkpoint.tensors)
-            parts.update.load_state_dict(state)
+            self._update.load_tensors(checkpoint.tensors)
+            self._update.load_state_dict(state)
 
         await self._tensor_thread.run(TensorWork.RESTORE, restore)
-        parts.signals.record_rollback(
+        self._signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )
-        parts.event(
+        self._records.event(
             "RolledBack",
             f"step {step}: {why}. Model and optimizer are those of step {checkpoint.step} again,"
             f" the learning rate goes on at x {health.backoff.factor:g}, and what older versions"
@@ -94,13 +114,13 @@ class Rollback:
     def _refuse(self, reason: str) -> None:
         """Report once that the run is not rolled back."""
         self._is_refused = True
-        self._parts.event(
+        self._records.event(
             "NotRolledBack", f"step {self._step}: {self._why()}; the run goes on as it is: {reason}"
         )
 
     def _why(self) -> str:
         """Return why a rollback is needed, as a clause."""
-        health = self._parts.update.health
+        health = self._update.health
         rewards = health.rewards
         if rewards.has_collapsed and rewards.best and rewards.last:
             return (
@@ -111,4 +131,4 @@ class Rollback:
 
     @property
     def _step(self) -> int:
-        return self._parts.dispatcher.policy_version
+        return self._dispatcher.policy_version

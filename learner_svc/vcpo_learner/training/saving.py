@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcpo.api import VCPORun
 from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import StartError
@@ -29,9 +30,14 @@ from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_byt
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
+from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.contents import LedgerState
+from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.model_folder import ModelExport
-from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 
 RETRY_S = 15.0
@@ -58,17 +64,38 @@ class RunSaver:
     The tensor thread copies; a thread of its own writes.
     """
 
-    def __init__(self, parts: TrainingParts, tensor_thread: TensorThread) -> None:
-        self.checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
+    def __init__(
+        self,
+        run: VCPORun,
+        run_dir: Path,
+        export: ModelExport,
+        *,
+        update: MirroredUpdate,
+        dispatcher: Dispatcher,
+        log: RedoLog,
+        tensor_thread: TensorThread,
+        gauges: LearnerGauges,
+        records: RunRecords,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """sleep: waits a number of seconds of `clock`."""
+        self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
         self._saved_step = -1
         """Step of the newest checkpoint on disk, -1 if none is known."""
-        self._parts = parts
+        self._spec = run.spec
+        self._run_dir = run_dir
+        self._export = export
+        self._update = update
+        self._dispatcher = dispatcher
+        self._log = log
         self._tensor_thread = tensor_thread
+        self._gauges = gauges
+        self._records = records
+        self._clock = clock
+        self._sleep = sleep
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._settings = parts.run.spec.checkpoint
-        self._export = ModelExport(
-            parts.run.metadata.name, parts.run.spec.model, parts.model, parts.tokenizer
-        )
+        self._settings = run.spec.checkpoint
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint on its way to the disk, until it was awaited."""
         self._is_full_since_s: float | None = None
@@ -77,8 +104,8 @@ class RunSaver:
     @property
     def is_complete(self) -> bool:
         """Whether all steps were taken in an earlier process and the model is on disk."""
-        model = ExportedModel.read(self._parts.run_dir / "model")
-        steps = self._parts.run.spec.steps
+        model = ExportedModel.read(self._run_dir / "model")
+        steps = self._spec.steps
         return model is not None and min(model.step, self._step) >= steps
 
     def check_space(self) -> None:
@@ -87,12 +114,11 @@ class RunSaver:
         Raises:
             StartError: if not even one checkpoint fits.
         """
-        run_dir, spec = self._parts.run_dir, self._parts.run.spec
-        parameters = self._parts.model.parameters()
-        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        run_dir, spec = self._run_dir, self._spec
         need = SpaceNeed(
-            checkpoint_bytes=trained * spec.optimizer.checkpoint_bytes_per_parameter,
-            num_checkpoints=self._parts.run.spec.most_checkpoints,
+            checkpoint_bytes=self._export.num_trained
+            * spec.optimizer.checkpoint_bytes_per_parameter,
+            num_checkpoints=self._spec.most_checkpoints,
             model_bytes=self._export.model_bytes,
         )
         free_bytes = shutil.disk_usage(run_dir).free
@@ -102,7 +128,7 @@ class RunSaver:
             return
         if lacks_one_checkpoint(need, free_bytes=free_bytes):
             raise StartError(f"{run_dir}: no room for a checkpoint: {warning}")
-        self._parts.event("DiskSpaceLow", f"{run_dir}: {warning}")
+        self._records.event("DiskSpaceLow", f"{run_dir}: {warning}")
 
     def resume_at(self, step: int) -> None:
         """Record that there is a checkpoint of `step`."""
@@ -115,13 +141,13 @@ class RunSaver:
 
         is_wanted: whether one is due at this step for another reason than its number.
         """
-        is_grown = self._parts.log.is_checkpoint_due and self._writing is None
+        is_grown = self._log.is_checkpoint_due and self._writing is None
         is_due = is_wanted or is_grown or self._step % self._settings.every_steps == 0
         with contextlib.suppress(DiskFullError):
             if is_due or (self._writing is not None and self._writing.done()):
                 await self.join()
             if self._is_full_since_s is not None:
-                is_due = self._parts.clock() - self._tried_s >= RETRY_S
+                is_due = self._clock() - self._tried_s >= RETRY_S
             if is_due:
                 await self._begin()
 
@@ -151,7 +177,7 @@ class RunSaver:
         """
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            with self._parts.stage(Stage.CHECKPOINT):
+            with self._gauges.stage(Stage.CHECKPOINT):
                 await writing
 
     async def finish(self, drain_s: float) -> None:
@@ -163,7 +189,7 @@ class RunSaver:
             StartError: if there was no room in time, naming the file.
         """
         await self._save_with_retries(self.save, drain_s)
-        if self._parts.dispatcher.phase is not RunPhase.RUNNING:
+        if self._dispatcher.phase is not RunPhase.RUNNING:
             return
         if self._export.has_adapters:
             await self._save_with_retries(self._save_adapters, drain_s)
@@ -171,15 +197,15 @@ class RunSaver:
 
     async def _begin(self) -> None:
         """Copy the state between two steps, and begin to write it; none other may be on its way."""
-        step, ledger_now = self._step, self._parts.dispatcher.ledger
+        step, ledger_now = self._step, self._dispatcher.ledger
         # While steps are redone the ledger is ahead of the parameters; the log has what is missing.
-        is_ahead = ledger_now.counts().consumed > step * self._parts.run.spec.batch.trajectories
+        is_ahead = ledger_now.counts().consumed > step * self._spec.batch.trajectories
         if step == self._saved_step or is_ahead:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = ledger_now.snapshot()
-        self._tried_s = self._parts.clock()
-        with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
+        self._tried_s = self._clock()
+        with self._reports_disk(), self._gauges.stage(Stage.CHECKPOINT):
             staged = await self._tensor_thread.run(
                 TensorWork.CHECKPOINT, lambda: self._stage(step, ledger)
             )
@@ -189,7 +215,7 @@ class RunSaver:
         self._writing = asyncio.create_task(self._record(staged, written))
 
     def _stage(self, step: int, ledger: LedgerState) -> _StagedCheckpoint:
-        update = self._parts.update
+        update = self._update
         with ExitStack() as closing:
             folder = closing.enter_context(
                 self.checkpoints.writing(step, needed_bytes=update.checkpoint_bytes)
@@ -228,30 +254,30 @@ class RunSaver:
         with self._reports_disk():
             kept = await written
         self._report_room()
-        step, log = staged.step, self._parts.log
+        step, log = staged.step, self._log
         self._saved_step = step
         log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
-        self._parts.gauges.record_checkpoint(time.time())
-        self._parts.event("CheckpointSaved", f"step {step}")
+        self._gauges.record_checkpoint(time.time())
+        self._records.event("CheckpointSaved", f"step {step}")
 
     async def _save_adapters(self) -> None:
-        folder, step = self._parts.run_dir / "adapters", self._step
+        folder, step = self._run_dir / "adapters", self._step
         tensors = self.checkpoints.tensors(step)
         await self._write(lambda: self._export.write_adapters(folder, tensors, step=step))
 
     async def _save_model(self) -> None:
-        folder, step = self._parts.run_dir / "model", self._step
+        folder, step = self._run_dir / "model", self._step
         tensors = self.checkpoints.tensors(step)
         await self._write(lambda: self._export.write_model(folder, tensors, step=step))
 
     @property
     def _step(self) -> int:
-        return self._parts.dispatcher.policy_version
+        return self._dispatcher.policy_version
 
     async def _write(self, write: Callable[[], object]) -> None:
         """Call `write` in the file thread."""
-        self._tried_s = self._parts.clock()
-        with self._reports_disk(), self._parts.stage(Stage.CHECKPOINT):
+        self._tried_s = self._clock()
+        with self._reports_disk(), self._gauges.stage(Stage.CHECKPOINT):
             await asyncio.get_running_loop().run_in_executor(self._file_thread, write)
         self._report_room()
 
@@ -261,10 +287,10 @@ class RunSaver:
         try:
             yield
         except DiskFullError as error:
-            self._parts.gauges.count_disk_full()
+            self._gauges.count_disk_full()
             if self._is_full_since_s is None:
                 self._is_full_since_s = self._tried_s
-                self._parts.event(
+                self._records.event(
                     "DiskFull", f"{error}; the next attempts follow every {RETRY_S:g} s"
                 )
             raise
@@ -272,7 +298,7 @@ class RunSaver:
     def _report_room(self) -> None:
         if self._is_full_since_s is not None:
             self._is_full_since_s = None
-            self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: the files are written")
+            self._records.event("DiskHasRoom", f"{self._run_dir}: the files are written")
 
     async def _save_with_retries(self, save: Callable[[], Awaitable[None]], drain_s: float) -> None:
         """Call `save` until the disk has room or the time is up.
@@ -280,14 +306,14 @@ class RunSaver:
         Raises:
             StartError: if the time is up.
         """
-        started_s = self._parts.clock()
+        started_s = self._clock()
         while True:
             try:
                 return await save()
             except DiskFullError as error:
-                is_running = self._parts.dispatcher.phase is RunPhase.RUNNING
+                is_running = self._dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
-                if self._parts.clock() - started_s >= limit_s:
+                if self._clock() - started_s >= limit_s:
                     newest = (
                         f"step {self._saved_step}" if self._saved_step >= 0 else "there is none"
                     )
@@ -296,4 +322,4 @@ class RunSaver:
                         f" space and resume from the newest checkpoint ({newest});"
                         " spec.checkpoint.fullDiskWaitSeconds sets how long the learner waits"
                     ) from error
-            await self._parts.sleep(min(RETRY_S, limit_s))
+            await self._sleep(min(RETRY_S, limit_s))

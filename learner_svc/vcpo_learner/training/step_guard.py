@@ -21,7 +21,7 @@ import torch
 
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.pending_step import PendingStep
@@ -54,7 +54,7 @@ class StepGuard:
         self._quarantine = quarantine
         self._broken_in_row = 0
 
-    def begin(self, groups: Sequence[Group], *, policy_version: int) -> PendingStep:
+    def begin(self, groups: Sequence[Lease], *, policy_version: int) -> PendingStep:
         """Compute the gradient of a batch; call `finish` next.
 
         Raises:
@@ -71,7 +71,7 @@ class StepGuard:
             raise self._diagnose(groups, trajectories, error, policy_version) from error
 
     def finish(
-        self, groups: Sequence[Group], pending: PendingStep, newest: Sequence[Trajectory]
+        self, groups: Sequence[Lease], pending: PendingStep, newest: Sequence[Trajectory]
     ) -> UpdateResult:
         """Take the step whose gradient `begin` computed.
 
@@ -93,7 +93,7 @@ class StepGuard:
 
     def _diagnose(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Lease],
         trajectories: _Trajectories,
         error: Exception,
         policy_version: int,
@@ -136,7 +136,7 @@ class StepGuard:
 
 
 def _trajectories_by_lease(
-    groups: Sequence[Group], trained_on: Iterable[Trajectory]
+    groups: Sequence[Lease], trained_on: Iterable[Trajectory]
 ) -> dict[str, tuple[Trajectory, ...]]:
     """Return the trajectories of the new groups, and those that the step uses from the replay."""
     arrived = {group.lease_id: group.trajectories for group in groups}

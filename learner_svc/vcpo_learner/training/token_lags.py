@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.update.batch_statistics import tokens_by_lag
 
 
@@ -17,7 +17,7 @@ class LagStatistics:
     maximum: int
 
 
-def lag_statistics(groups: Sequence[Group], policy_version: int) -> LagStatistics:
+def lag_statistics(groups: Sequence[Lease], policy_version: int) -> LagStatistics:
     """Return the ages of all response tokens of a batch at `policy_version`."""
     trajectories = chain.from_iterable(group.trajectories for group in groups)
     tokens = tokens_by_lag(trajectories, policy_version)

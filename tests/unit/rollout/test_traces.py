@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.rollout.worker import LearnerFixture, eventually, learner_fixture, run_in_task
-from vcpo_learner.ledger.leases import OpenLease
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_rollout.transport.learner_client import HeldPolicy
 
@@ -85,16 +85,15 @@ async def test_without_tracing_a_lease_and_a_version_carry_nothing():
         assert manifest.traceparent == ""
 
 
-def open_lease(number: int) -> OpenLease:
-    return OpenLease(
+def open_lease(number: int) -> Lease:
+    return Lease(
         lease_id=f"lease-{number}",
         worker_id="w",
         grant_number=number,
         group_number=number,
         prompt_index=0,
         response_numbers=(0, 1),
-        attempt=1,
-        granted_policy_version=0,
+        policy_version=0,
         expires_s=0.0,
     )
 

@@ -87,9 +87,7 @@ class LedgerSnapshot(_message.Message):
     """The counts of TrajectoryCounts; in flight and buffered follow from the rest."""
     consumed: _builtins.int
     next_grant_number: _builtins.int
-    """Number of the next lease. Groups of equal age are consumed in the order of these numbers, also
-    across restarts.
-    """
+    """Number of the next lease, also across restarts."""
     posterior: _builtins.str
     """JSON: counts per prompt and the state of the random generator."""
     teacher: _builtins.bytes
@@ -99,42 +97,42 @@ class LedgerSnapshot(_message.Message):
     next_group_number: _builtins.int
     """Number of the next group that is new."""
     @_builtins.property
-    def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]:
+    def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
         """Groups that wait for training."""
 
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
-    def requeued(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedPrompt]:
+    def requeued(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
         """Prompts that are leased before new ones, in this order."""
 
     @_builtins.property
-    def open_leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenLease]: ...
+    def open_leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]: ...
     @_builtins.property
     def accuracies(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Accuracies of the evaluations so far, by the step at which each began."""
 
     @_builtins.property
-    def lag_limit(self) -> Global___LagLimitLeft:
-        """What the lag limit was left at; absent if it was never changed."""
+    def lag_limit(self) -> Global___LagLimit:
+        """What is left of the lag bound; absent if it was never limited."""
 
     def __init__(
         self,
         *,
         next_prompt_index: _builtins.int = ...,
-        buffered: _abc.Iterable[Global___BufferedGroup] | None = ...,
+        buffered: _abc.Iterable[Global___HeldLease] | None = ...,
         leased: _builtins.int = ...,
         consumed: _builtins.int = ...,
         dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         next_grant_number: _builtins.int = ...,
         posterior: _builtins.str = ...,
         teacher: _builtins.bytes = ...,
-        requeued: _abc.Iterable[Global___RequeuedPrompt] | None = ...,
-        open_leases: _abc.Iterable[Global___OpenLease] | None = ...,
+        requeued: _abc.Iterable[Global___HeldLease] | None = ...,
+        open_leases: _abc.Iterable[Global___HeldLease] | None = ...,
         log_position: _builtins.int = ...,
         next_group_number: _builtins.int = ...,
         accuracies: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-        lag_limit: Global___LagLimitLeft | None = ...,
+        lag_limit: Global___LagLimit | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lag_limit", b"lag_limit", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -147,164 +145,72 @@ class LedgerSnapshot(_message.Message):
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
 
 @_typing.final
-class RequeuedPrompt(_message.Message):
-    """A prompt that was leased before and is to be leased again."""
+class HeldLease(_message.Message):
+    """The work on one prompt: it waits for a lease, is leased to a worker, or is complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_FIELD_NUMBER: _builtins.int
-    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
     GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     GROUP_NUMBER_FIELD_NUMBER: _builtins.int
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     LOST_LEASES_FIELD_NUMBER: _builtins.int
-    prompt_index: _builtins.int
-    attempts: _builtins.int
-    """Failed generations of the prompt."""
+    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    RESPONSE_NUMBERS_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     grant_number: _builtins.int
-    """Number of the lease that ended because the learner stopped; absent for any other."""
+    """Place in the run's order; groups of equal age are consumed in it. -1: the next one."""
     group_number: _builtins.int
-    """Number of its group, from which its responses are seeded; absent if the next lease samples
-    others.
-    """
+    """Number of the group, from which its responses are seeded; -1: the next one."""
+    prompt_index: _builtins.int
+    failures: _builtins.int
+    """Failed generations of the prompt."""
     lost_leases: _builtins.int
     """Leases of the group that brought nothing, for a reason that may be its responses. A failed
     generation counts as many as change what the next lease samples.
     """
-    @_builtins.property
-    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
-    @_builtins.property
-    def kept(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]:
-        """Trajectories of its group that a learner accepted before it stopped."""
-
-    def __init__(
-        self,
-        *,
-        prompt_index: _builtins.int = ...,
-        attempts: _builtins.int = ...,
-        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
-        kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-        grant_number: _builtins.int | None = ...,
-        group_number: _builtins.int | None = ...,
-        lost_leases: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "grant_number", b"grant_number", "group_number", b"group_number"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number", "_group_number", b"_group_number", "attempts", b"attempts", "grant_number", b"grant_number", "group_number", b"group_number", "kept", b"kept", "lost_leases", b"lost_leases", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__grant_number: _TypeAlias = _typing.Literal["grant_number"]  # noqa: Y015
-    _WhichOneofArgType__grant_number: _TypeAlias = _typing.Literal["_grant_number", b"_grant_number"]  # noqa: Y015
-    _WhichOneofReturnType__group_number: _TypeAlias = _typing.Literal["group_number"]  # noqa: Y015
-    _WhichOneofArgType__group_number: _TypeAlias = _typing.Literal["_group_number", b"_group_number"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__grant_number) -> _WhichOneofReturnType__grant_number | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_number) -> _WhichOneofReturnType__group_number | None: ...
-
-Global___RequeuedPrompt: _TypeAlias = RequeuedPrompt  # noqa: Y015
-
-@_typing.final
-class OpenLease(_message.Message):
-    """A lease whose trajectories have not all arrived."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
-    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
-    NUM_TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    PARTIAL_RESPONSES_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
-    ARRIVED_FIELD_NUMBER: _builtins.int
-    GROUP_NUMBER_FIELD_NUMBER: _builtins.int
-    LOST_LEASES_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
+    """Empty while the prompt waits."""
     worker_id: _builtins.str
-    grant_number: _builtins.int
-    prompt_index: _builtins.int
-    num_trajectories: _builtins.int
-    attempt: _builtins.int
-    granted_policy_version: _builtins.int
-    group_number: _builtins.int
-    """As in RequeuedPrompt."""
-    lost_leases: _builtins.int
-    """As in RequeuedPrompt."""
+    policy_version: _builtins.int
+    """The learner's version at the grant."""
     @_builtins.property
-    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]:
+        """Responses to resume."""
+
     @_builtins.property
-    def kept(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
+    def accepted(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]:
+        """Accepted trajectories of the group, of this lease and of earlier ones."""
+
     @_builtins.property
-    def arrived(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
+    def response_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers in the group of the responses that the worker is to submit."""
+
     def __init__(
         self,
         *,
+        grant_number: _builtins.int = ...,
+        group_number: _builtins.int = ...,
+        prompt_index: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        lost_leases: _builtins.int = ...,
+        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+        accepted: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
         lease_id: _builtins.str = ...,
         worker_id: _builtins.str = ...,
-        grant_number: _builtins.int = ...,
-        prompt_index: _builtins.int = ...,
-        num_trajectories: _builtins.int = ...,
-        attempt: _builtins.int = ...,
-        granted_policy_version: _builtins.int = ...,
-        partial_responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
-        kept: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-        arrived: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-        group_number: _builtins.int = ...,
-        lost_leases: _builtins.int = ...,
+        response_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        policy_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "attempt", b"attempt", "grant_number", b"grant_number", "granted_policy_version", b"granted_policy_version", "group_number", b"group_number", "kept", b"kept", "lease_id", b"lease_id", "lost_leases", b"lost_leases", "num_trajectories", b"num_trajectories", "partial_responses", b"partial_responses", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "failures", b"failures", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "lost_leases", b"lost_leases", "partial_responses", b"partial_responses", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OpenLease: _TypeAlias = OpenLease  # noqa: Y015
-
-@_typing.final
-class BufferedGroup(_message.Message):
-    """The accepted trajectories of one group."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
-    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
-    TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    GROUP_NUMBER_FIELD_NUMBER: _builtins.int
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
-    grant_number: _builtins.int
-    """Number of the lease, from next_grant_number."""
-    prompt_index: _builtins.int
-    attempt: _builtins.int
-    group_number: _builtins.int
-    """As in OpenLease."""
-    worker_id: _builtins.str
-    """Worker that held the lease."""
-    @_builtins.property
-    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...
-    def __init__(
-        self,
-        *,
-        lease_id: _builtins.str = ...,
-        grant_number: _builtins.int = ...,
-        prompt_index: _builtins.int = ...,
-        trajectories: _abc.Iterable[_work_pb2.Trajectory] | None = ...,
-        attempt: _builtins.int = ...,
-        group_number: _builtins.int = ...,
-        worker_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grant_number", b"grant_number", "group_number", b"group_number", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "trajectories", b"trajectories", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BufferedGroup: _TypeAlias = BufferedGroup  # noqa: Y015
+Global___HeldLease: _TypeAlias = HeldLease  # noqa: Y015
 
 @_typing.final
 class LedgerChange(_message.Message):
@@ -321,7 +227,7 @@ class LedgerChange(_message.Message):
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     SUBMISSION_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
-    LAG_LIMIT_LEFT_FIELD_NUMBER: _builtins.int
+    LAG_LIMIT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_granted(self) -> Global___LeaseGranted: ...
     @_builtins.property
@@ -343,7 +249,7 @@ class LedgerChange(_message.Message):
     @_builtins.property
     def evaluated(self) -> Global___Evaluated: ...
     @_builtins.property
-    def lag_limit_left(self) -> Global___LagLimitLeft: ...
+    def lag_limit(self) -> Global___LagLimit: ...
     def __init__(
         self,
         *,
@@ -356,13 +262,13 @@ class LedgerChange(_message.Message):
         rolled_back: Global___RolledBack | None = ...,
         submission: _work_pb2.SubmitRequest | None = ...,
         evaluated: Global___Evaluated | None = ...,
-        lag_limit_left: Global___LagLimitLeft | None = ...,
+        lag_limit: Global___LagLimit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit_left", b"lag_limit_left", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit_left"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -376,18 +282,16 @@ class LeaseGranted(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
-    GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     IS_REQUEUED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     worker_id: _builtins.str
-    grant_number: _builtins.int
     prompt_index: _builtins.int
     policy_version: _builtins.int
     oldest_version: _builtins.int
-    """Partial responses and kept trajectories with an older token were discarded."""
+    """Partial responses and accepted trajectories with an older token were discarded."""
     is_requeued: _builtins.bool
     """Whether it was the first requeued prompt; otherwise the prompt selection chose it."""
     def __init__(
@@ -395,7 +299,6 @@ class LeaseGranted(_message.Message):
         *,
         lease_id: _builtins.str = ...,
         worker_id: _builtins.str = ...,
-        grant_number: _builtins.int = ...,
         prompt_index: _builtins.int = ...,
         policy_version: _builtins.int = ...,
         oldest_version: _builtins.int = ...,
@@ -403,7 +306,7 @@ class LeaseGranted(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_number", b"grant_number", "is_requeued", b"is_requeued", "lease_id", b"lease_id", "oldest_version", b"oldest_version", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_requeued", b"is_requeued", "lease_id", b"lease_id", "oldest_version", b"oldest_version", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -421,7 +324,9 @@ class LeaseEnded(_message.Message):
     lease_id: _builtins.str
     reason: _builtins.str
     @_builtins.property
-    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    def partial_responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]:
+        """What the worker sampled; if there are none, the prompt keeps those that it was leased with."""
+
     def __init__(
         self,
         *,
@@ -439,7 +344,7 @@ Global___LeaseEnded: _TypeAlias = LeaseEnded  # noqa: Y015
 
 @_typing.final
 class GroupsDropped(_message.Message):
-    """Buffered groups were dropped."""
+    """Buffered groups were dropped. Their prompts are requeued, unless those may be at fault."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,7 +413,7 @@ class VersionPublished(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     checksum: _builtins.int
-    """xxh3 over the checksums of its tensors."""
+    """xxh3 over the checksums of its tensors, or over those of its shards."""
     num_ranks: _builtins.int
     """Ranks that computed it, and shards that they published it in."""
     num_shards: _builtins.int
@@ -575,8 +480,8 @@ class Evaluated(_message.Message):
 Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
 
 @_typing.final
-class LagLimitLeft(_message.Message):
-    """What host, early warning and rollbacks left the lag limit at."""
+class LagLimit(_message.Message):
+    """What host, early warning and rollbacks leave of the lag bound."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -608,7 +513,7 @@ class LagLimitLeft(_message.Message):
     _WhichOneofArgType__rollback_version: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rollback_version) -> _WhichOneofReturnType__rollback_version | None: ...
 
-Global___LagLimitLeft: _TypeAlias = LagLimitLeft  # noqa: Y015
+Global___LagLimit: _TypeAlias = LagLimit  # noqa: Y015
 
 @_typing.final
 class RolledBack(_message.Message):
@@ -620,7 +525,9 @@ class RolledBack(_message.Message):
     RETURNS_GROUPS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     returns_groups: _builtins.bool
-    """Whether the groups that the later steps consumed may be trained on again."""
+    """Whether the groups that the later steps consumed may be trained on again. Those with a token of
+    a later version may not: nobody has these parameters any more.
+    """
     def __init__(
         self,
         *,

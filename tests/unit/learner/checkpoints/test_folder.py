@@ -47,7 +47,7 @@ def save(folder, step, *, value=None):
         update_state={"warning": {"score": torch.tensor(3.0)}, "steps_taken": step},
         ledger=[
             ledger_pb2.LedgerSnapshot(consumed=4 * step, next_prompt_index=9),
-            ledger_pb2.LedgerSnapshot(buffered=[ledger_pb2.BufferedGroup(grant_number=step)]),
+            ledger_pb2.LedgerSnapshot(buffered=[ledger_pb2.HeldLease(grant_number=step)]),
         ],
     )
 

@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import (
     work_request,
 )
 from vcpo.wire.v1 import control_pb2
-from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.telemetry.signals import SignalWindow
 
 RUN = {
@@ -27,7 +27,7 @@ async def take_leases(fixture, worker_id, **request):
 
 
 def num_in_flight(fixture, *workers):
-    flights = fixture.dispatcher.ledger.in_flight_by_worker()
+    flights = fixture.dispatcher.ledger.leases.in_flight_by_worker()
     return sum(flights.get(worker, 0) for worker in workers)
 
 
@@ -74,10 +74,10 @@ async def test_leases_of_a_lost_reply_go_to_others_when_the_worker_asks_again():
         incarnation=INCARNATION,
         held_policy_version=0,
         max_trajectories=request.max_trajectories,
-        held_lease_ids=frozenset({first.lease.lease_id}),
+        held_lease_ids=frozenset({first.lease_id}),
     )
     (again,) = await fixture.dispatcher.lease(known, wait_s=0)
-    assert again.lease.prompt_index == lost[0].lease.prompt_index
+    assert again.prompt_index == lost[0].prompt_index
     assert num_in_flight(fixture, "w") == 4
 
 

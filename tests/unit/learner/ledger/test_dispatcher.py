@@ -19,7 +19,7 @@ from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger import dispatcher as dispatcher_module
-from vcpo_learner.ledger.dispatcher import Purpose
+from vcpo_learner.ledger.lease import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 
 FAILURE = Failure(cause=FailureCause.REWARD, message="no such item")
@@ -39,7 +39,7 @@ def waiting_lease(fixture, **request):
 
 
 def prompts_of(assignments):
-    return [one.lease.prompt_index for one in assignments]
+    return [one.prompt_index for one in assignments]
 
 
 async def begin_round(fixture, *, exclusive, step=0):
@@ -158,7 +158,7 @@ class TestWorkers:
 
     async def test_releasing_one_lease_does_not(self, fixture):
         (first, *_) = await lease_now(fixture)
-        assert fixture.dispatcher.release("w", [first.lease.lease_id]) == 1
+        assert fixture.dispatcher.release("w", [first.lease_id]) == 1
         assert len(fixture.dispatcher.workers()) == 1
 
     async def test_versions_taken_are_the_last_word_of_each_worker_even_of_one_gone(self, fixture):
@@ -215,7 +215,7 @@ class TestSubmissions:
     ):
         fixture.dispatcher.resume_at(3)
         (begun,) = await lease_now(fixture, held=3, room=2)
-        begun_id = begun.lease.lease_id
+        begun_id = begun.lease_id
         fixture.dispatcher.release("w", [begun_id], [make_partial_response(2, 3)])
         fixture.dispatcher.resume_at(1)  # as a learner that has the ledger, and redoes steps 2, 3
         (again,) = await lease_now(fixture, held=1, room=2)
@@ -230,12 +230,12 @@ class TestSubmissions:
         fixture.dispatcher.resume_at(3)
         (begun,) = await lease_now(fixture, held=3, room=2)
         partial = [make_partial_response(2, 3)]
-        fixture.dispatcher.release("w", [begun.lease.lease_id], partial)
+        fixture.dispatcher.release("w", [begun.lease_id], partial)
         fixture.dispatcher.resume_at(1)
         (again,) = await lease_now(fixture, held=1, room=2)
-        fixture.dispatcher.release("w", [again.lease.lease_id])
+        fixture.dispatcher.release("w", [again.lease_id])
         assert fixture.submit(again, versions=(2, 3, 1)) == ["lease_ended", "lease_ended"]
-        assert fixture.dispatcher.release("w", [again.lease.lease_id], partial) == 0
+        assert fixture.dispatcher.release("w", [again.lease_id], partial) == 0
 
     async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, fixture):
         # Its version went further than this learner has come since its checkpoint.
@@ -249,7 +249,7 @@ class TestSubmissions:
 
     async def test_a_failed_generation_is_granted_again(self, fixture):
         (first, *_) = await lease_now(fixture, room=2)
-        fixture.dispatcher.fail("w", first.lease.lease_id, FAILURE)
+        fixture.dispatcher.fail("w", first.lease_id, FAILURE)
         assert fixture.ledger.counts().dropped == {"generation_failed": 2}
         assert prompts_of(await lease_now(fixture, room=2)) == [0]
 
@@ -390,7 +390,7 @@ class TestEvaluation:
         round_ = await begin_round(fixture, exclusive=True)
         for _ in range(2):
             (held_out,) = await lease_now(fixture)
-            fixture.dispatcher.fail("w", held_out.lease.lease_id, FAILURE)
+            fixture.dispatcher.fail("w", held_out.lease_id, FAILURE)
         assert await round_ is None
 
     async def test_responses_to_held_out_prompts_are_not_in_the_ledger(self, fixture):
@@ -403,13 +403,11 @@ class TestEvaluation:
         await begin_round(fixture, exclusive=True)
         (held_out,) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match="trajectory_id"):
-            fixture.dispatcher.submit(
-                "w", held_out.lease.lease_id, [make_trajectory("train-now-0", 0)]
-            )
+            fixture.dispatcher.submit("w", held_out.lease_id, [make_trajectory("train-now-0", 0)])
 
 
 async def test_the_batch_taken_is_the_one_the_version_allows(fixture):
-    leases = [one.lease for one in await lease_now(fixture)]
+    leases = await lease_now(fixture)
     fixture.dispatcher.resume_at(2)
     for lease in leases[:2]:
         fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease, versions=(0,)))

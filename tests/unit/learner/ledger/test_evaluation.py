@@ -5,6 +5,7 @@ import pytest
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
+    make_run,
     make_trajectories,
     make_trajectory,
     prompts,
@@ -21,11 +22,10 @@ def clock():
 def make_round(clock):
     def make(*, num_prompts=2, samples_per_prompt=1):
         return EvaluationRound(
+            make_run(
+                evaluation={"prompts": num_prompts, "samplesPerPrompt": samples_per_prompt}
+            ).spec,
             step=7,
-            num_prompts=num_prompts,
-            samples_per_prompt=samples_per_prompt,
-            lease_timeout_s=TIMEOUT_S,
-            max_attempts=2,
             incarnation="now",
             clock=clock,
         )
@@ -110,7 +110,7 @@ def test_a_released_prompt_has_not_failed(make_round):
     round_ = make_round(num_prompts=1)
     for _ in range(5):
         (lease,) = grant(round_, 1)
-        assert (lease.attempt, round_.release("w", [])) == (1, 1)
+        assert (lease.failures, round_.release("w", [])) == (0, 1)
 
 
 def test_a_worker_releases_only_its_own_leases(make_round):
@@ -133,6 +133,6 @@ def test_a_repeated_response_is_a_duplicate_and_counts_once(make_round):
 def test_a_round_tells_its_own_leases_from_those_of_training(make_round):
     round_ = make_round()
     (lease,) = grant(round_, 1)
-    assert round_.has_issued(lease.lease_id)
-    assert not round_.has_issued("train-now-0")
-    assert not round_.has_issued("evaluation-now-70-0")
+    assert round_.leases.has_issued(lease.lease_id)
+    assert not round_.leases.has_issued("train-now-0")
+    assert not round_.leases.has_issued("evaluation-now-70-0")

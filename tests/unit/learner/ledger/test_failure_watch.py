@@ -102,7 +102,7 @@ async def fail_leases(fixture, times):
     """Report the failure of so many leases, one after the other."""
     for _ in range(times):
         (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
-        fixture.dispatcher.fail("w", given.lease.lease_id, MISSING)
+        fixture.dispatcher.fail("w", given.lease_id, MISSING)
 
 
 async def test_a_learner_that_waits_for_a_batch_hears_that_there_will_be_none():
@@ -121,7 +121,7 @@ async def test_so_does_one_that_waits_for_its_first_evaluation():
     await asyncio.sleep(0)
     for _ in range(3):
         (given,) = await fixture.dispatcher.lease(work_request(room=1), wait_s=0)
-        fixture.dispatcher.fail("w", given.lease.lease_id, MISSING)
+        fixture.dispatcher.fail("w", given.lease_id, MISSING)
     with pytest.raises(TooManyFailuresError):
         await round_
 

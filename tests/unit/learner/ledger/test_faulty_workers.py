@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import DispatcherFixture, dispatcher_fixture, work_request
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.failures import Failure, FailureCause
-from vcpo_learner.ledger.assignments import Assignment
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.lease import Lease
 
 NO_DEVICE = Failure(cause=FailureCause.ENGINE, message="the device is gone")
 NO_ANSWER = Failure(
@@ -62,7 +62,7 @@ class Simulation:
     async def run(self, num_turns: int) -> None:
         """Let workers take turns, each when its generations end; the learner checks after each."""
         random_ = random.Random(self.seed)
-        held: dict[str, list[Assignment]] = {}
+        held: dict[str, list[Lease]] = {}
         start_s = self.fixture.clock.now_s
         turns = [(start_s + one.joins_s, name) for name, one in self.workers.items()]
         heapq.heapify(turns)
@@ -85,14 +85,14 @@ class Simulation:
             heapq.heappush(turns, (self.fixture.clock.now_s + pause_s, name))
 
     def finish(
-        self, name: str, worker: SimulatedWorker, assignment: Assignment, *, failed: bool
+        self, name: str, worker: SimulatedWorker, assignment: Lease, *, failed: bool
     ) -> None:
         if not failed:
             outcomes = self.fixture.submit(assignment, worker_id=name)
             self.delivered[name] += outcomes.count("accepted") // GROUP
-        elif self.fixture.ledger.holder_of(assignment.lease.lease_id) is not None:
+        elif self.fixture.ledger.leases.get(assignment.lease_id) is not None:
             self.failed[name] += 1
-            self.fixture.dispatcher.fail(name, assignment.lease.lease_id, worker.failure)
+            self.fixture.dispatcher.fail(name, assignment.lease_id, worker.failure)
 
     @property
     def set_aside(self) -> set[str]:

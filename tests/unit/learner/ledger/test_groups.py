@@ -9,7 +9,8 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectories,
     make_trajectory,
 )
-from vcpo_learner.ledger.groups import Group, GroupBuffer
+from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.ledger.lease_book import GroupBuffer
 
 BUFFERED = st.lists(st.integers(0, 12), max_size=40)
 """The oldest version of each group, by its grant."""
@@ -17,17 +18,16 @@ BUFFERED = st.lists(st.integers(0, 12), max_size=40)
 
 def group(grant_number, version):
     lease_id = f"lease-{grant_number}"
-    return Group(
+    return Lease(
         grant_number=grant_number,
         group_number=grant_number,
         lease_id=lease_id,
         worker_id="w",
         prompt_index=grant_number,
-        attempt=1,
-        trajectories=(
-            make_trajectory(lease_id, 0, versions=(version + 1, version)),
-            make_trajectory(lease_id, 1, versions=(version + 2,)),
-        ),
+        accepted={
+            0: make_trajectory(lease_id, 0, versions=(version + 1, version)),
+            1: make_trajectory(lease_id, 1, versions=(version + 2,)),
+        },
     )
 
 

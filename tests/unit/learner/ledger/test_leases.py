@@ -13,8 +13,9 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import prompt_checksum
-from vcpo_learner.ledger import leases
-from vcpo_learner.ledger.leases import LeaseBook
+from vcpo_learner.ledger import lease_book
+from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.ledger.lease_book import LeaseBook
 
 
 @pytest.fixture
@@ -22,10 +23,24 @@ def book():
     return LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
 
 
-def open_lease(book):
+def lease_of(book, *numbers, worker_id="w", **prompt):
     return book.open(
-        worker_id="w", prompt_index=0, response_numbers=(0,), attempt=1, policy_version=0
+        Lease(**{"prompt_index": 0, **prompt}),
+        worker_id=worker_id,
+        response_numbers=numbers,
+        policy_version=0,
     )
+
+
+def submit(book, lease_id, trajectories):
+    lease = book.get(lease_id)
+    if lease is None:
+        return [book.outcome_when_closed(lease_id)] * len(trajectories)
+    return book.accept(lease, trajectories)
+
+
+def open_lease(book):
+    return lease_of(book, 0)
 
 
 def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
@@ -46,22 +61,20 @@ def test_abandoning_twice_says_that_there_is_nothing_left(book):
 
 
 def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
-    monkeypatch.setattr(leases, "_REMEMBERED_LEASES", 2)
+    monkeypatch.setattr(lease_book, "_REMEMBERED_LEASES", 2)
     closed = [open_lease(book) for _ in range(3)]
     for lease in closed:
-        book.submit(lease.lease_id, make_trajectories(lease))
-    outcomes = [book.submit(lease.lease_id, make_trajectories(lease))[0][0] for lease in closed]
+        submit(book, lease.lease_id, make_trajectories(lease))
+    outcomes = [submit(book, lease.lease_id, make_trajectories(lease))[0] for lease in closed]
     assert outcomes == ["lease_ended", "duplicate", "duplicate"]
 
 
 def test_all_responses_of_a_lease_are_to_one_prompt(book):
-    lease = book.open(
-        worker_id="w", prompt_index=0, response_numbers=(0, 1), attempt=1, policy_version=0
-    )
-    book.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    lease = lease_of(book, 0, 1)
+    submit(book, lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     other = replace(make_trajectory(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
     with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
-        book.submit(lease.lease_id, [other])
+        submit(book, lease.lease_id, [other])
     assert lease.num_missing == 1
 
 
@@ -73,19 +86,12 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
         make_partial_response(0),
         prompt_xxh3=prompt_checksum(prompt_of_partial) if prompt_of_partial else 0,
     )
-    lease = book.open(
-        worker_id="w",
-        prompt_index=0,
-        response_numbers=(0,),
-        attempt=1,
-        policy_version=0,
-        partial_responses=(partial,),
-    )
+    lease = lease_of(book, 0, partial_responses=(partial,))
     if is_fine:
-        assert book.submit(lease.lease_id, make_trajectories(lease))[0] == ["accepted"]
+        assert submit(book, lease.lease_id, make_trajectories(lease)) == ["accepted"]
     else:
         with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
-            book.submit(lease.lease_id, make_trajectories(lease))
+            submit(book, lease.lease_id, make_trajectories(lease))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "submit", "close"]), st.integers(0, 9))))
@@ -95,17 +101,12 @@ def test_the_sums_of_a_book_are_those_of_its_leases(steps):
         lease_id = f"train-now-{number}"
         lease = book.get(lease_id)
         if action == "open":
-            book.open(
-                worker_id=f"w{number % 3}",
-                prompt_index=number % 4,
-                response_numbers=tuple(range(1 + number % 2)),
-                attempt=1,
-                policy_version=0,
-            )
+            numbers = range(1 + number % 2)
+            lease_of(book, *numbers, worker_id=f"w{number % 3}", prompt_index=number % 4)
         elif action == "close":
             book.close(lease_id)
         elif lease is not None:
-            book.submit(lease_id, [make_trajectory(lease_id, len(lease.arrived))])
+            submit(book, lease_id, [make_trajectory(lease_id, len(lease.arrived))])
         leases = book.all()
         assert book.num_missing == sum(one.num_missing for one in leases)
         assert book.num_accepted == sum(len(one.arrived) for one in leases)

@@ -18,8 +18,7 @@ SECTIONS = {
 
 
 async def take_leases(fixture, **request):
-    assignments = await fixture.dispatcher.lease(work_request(**request), wait_s=0)
-    return [assignment.lease for assignment in assignments]
+    return await fixture.dispatcher.lease(work_request(**request), wait_s=0)
 
 
 def submit(fixture, leases):

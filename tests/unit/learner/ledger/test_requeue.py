@@ -137,16 +137,16 @@ async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not
     fixture.dispatcher.resume_at(2)
     old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     for partial, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
-        fixture.dispatcher.release("w", [assignment.lease.lease_id], [partial])
+        fixture.dispatcher.release("w", [assignment.lease_id], [partial])
     again = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
-    assert [one.lease.partial_responses for one in again] == [(), (COMPLETE,)]
+    assert [one.partial_responses for one in again] == [(), (COMPLETE,)]
 
 
 async def test_a_version_that_does_not_exist_yet_is_refused():
     fixture = dispatcher_fixture()
     (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
     with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
-        fixture.dispatcher.release("w", [assignment.lease.lease_id], [make_partial_response(1)])
+        fixture.dispatcher.release("w", [assignment.lease_id], [make_partial_response(1)])
 
 
 def test_what_is_kept_is_not_wasted(ledger):

@@ -1,5 +1,7 @@
 """A group keeps the seed and the numbers of its responses, whoever samples them and how often."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fixtures.learner.dispatcher import (
@@ -7,13 +9,14 @@ from tests.fixtures.learner.dispatcher import (
     ManualClock,
     make_ledger,
     make_partial_response,
+    make_run,
     make_trajectories,
     make_trajectory,
 )
 from vcpo.records.reasons import DropReason
 from vcpo.wire.errors import InvalidMessageError
-from vcpo_learner.ledger.assignments import Assignment, Purpose
 from vcpo_learner.ledger.evaluation import EvaluationRound
+from vcpo_learner.ledger.lease import Purpose
 
 
 @pytest.fixture
@@ -31,13 +34,13 @@ def grant(ledger, count=1, **details):
 
 
 def seed_of(lease, purpose=Purpose.TRAIN):
-    return Assignment(purpose=purpose, lease=lease).seed(7)
+    return replace(lease, purpose=purpose).seed(7)
 
 
 def test_every_group_has_a_seed_of_its_own(ledger):
     leases = grant(ledger, 3)
     assert len({seed_of(lease) for lease in leases}) == 3
-    assert len({Assignment(purpose=Purpose.TRAIN, lease=leases[0]).seed(at) for at in (1, 2)}) == 2
+    assert len({leases[0].seed(at) for at in (1, 2)}) == 2
 
 
 @pytest.mark.parametrize("how", ["released", "expired"])
@@ -88,7 +91,7 @@ def test_a_learner_that_restarts_asks_for_the_missing_responses_under_their_numb
     (third,) = grant(third_learner)
     assert (seed_of(third), third.response_numbers) == (seed_of(first), (1,))
     third_learner.submit(third.lease_id, make_trajectories(third))
-    (group,) = third_learner.contents.buffer.groups()
+    (group,) = third_learner.buffer.groups()
     assert [each.trajectory_id for each in group.trajectories] == [
         f"{first.lease_id}/0",
         f"{third.lease_id}/1",
@@ -158,7 +161,7 @@ def test_a_restart_of_the_learner_keeps_the_draw(ledger, clock, is_failed_before
         (again,) = grant(later)
         assert seed_of(again) == seed_of(lease)
         assert (seed_of(again) != first) is is_failed_before
-        assert again.attempt == 1
+        assert again.failures == 0
         ledger = later
 
 
@@ -196,20 +199,16 @@ def test_a_partial_response_with_another_number_is_refused(ledger, numbers, refu
     with pytest.raises(InvalidMessageError) as caught:
         ledger.release("w", [lease.lease_id], partials)
     assert caught.value.field == f"{refused}.number"
-    assert ledger.held_by("w") == [lease.lease_id]
+    assert ledger.leases.held_by("w") == [lease]
 
 
 def make_round(clock, *, step, max_attempts=2):
     """A round of one prompt with three responses."""
-    return EvaluationRound(
-        step=step,
-        num_prompts=1,
-        samples_per_prompt=3,
-        lease_timeout_s=TIMEOUT_S,
-        max_attempts=max_attempts,
-        incarnation="now",
-        clock=clock,
+    run = make_run(
+        evaluation={"prompts": 1, "samplesPerPrompt": 3},
+        lease={"timeoutSeconds": TIMEOUT_S, "maxAttempts": max_attempts},
     )
+    return EvaluationRound(run.spec, step=step, incarnation="now", clock=clock)
 
 
 def evaluate(clock, *, step):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, make_trajectories, work_request
 from vcpo.records.reasons import DropReason, SetAsideCause
-from vcpo_learner.ledger.set_aside import SetAsideWorker, SetAsideWorkers
+from vcpo_learner.ledger.worker_registry import SetAsideWorker, SetAsideWorkers
 
 WHY = SetAsideCause.MISMATCH, "0.4 nats a token off"
 
@@ -32,12 +32,12 @@ async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fix
     fixture.submit(brought, worker_id="bad")
     fixture.submit(of_other, worker_id="good")
     fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.ledger.held_by("bad") == []
-    kept = [group.lease_id for group in fixture.ledger.contents.buffer.groups()]
-    assert kept == [of_other.lease.lease_id]
+    assert fixture.ledger.leases.held_by("bad") == []
+    kept = [group.lease_id for group in fixture.ledger.buffer.groups()]
+    assert kept == [of_other.lease_id]
     again = await lease(fixture, "good", 2)
-    prompts = {each.lease.prompt_index for each in again}
-    assert prompts == {held.lease.prompt_index, brought.lease.prompt_index}
+    prompts = {each.prompt_index for each in again}
+    assert prompts == {held.prompt_index, brought.prompt_index}
     counts = fixture.ledger.counts()
     counts.check()
     assert counts.dropped == {DropReason.WORKER_SET_ASIDE: 4}
@@ -45,14 +45,14 @@ async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fix
 
 async def test_a_group_that_others_completed_goes_with_what_it_brought_before_a_restart(fixture):
     (begun,) = await lease(fixture, "bad", 1)
-    first, _ = make_trajectories(begun.lease)
-    fixture.dispatcher.submit("bad", begun.lease.lease_id, [first])
+    first, _ = make_trajectories(begun)
+    fixture.dispatcher.submit("bad", begun.lease_id, [first])
     fixture.ledger.restart()
     (rest,) = await lease(fixture, "good", 1)
     fixture.submit(rest, worker_id="good")
-    assert fixture.ledger.contents.buffer.num_trajectories == 2
+    assert fixture.ledger.buffer.num_trajectories == 2
     fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.ledger.contents.buffer.num_trajectories == 0
+    assert fixture.ledger.buffer.num_trajectories == 0
 
 
 async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_it(fixture):

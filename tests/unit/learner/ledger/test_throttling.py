@@ -86,7 +86,7 @@ async def test_what_is_left_feeds_the_learner_while_the_dropped_prompts_are_gran
     first_dropped = 2 * 12
     run.dispatcher.advance_version()
     leases = await run.dispatcher.lease(work_request(held=13), wait_s=0)
-    assert prompts(one.lease for one in leases) == [first_dropped, first_dropped + 1]
+    assert prompts(one for one in leases) == [first_dropped, first_dropped + 1]
 
 
 async def test_a_limit_above_the_runs_own_bound_drops_nothing(run):
@@ -121,6 +121,6 @@ async def test_partial_responses_of_the_wider_limit_are_not_resumed(run):
     dispatcher.throttle(2)
     await run.step()
     (lease, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
-    dispatcher.release("w", [lease.lease.lease_id], [make_partial_response(9, 13)])
+    dispatcher.release("w", [lease.lease_id], [make_partial_response(9, 13)])
     (again, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
-    assert again.lease.partial_responses == ()
+    assert again.partial_responses == ()

@@ -16,7 +16,7 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.accounting import AccountingError, TrajectoryCounts
+from vcpo_learner.ledger.contents import AccountingError, TrajectoryCounts
 from vcpo_learner.prompts.source import SequentialPrompts
 
 
@@ -230,14 +230,14 @@ def test_only_failed_generations_count_as_attempts(ledger, clock):
         clock.advance(TIMEOUT_S)
         ledger.expire()
     (lease,) = grant(ledger, 1)
-    assert (lease.prompt_index, lease.attempt) == (0, 1)
+    assert (lease.prompt_index, lease.failures) == (0, 0)
 
 
 def test_release_without_ids_ends_every_lease_of_the_worker_and_of_no_other(ledger):
     grant(ledger, 2, worker="gone")
     grant(ledger, 1, worker="here")
     assert ledger.release("gone", []) == 2
-    assert ledger.in_flight_by_worker() == {"here": 2}
+    assert ledger.leases.in_flight_by_worker() == {"here": 2}
 
 
 def test_a_worker_cannot_hand_back_the_lease_of_another(ledger):
@@ -255,7 +255,7 @@ def test_naming_a_lease_twice_releases_it_once(ledger):
 def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
-    before = sorted(ledger.contents.buffer.groups())
+    before = sorted(ledger.buffer.groups())
     batch = restart(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
 
@@ -279,7 +279,7 @@ def test_a_submission_that_was_accepted_before_a_roll_back_is_not_accepted_again
     assert ledger.submit(lease.lease_id, sent) == ["accepted"]
     ledger.roll_back(0)
     (later,) = grant(ledger, 1)
-    assert later.kept == (replace(sent[0], worker_id=lease.worker_id),)
+    assert later.trajectories == (replace(sent[0], worker_id=lease.worker_id),)
     assert (later.grant_number, later.num_trajectories) == (lease.grant_number, 1)
     assert later.lease_id != lease.lease_id
     assert ledger.submit(lease.lease_id, sent) == ["lease_ended"]
@@ -345,7 +345,7 @@ def test_what_a_restart_kept_stays_with_the_prompt_when_its_next_lease_ends(ledg
     later.release("w", [grant(later, 1)[0].lease_id])
     assert later.counts().buffered == 1
     (again,) = grant(later, 1)
-    assert (again.num_trajectories, len(again.kept)) == (1, 1)
+    assert (again.num_trajectories, len(again.accepted)) == (1, 1)
     later.counts().check()
 
 
@@ -354,7 +354,7 @@ def test_what_a_restart_kept_and_is_too_old_by_its_next_lease_is_dropped(ledger,
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     later = restart(ledger, clock)
     (again,) = later.grant("w", num_groups=1, policy_version=3, oldest_partial_version=2)
-    assert (again.num_trajectories, again.kept) == (2, ())
+    assert (again.num_trajectories, again.accepted) == (2, {})
     assert later.counts().dropped == {"learner_restarted": 1, "lag_exceeded": 1}
     later.counts().check()
 

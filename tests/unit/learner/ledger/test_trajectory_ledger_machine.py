@@ -19,7 +19,8 @@ from tests.unit.learner.ledger.ledger_model import LedgerModel
 from vcpo.algo import Rollbacks, WarningLevel
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.changes import LagLimitLeft, NoLog
+from vcpo_learner.ledger.changes import NoLog
+from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
 from vcpo_learner.redo_log.encoding import change_from_bytes, change_to_bytes
@@ -102,7 +103,7 @@ class LedgerMachine(RuleBasedStateMachine):
         # Written long after it was taken, and one group to a file.
         data = [part.SerializeToString() for part in self.kept.parts(part_bytes=1)]
         self.ledger.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
-        redo, after = Redo(self.ledger.contents, self.log.changes), self.kept.head.log_position
+        redo, after = Redo(self.ledger, self.log.changes), self.kept.head.log_position
         for position, change in enumerate(self.log.read(after), start=after + 1):
             redo.apply(change, position)
         steps = sorted(redo.steps.items())
@@ -188,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def set_aside(self, worker):
         self.ledger.set_aside(worker)
         self.model.set_aside(worker, self.failures_of)
-        assert worker not in {group.worker_id for group in self.ledger.contents.buffer.groups()}
+        assert worker not in {group.worker_id for group in self.ledger.buffer.groups()}
 
     @precondition(lambda self: self.model.open)
     @rule(pick=PICKS, age=st.integers(0, 2))
@@ -255,13 +256,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(0, 3), level=st.sampled_from(WarningLevel))
     def leave_limit(self, steps, level):
-        self.model.lag_limit = LagLimitLeft(steps=steps, level=level, rollbacks=Rollbacks())
+        self.model.lag_limit = LagLimit(steps=steps, level=level, rollbacks=Rollbacks())
         self.ledger.record_lag_limit(self.model.lag_limit)
 
     @invariant()
     def evaluations_and_limit_are_those_of_the_history(self):
-        assert self.ledger.contents.accuracies == self.model.accuracies
-        assert self.ledger.contents.lag_limit == self.model.lag_limit
+        assert self.ledger.accuracies == self.model.accuracies
+        assert self.ledger.lag_limit == self.model.lag_limit
 
     @invariant()
     def every_moment_may_be_the_last_that_is_written(self):
@@ -293,7 +294,7 @@ class LedgerMachine(RuleBasedStateMachine):
         flights = {"left": 0, "right": 0}
         for promise in self.model.open.values():
             flights[promise.worker_id] += promise.size - len(promise.versions)
-        by_worker = self.ledger.in_flight_by_worker()
+        by_worker = self.ledger.leases.in_flight_by_worker()
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 
 

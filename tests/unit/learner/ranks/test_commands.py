@@ -9,9 +9,9 @@ from tests.fixtures.learner.models import trajectory
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from vcpo.wire.packing import ExpertRoutes, PackedLogprobs
 from vcpo.wire.trajectory import TokenSpan
-from vcpo_learner.ranks.batch_message import as_sent, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.training.mirrored_update import as_sent, groups_from_bytes, groups_to_bytes
 
 
 def test_groups_survive_the_way_through_bytes():

@@ -65,7 +65,7 @@ def test_a_redo_needs_far_less_memory_than_its_log_has_bytes(large_log):
     ledger = make_ledger(ManualClock(), incarnation="later")
     tracemalloc.start()
     try:
-        steps = log.redo(ledger.contents, after=0).steps
+        steps = log.redo(ledger, after=0).steps
         for version, logged in sorted(steps.items()):
             step = log.read_step(logged)
             batch = [one for group in step.groups for one in group.trajectories]
@@ -87,8 +87,10 @@ def test_steps_that_a_rollback_undid_give_their_groups_back_from_the_log(tmp_pat
         with closing(RedoLog(tmp_path, limit_bytes=1 << 40)) as log:
             ledger = await train(log, steps=3)
             redo_of = make_ledger(ManualClock(), incarnation="later")
-            steps = log.redo(redo_of.contents, after=0).steps
-            ledger.roll_back(1, [log.read_step(steps[version]) for version in (1, 2)])
+            steps = log.redo(redo_of, after=0).steps
+            ledger.roll_back(
+                1, [one for version in (1, 2) for one in log.read_step(steps[version]).groups]
+            )
             # What step 2 was trained on has no later token, and is trained on again.
             batch = ledger.take_batch(policy_version=1, max_lag_steps=0)
             ledger.record_step(batch, policy_version=1, fresh=())
@@ -98,7 +100,7 @@ def test_steps_that_a_rollback_undid_give_their_groups_back_from_the_log(tmp_pat
     expected = asyncio.run(fill())
     with closing(RedoLog(tmp_path, limit_bytes=1 << 40)) as log:
         ledger = make_ledger(ManualClock(), incarnation="last")
-        steps = log.redo(ledger.contents, after=0).steps
+        steps = log.redo(ledger, after=0).steps
         assert log.take_events() == []
         assert sorted(steps) == [0, 1]
         assert [group.trajectories for group in log.read_step(steps[1]).groups] == expected

@@ -17,11 +17,9 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectories,
 )
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.ledger.changes import (
-    LearnerRestarted,
-    LogRoom,
-    VersionPublished,
-)
+from vcpo.wire.v1.ledger_pb2 import LearnerRestarted, VersionPublished
+from vcpo.wire.v1.work_pb2 import LeaseRequest
+from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.redo_log.encoding import change_to_bytes
 from vcpo_learner.redo_log.file import aside_path, file_path
 from vcpo_learner.redo_log.log import RedoLog
@@ -58,7 +56,7 @@ def redone_beside(log):
 
 def redone(log):
     ledger = make_ledger(ManualClock(), incarnation="later")
-    log.redo(ledger.contents, after=0)
+    log.redo(ledger, after=0)
     return ledger
 
 
@@ -84,7 +82,7 @@ async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
     await log.committed()
     log.close()
     later = open_log()
-    redo = later.redo(make_ledger(ManualClock(), incarnation="later").contents, after=0)
+    redo = later.redo(make_ledger(ManualClock(), incarnation="later"), after=0)
     step = later.read_step(redo.steps[0])
     assert [each.trajectories for each in step.groups] == [each.trajectories for each in batch]
     assert list(step.fresh) == fresh
@@ -94,14 +92,14 @@ async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
 @pytest.fixture
 def quick_log(open_log, monkeypatch):
     """A log on a disk that takes no time, whose thread does not sync before it is closed."""
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 3600.0)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 3600.0)
     return open_log(clock=ManualClock())
 
 
 @contextmanager
 def thread_in_sync(log, monkeypatch):
     """The thread syncs, and has the file, while the block runs."""
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 0.0)
     is_there, may_go = threading.Event(), threading.Event()
     sync = log._file.sync
 
@@ -167,7 +165,7 @@ async def test_what_waits_for_the_thread_is_not_overtaken(open_log, monkeypatch)
 
 
 async def test_after_a_slow_write_the_thread_writes_for_a_while(open_log, monkeypatch):
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 3600.0)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 3600.0)
     clock = ManualClock()
     log = open_log(clock=clock)
     ledger = make_ledger(ManualClock(), log=log)
@@ -187,7 +185,7 @@ async def test_after_a_slow_write_the_thread_writes_for_a_while(open_log, monkey
 
 
 async def test_a_large_change_is_written_by_the_thread(quick_log, monkeypatch):
-    monkeypatch.setattr("vcpo_learner.redo_log.log._AT_ONCE_BYTES", 20)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._AT_ONCE_BYTES", 20)
     writes = watch_appends(quick_log, monkeypatch)
     quick_log.append(VersionPublished(policy_version=0, checksum=0))
     quick_log.append(LearnerRestarted(incarnation="a name of more than twenty letters"))
@@ -196,7 +194,7 @@ async def test_a_large_change_is_written_by_the_thread(quick_log, monkeypatch):
 
 
 async def test_each_write_of_the_event_loop_is_synced_soon(open_log, monkeypatch):
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.01)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 0.01)
     log = open_log()
     sync, synced = log._file.sync, []
 
@@ -232,7 +230,7 @@ async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_wri
 async def test_a_write_that_fails_for_a_moment_stops_no_work_for_longer(
     open_log, monkeypatch, name
 ):
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 0.0)
     log = open_log()
     write, errors = getattr(log._file, name), [OSError("the disk is away")] * 2
 
@@ -281,7 +279,7 @@ async def test_a_file_that_no_room_makes_whole_is_not_written_again(open_log, mo
 async def test_commits_whose_file_was_removed_are_not_believed_to_be_written(
     open_log, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("vcpo_learner.redo_log.log._SYNC_S", 0.0)
+    monkeypatch.setattr("vcpo_learner.redo_log.writer._SYNC_S", 0.0)
     log = open_log()
     file_path(tmp_path).with_name(f"{file_path(tmp_path).name}-wal").unlink()
     accept_groups(log, 1)
@@ -367,7 +365,7 @@ async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
     log.close()
     tables = open_log()
     other = make_ledger(ManualClock(), incarnation="later")
-    tables.redo(other.contents, after=1)  # without the grant, the submission has no lease
+    tables.redo(other, after=1)  # without the grant, the submission has no lease
     assert tables.position == 1
     ((kind, message),) = tables.take_events()
     assert (kind, "train-now-0 is not open" in message) == ("LogDamaged", True)
@@ -376,8 +374,8 @@ async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
 async def test_a_change_that_cannot_be_encoded_leaves_no_gap(open_log):
     log = open_log()
     ledger = accept_groups(log, 1)
-    with pytest.raises(ValueError, match="range"):
-        log.append(VersionPublished(policy_version=-1, checksum=0))
+    with pytest.raises(KeyError):
+        log.append(LeaseRequest())
     ledger.grant("w", num_groups=1, policy_version=0)
     await log.committed()
     log.close()

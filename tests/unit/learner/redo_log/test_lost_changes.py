@@ -53,7 +53,7 @@ def start(folder, *, after=0, recorded_step=0):
     """Redo a log; return the position that was reached, the log's own number of losses, events."""
     with closing(RedoLog(folder, limit_bytes=LIMIT_BYTES)) as log:
         ledger = make_ledger(ManualClock(), incarnation="later")
-        log.redo(ledger.contents, after=after, recorded_step=recorded_step)
+        log.redo(ledger, after=after, recorded_step=recorded_step)
         ledger.counts().check()
         log.set_spec({"model": "a name"})
         return log.position, log.lost_changes, log.take_events()
@@ -176,7 +176,7 @@ def test_a_loss_is_told_once(killed):
     wal(folder).unlink()
     with closing(RedoLog(folder, limit_bytes=LIMIT_BYTES)) as log:
         ledger = make_ledger(ManualClock(), incarnation="later", log=log)
-        log.redo(ledger.contents, after=0)
+        log.redo(ledger, after=0)
         asyncio.run(restarted(ledger, log))
         reached = log.position
     assert start(folder) == (reached, 0, [])

@@ -1,5 +1,6 @@
 """A worker's name is bound to its key: nobody else leases, submits or releases in its name."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from tests.fixtures.learner.dispatcher import (
     dispatcher_fixture,
     make_run,
     make_trajectory,
+    settle,
     work_request,
 )
 from vcpo.records.reasons import SetAsideCause
@@ -26,6 +28,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import trajectory_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc, work_pb2
 from vcpo.wire.v1.work_pb2_grpc import WorkServiceStub, add_WorkServiceServicer_to_server
+from vcpo_learner.ledger.lease import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.services import callers as callers_module
 from vcpo_learner.services.callers import Callers
@@ -56,7 +59,7 @@ def callers(fixture):
 
 async def lease(fixture, worker_id="w"):
     (assignment, *_) = await fixture.dispatcher.lease(work_request(worker_id=worker_id), wait_s=0.0)
-    return assignment.lease.lease_id
+    return assignment.lease_id
 
 
 async def test_a_name_answers_to_the_key_of_its_first_call(fixture, callers):
@@ -80,8 +83,11 @@ async def test_a_lease_answers_to_its_worker_alone(fixture, callers):
 
 
 async def test_a_lease_of_an_evaluation_answers_to_its_worker_alone(fixture, callers):
-    evaluation = fixture.dispatcher._evaluations.begin(0, exclusive=False)
-    (granted,) = evaluation.grant("w", max_trajectories=1, policy_version=0)[:1]
+    evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=False))
+    await settle()
+    (granted,) = await fixture.dispatcher.lease(work_request(room=1), wait_s=0)
+    evaluating.cancel()
+    assert granted.purpose is Purpose.EVALUATION
     assert fixture.dispatcher.is_known("w")
     with pytest.raises(PermissionDeniedError, match="is another worker's"):
         callers.admit("v", call_with("another"), lease_ids=[granted.lease_id])
@@ -91,7 +97,7 @@ async def test_a_name_is_free_when_its_worker_is_lost_and_its_leases_have_ended(
     callers.admit("w", call_with("own"))
     lease_id = await lease(fixture)
     fixture.clock.now_s += WORKER_LOST_AFTER_S + 1.0
-    assert lease_id in fixture.ledger.held_by("w")  # nobody has looked since
+    assert fixture.ledger.leases.get(lease_id)  # nobody has looked since
     with pytest.raises(PermissionDeniedError):
         callers.admit("w", call_with("another"))
     fixture.ledger.expire()
@@ -192,7 +198,7 @@ async def test_no_call_in_another_workers_name_reaches_the_learner_and_each_is_c
             ]
             assert {await learner.refusal(call) for call in calls} == {"PERMISSION_DENIED"}
             assert learner.guard.refusals == {"identity": len(calls)}
-            assert learner.fixture.ledger.held_by("w") == [lease_id]
+            assert learner.fixture.ledger.leases.get(lease_id)
             (outcome,) = (
                 await WorkServiceStub(one).Submit(submission(lease_id, "w"), timeout=30)
             ).outcomes

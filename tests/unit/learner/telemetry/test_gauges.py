@@ -52,7 +52,7 @@ async def test_counters_follow_the_ledger(gauges, fixture):
 async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, fixture):
     late, stale, *_ = await fixture.dispatcher.lease(work_request(), wait_s=0)
     fixture.submit(stale, versions=(0, 0, 0))
-    fixture.dispatcher.release("w", [late.lease.lease_id])
+    fixture.dispatcher.release("w", [late.lease_id])
     fixture.submit(late, versions=(0,))
     fixture.ledger.take_batch(policy_version=2, max_lag_steps=1)
     for _ in range(2):
@@ -143,10 +143,10 @@ async def test_groups_are_counted_by_whether_they_teach_something(gauges, fixtur
     one, other = (
         replace(
             group,
-            trajectories=tuple(
-                replace(each, reward=reward)
+            accepted={
+                each.number: replace(each, reward=reward)
                 for each, reward in zip(group.trajectories, rewards, strict=True)
-            ),
+            },
         )
         for group, rewards in zip(groups, [(0.0, 1.0), (0.5, 0.5)], strict=True)
     )

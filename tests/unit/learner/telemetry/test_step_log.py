@@ -11,7 +11,7 @@ from tests.fixtures.records import STEP
 from vcpo.algo import WarningLevel
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.step_log import LINE_PERIOD_S, StepLog
 
 
@@ -212,14 +212,13 @@ def test_a_resumed_run_does_not_report_again_what_its_checkpoint_already_had():
 
 def group_of(*rewards, worker="w", prompt_index=3):
     trajectories = [make_trajectory("l", at, reward=one) for at, one in enumerate(rewards)]
-    return Group(
+    return Lease(
         grant_number=1,
         group_number=1,
         lease_id="l",
         worker_id=worker,
         prompt_index=prompt_index,
-        attempt=0,
-        trajectories=tuple(trajectories),
+        accepted=dict(enumerate(trajectories)),
     )
 
 

@@ -3,18 +3,17 @@
 from dataclasses import replace
 
 from tests.fixtures.learner.dispatcher import make_trajectory
-from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lease import Lease
 
 
 def make_group(number, **changes):
     lease_id = f"train-now-{number}"
     members = tuple(replace(make_trajectory(lease_id, at), **changes) for at in range(2))
-    return Group(
+    return Lease(
         grant_number=number,
         group_number=number,
         lease_id=lease_id,
         worker_id="w",
         prompt_index=10 + number,
-        attempt=1,
-        trajectories=members,
+        accepted=dict(enumerate(members)),
     )

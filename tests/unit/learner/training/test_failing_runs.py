@@ -18,7 +18,7 @@ async def fail_every_lease(dispatcher):
     while dispatcher.phase is RunPhase.RUNNING:
         held = work_request(held=dispatcher.policy_version, room=2)
         for given in await dispatcher.lease(held, wait_s=0):
-            dispatcher.fail("w", given.lease.lease_id, BROKEN)
+            dispatcher.fail("w", given.lease_id, BROKEN)
         await asyncio.sleep(0.001)
 
 
@@ -44,7 +44,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     while learner.dispatcher.policy_version < 2:
         await asyncio.sleep(0.001)
     working.cancel()
-    for lease in learner.dispatcher.ledger._book.all():
+    for lease in learner.dispatcher.ledger.leases.all():
         learner.dispatcher.fail("w", lease.lease_id, BROKEN)
     for _ in range(4):
         learner.dispatcher.fail("w", "train-now-0", BROKEN)

@@ -51,7 +51,7 @@ async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner
     def submit_traced(given, **changes):
         submit(given, **changes)
         if given.purpose == "train":
-            learner.traces.accept(given.lease.lease_id, learner.traces.grant(given.lease))
+            learner.traces.accept(given.lease_id, learner.traces.grant(given))
 
     learner.submit = submit_traced
     with traces.recorded_spans() as spans:
@@ -320,7 +320,7 @@ async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_p
 
 def group(*versions):
     one = make_trajectory("train-now-0", 0, versions=versions)
-    return replace(make_group(0), trajectories=(one,))
+    return replace(make_group(0), accepted={0: one})
 
 
 def test_lag_counts_every_token_once():

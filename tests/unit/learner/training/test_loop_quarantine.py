@@ -27,8 +27,8 @@ async def test_a_group_that_breaks_the_update_is_dropped_stored_and_reported_and
     learner.accept(*others)
     assert await learner.run() is RunPhase.COMPLETE
     (event,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
-    assert f"{poison.lease.lease_id} (prompt 0) is not trained on: IndexError" in event.message
-    kept = tmp_path / "quarantine" / f"{poison.lease.lease_id}.json"
+    assert f"{poison.lease_id} (prompt 0) is not trained on: IndexError" in event.message
+    kept = tmp_path / "quarantine" / f"{poison.lease_id}.json"
     assert str(kept) in event.message
     document = json.loads(kept.read_text())
     assert document["trajectories"][0]["response_token_ids"] == [VOCABULARY]

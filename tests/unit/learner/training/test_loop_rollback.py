@@ -51,7 +51,7 @@ def make_run_of(tmp_path):
             **({"checkpoint": {"everySteps": 5, "keep": 1}} | sections),
         )
         learner.published = []
-        mirrored = learner.training._parts.update
+        mirrored = learner.mirrored
         take_weights = mirrored.take_weights
 
         def watched(precision, policy_version):

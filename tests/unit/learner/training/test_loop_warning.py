@@ -11,7 +11,7 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
 ):
     learner = make_learner()
     learner.update.warnings = {0: WarningLevel.CRITICAL}
-    update, limits = learner.training._parts.update, []
+    update, limits = learner.mirrored, []
     take_weights = update.take_weights
 
     def watched(precision, policy_version):

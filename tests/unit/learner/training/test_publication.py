@@ -8,8 +8,9 @@ import pytest
 from tests.fixtures.learner.training import MemoryLog, TrainingFixture
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1.ledger_pb2 import VersionPublished
 from vcpo.wire.weights import verify
-from vcpo_learner.ledger.changes import LogRoom, VersionPublished
+from vcpo_learner.ledger.changes import LogRoom
 from vcpo_learner.training import publication
 
 DEADLINE_S = 30.0
@@ -17,7 +18,7 @@ DEADLINE_S = 30.0
 
 def published_versions(learner, look=lambda policies, prepared: None):
     """The versions in the order of their announcement; `look` sees the store after each."""
-    policies = learner.training._parts.policies
+    policies = learner.policies
     publish, seen = policies.publish, []
 
     def observed(prepared):
@@ -31,7 +32,7 @@ def published_versions(learner, look=lambda policies, prepared: None):
 
 async def test_the_next_step_begins_while_a_version_is_prepared(make_learner):
     learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
-    policies = learner.training._parts.policies
+    policies = learner.policies
     prepare, begin = policies.prepare, learner.update.begin
     stepping, in_time = threading.Event(), []
 
@@ -69,7 +70,7 @@ async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums
 async def test_a_version_is_compared_only_after_the_one_before_was_announced(make_learner):
     learner = make_learner()
     seen = published_versions(learner)
-    update, before = learner.training._parts.update, []
+    update, before = learner.mirrored, []
     take_weights = update.take_weights
 
     def watched(precision, policy_version):
@@ -103,7 +104,7 @@ async def test_a_last_version_that_a_full_disk_keeps_back_ends_the_evaluation_be
         "evaluation": {"everySteps": 1},
     }
     learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
-    dispatcher = learner.training._parts.dispatcher
+    dispatcher = learner.dispatcher
     evaluate = dispatcher.evaluate
 
     async def evaluate_late(step, *, exclusive):
@@ -132,7 +133,7 @@ async def test_a_last_version_that_a_full_disk_keeps_back_is_not_evaluated(tmp_p
 @pytest.mark.parametrize("version", [0, 1, 3])
 async def test_a_version_that_cannot_be_published_ends_the_run(make_learner, version):
     learner = make_learner()
-    policies = learner.training._parts.policies
+    policies = learner.policies
     prepare = policies.prepare
 
     def broken(policy_version, weights):

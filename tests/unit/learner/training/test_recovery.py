@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from tests.fixtures.learner.training import TrainingFixture
 from vcpo.algo import WarningLevel
 from vcpo.records.journal import JOURNAL_DAMAGED, METRICS_FILE, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1.ledger_pb2 import VersionPublished
 from vcpo_learner.checkpoints.folder import CheckpointError
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -95,7 +95,7 @@ async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
     learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
     whole, part = await learner.dispatcher.lease(work_request(room=4), wait_s=0)
     learner.accept(whole)
-    learner.dispatcher.submit("w", part.lease.lease_id, [make_trajectory(part.lease.lease_id, 1)])
+    learner.dispatcher.submit("w", part.lease_id, [make_trajectory(part.lease_id, 1)])
     await learner.log.committed()
     later = make_learner(algorithm={"maxPolicyLagSteps": 4})
     later.training.resume()
@@ -134,13 +134,13 @@ async def test_groups_that_are_incomplete_after_a_restart_are_completed_without_
     }
     learner = make_learner(**run)
     for given in await learner.dispatcher.lease(work_request(room=8), wait_s=0):
-        sent = [make_trajectory(given.lease.lease_id, number) for number in range(3)]
-        learner.dispatcher.submit("w", given.lease.lease_id, sent)
+        sent = [make_trajectory(given.lease_id, number) for number in range(3)]
+        learner.dispatcher.submit("w", given.lease_id, sent)
     await learner.log.committed()
     later = make_learner(**run)
     later.training.resume()
     leased = await later.dispatcher.lease(work_request(room=8), wait_s=0)
-    assert [given.lease.num_trajectories for given in leased] == [1, 1]
+    assert [given.num_trajectories for given in leased] == [1, 1]
     later.accept(*leased)
     assert later.dispatcher.ledger.counts().buffered == 8
 
@@ -158,7 +158,7 @@ def answers_by_version(learner):
     submit = learner.submit
 
     def submit_answer(given, *, versions):
-        lease = given.lease
+        lease = given
         rewarded = lease.prompt_index % 2
         for number in range(lease.num_trajectories):
             one = make_trajectory(
@@ -173,7 +173,7 @@ def answers_by_version(learner):
 
 
 def parameters(learner):
-    return [each.detach().clone() for each in learner.training._parts.model.parameters()]
+    return [each.detach().clone() for each in learner.model.parameters()]
 
 
 async def play(run_dir, *, every_steps, dies_at=None):
@@ -283,7 +283,7 @@ async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(
     later = make_learner(steps=4)
     later.training.resume()
     with torch.no_grad():  # as if the first model were another one
-        next(later.training._parts.model.parameters()).add_(1.0)
+        next(later.model.parameters()).add_(1.0)
     await later.run()
     (message,) = told(tmp_path, "RedoDiffers")
     assert message.startswith("version 0 has other parameters than before the restart")
@@ -294,12 +294,9 @@ async def test_versions_of_other_ranks_or_shards_are_not_compared(make_learner, 
     await killed(dies_before(make_learner(steps=4), 3))
     later = make_learner(steps=4)
     later.training.resume()
-    recovery = later.training._recovery
-    assert recovery.versions
-    recovery.versions = {
-        version: replace(published, checksum=1, **other)
-        for version, published in recovery.versions.items()
-    }
+    assert later.log._versions
+    for published in later.log._versions.values():
+        published.MergeFrom(VersionPublished(checksum=1, **other))
     await later.run()
     assert not told(tmp_path, "RedoDiffers")
 
@@ -384,11 +381,13 @@ async def test_steps_that_a_log_has_lost_are_told_with_their_numbers(make_learne
     lost = int(message.split(" later ones, which were committed")[0].split()[-1])
     # Each of three steps had two leases, two submissions at least, its batch and its version.
     assert lost == later.log.lost_changes >= 3 * 6
+    later.gauges.refresh()
     assert value(later, "vcpo_learner_lost_changes") == lost
     assert later.signals.message().lost_changes == lost
     assert await later.run() is RunPhase.COMPLETE
     last = make_learner(steps=9, checkpoint=often)
     last.training.resume()
+    last.gauges.refresh()
     assert value(last, "vcpo_learner_lost_changes") == 0
     assert len(told(tmp_path, "LogDamaged")) == 1
 

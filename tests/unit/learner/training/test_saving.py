@@ -154,7 +154,7 @@ async def test_a_run_whose_checkpoints_will_not_fit_says_so_at_the_start(
     make_learner, tmp_path, monkeypatch
 ):
     learner = make_learner(steps=1)
-    trained = sum(each.numel() for each in learner.training._parts.model.parameters())
+    trained = sum(each.numel() for each in learner.model.parameters())
     shown_space(monkeypatch, 12 * trained)
     assert await learner.run() is RunPhase.COMPLETE
     (low,) = messages(tmp_path, "DiskSpaceLow")
@@ -165,7 +165,7 @@ async def test_a_run_without_room_for_one_checkpoint_does_not_start(
     make_learner, tmp_path, monkeypatch
 ):
     learner = make_learner(steps=1)
-    trained = sum(each.numel() for each in learner.training._parts.model.parameters())
+    trained = sum(each.numel() for each in learner.model.parameters())
     shown_space(monkeypatch, 12 * trained - 1)
     with pytest.raises(StartError, match=r"no room for a checkpoint: .* are missing"):
         await learner.run()

@@ -31,7 +31,7 @@ def trainable_group(number, **changes):
     """A group that can be trained on: its two responses differ, and so do their rewards."""
     one = make_group(number, **changes)
     first, second = one.trajectories
-    return replace(one, trajectories=(first, replace(second, reward=0.0)))
+    return replace(one, accepted={0: first, 1: replace(second, reward=0.0)})
 
 
 def take_step(guard, groups, *, newest=(), policy_version):
@@ -188,7 +188,7 @@ def group_of_pairs(number, *responses):
         )
         for at, (token, reward) in enumerate(responses)
     ]
-    return replace(one, trajectories=tuple(members))
+    return replace(one, accepted=dict(enumerate(members)))
 
 
 PRIZED = group_of_pairs(1, (5, 500.0), (6, 501.0))

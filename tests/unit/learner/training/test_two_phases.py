@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.options import options
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
@@ -74,15 +75,21 @@ class Leader(Rank):
         self.dispatcher = fixture.dispatcher
         self.policies = PolicyStore(incarnation=ranks.incarnation, clock=time.monotonic)
         update = MirroredUpdate(CountingUpdate(self.model), self.commands, self.model)
-        parts = replace(
-            fixture.training._parts,
+        self.thread = TensorThread(make_run().spec, time.monotonic, pytest.fail)
+        self.publication = Publication(
+            Precision.BFLOAT16,
             update=update,
+            tensor_thread=self.thread,
+            dispatcher=self.dispatcher,
             ranks=ranks,
             policies=self.policies,
+            weight_server=None,
+            archive_writer=None,
+            gauges=fixture.gauges,
+            traces=fixture.traces,
             clock=time.monotonic,
+            sleep=asyncio.sleep,
         )
-        self.thread = TensorThread(parts.run.spec, time.monotonic, pytest.fail)
-        self.publication = Publication(parts, Precision.BFLOAT16, self.thread)
         self.server = WireServer(keys=None)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
             PolicyService(self.policies, PeerAssignment(fixture.registry)),

@@ -120,7 +120,7 @@ async def test_a_prompt_that_is_too_long_is_shortened_and_answered_where_the_run
 def too_long(fixture, assignment):
     message = "max_new_tokens: 8 after a prompt of 600 exceeds the model's context of 512 tokens"
     failure = Failure(cause=FailureCause.TOO_LONG, message=message)
-    fixture.dispatcher.fail("w", assignment.lease.lease_id, failure)
+    fixture.dispatcher.fail("w", assignment.lease_id, failure)
 
 
 async def give_up_prompts(fixture, number, *, every_s):
@@ -137,7 +137,7 @@ async def test_a_run_whose_first_prompts_are_too_long_goes_on_and_nobody_is_set_
     assert fixture.dispatcher.failures.in_a_row == 100
     assert fixture.dispatcher.set_aside_workers.latest == []
     (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0.0)
-    assert assignment.lease.prompt_index == 100
+    assert assignment.prompt_index == 100
     fixture.submit(assignment)
     assert fixture.dispatcher.failures.in_a_row == 0
 
@@ -169,7 +169,7 @@ async def test_other_failures_between_them_still_end_the_run_and_are_counted_apa
         fixture.dispatcher.failures.check()
         (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0.0)
         if number % 2:
-            fixture.dispatcher.fail("w", assignment.lease.lease_id, broken)
+            fixture.dispatcher.fail("w", assignment.lease_id, broken)
         else:
             too_long(fixture, assignment)
     with pytest.raises(TooManyFailuresError, match=r"^4 generations in a row failed, .*4 of them"):

@@ -198,10 +198,10 @@ class TwoWorkers(DispatcherFixture):
 
     def tokens_kept(self) -> list[int]:
         """Tokens at the learner: consumed, buffered and requeued."""
-        contents = self.ledger.contents
+        contents = self.ledger
         groups = contents.buffer.groups()
         kept = [one.response_token_ids for group in groups for one in group.trajectories]
-        waiting = [*contents.requeued, *contents.book.all()]
+        waiting = [*contents.requeued, *contents.leases.all()]
         kept += [one.token_ids for prompt in waiting for one in prompt.partial_responses]
         return self.consumed + [token for token_ids in kept for token in token_ids]
 

@@ -1,0 +1,289 @@
+"""The leases that are open, and the complete groups that wait for their step, each in its order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, takewhile
+from math import inf
+
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.lease import NEXT, Lease, SubmitOutcome
+
+_REMEMBERED_LEASES = 65_536
+
+
+class LeaseBook:
+    """The open leases of one purpose. Owner: the learner's event loop.
+
+    A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
+    contain the learner's incarnation and count its leases, so no id is given twice.
+
+    Every call of a worker asks for sums and for the worker's own leases, so both are kept up to
+    date: a thousand workers hold some thousand leases.
+    """
+
+    def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._open: dict[str, Lease] = {}
+        """Oldest first. All have the same time, so they expire in this order."""
+        self._held: defaultdict[str, dict[str, Lease]] = defaultdict(dict)
+        """The open leases of each worker that has some."""
+        self._leases_of_prompt: Counter[int] = Counter()
+        self._missing_of: Counter[str] = Counter()
+        """Trajectories that have not arrived, of each worker with open leases."""
+        self.num_missing = 0
+        """Trajectories of the open leases that have not arrived."""
+        self.num_accepted = 0
+        """Trajectories of the groups of the open leases that have been accepted."""
+        self._fulfilled: OrderedDict[str, None] = OrderedDict()
+        self.next_grant_number = 0
+        """One more than the largest number of a grant so far, those before a restart included."""
+        self.next_group_number = 0
+        """Groups that were begun so far, those before a restart included. Not the number of grants:
+        a group that loses its lease has several."""
+        self._ids = count()  # not the number of a grant: a later lease may take an earlier place
+
+    def __len__(self) -> int:
+        """Count the open leases."""
+        return len(self._open)
+
+    def new_lease_id(self) -> str:
+        """Return an id that no lease of any process has had."""
+        return f"{self._prefix}-{next(self._ids)}"
+
+    def open(
+        self,
+        prompt: Lease,
+        *,
+        worker_id: str,
+        response_numbers: tuple[int, ...],
+        policy_version: int,
+        lease_id: str | None = None,
+    ) -> Lease:
+        """Lease a prompt that waits, or a new one, to a worker.
+
+        lease_id: None makes one.
+        """
+        grant_number, group_number = prompt.grant_number, prompt.group_number
+        if grant_number == NEXT:
+            grant_number = self.next_grant_number
+        if group_number == NEXT:
+            group_number = self.next_group_number
+            self.next_group_number += 1
+        lease = replace(
+            prompt,
+            lease_id=self.new_lease_id() if lease_id is None else lease_id,
+            worker_id=worker_id,
+            grant_number=grant_number,
+            group_number=group_number,
+            response_numbers=response_numbers,
+            policy_version=policy_version,
+            accepted=dict(prompt.accepted),
+        )
+        self.next_grant_number = max(self.next_grant_number, grant_number + 1)
+        self._add(lease)
+        return lease
+
+    def accept(self, lease: Lease, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
+        """Accept trajectories of an open lease, and close it if none is missing now.
+
+        Raises:
+            InvalidMessageError: if a trajectory does not belong to the lease.
+        """
+        outcomes = lease.accept(trajectories)
+        num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
+        self._count(lease, missing=-num_accepted, accepted=num_accepted)
+        if not lease.num_missing:
+            self.close(lease.lease_id)
+            self._fulfilled[lease.lease_id] = None
+            if len(self._fulfilled) > _REMEMBERED_LEASES:
+                self._fulfilled.popitem(last=False)
+        return outcomes
+
+    def outcome_when_closed(self, lease_id: str) -> SubmitOutcome:
+        """Return what a trajectory of a lease that is not open gets.
+
+        `DUPLICATE` if the lease was fulfilled (of the last `_REMEMBERED_LEASES`).
+        """
+        fulfilled = lease_id in self._fulfilled
+        return SubmitOutcome.DUPLICATE if fulfilled else SubmitOutcome.LEASE_ENDED
+
+    def close(self, lease_id: str) -> Lease | None:
+        """Close and return a lease; None if it is not open."""
+        lease = self._open.pop(lease_id, None)
+        if lease is not None:
+            held = self._held[lease.worker_id]
+            del held[lease_id]
+            self._count(lease, missing=-lease.num_missing, accepted=-len(lease.accepted))
+            self._leases_of_prompt[lease.prompt_index] -= 1
+            if not self._leases_of_prompt[lease.prompt_index]:
+                del self._leases_of_prompt[lease.prompt_index]
+            if not held:
+                del self._held[lease.worker_id], self._missing_of[lease.worker_id]
+        return lease
+
+    def get(self, lease_id: str) -> Lease | None:
+        """Return an open lease; None if it is not open."""
+        return self._open.get(lease_id)
+
+    def has_issued(self, lease_id: str) -> bool:
+        """Return whether the id has the form of this book's leases, open or closed."""
+        return lease_id.startswith(f"{self._prefix}-")
+
+    def granted_s(self, lease_id: str) -> float:
+        """Return when an open lease was granted; infinitely early if it is not open."""
+        lease = self._open.get(lease_id)
+        return -inf if lease is None else lease.expires_s - self._timeout_s
+
+    def expired_leases(self) -> list[Lease]:
+        """Return the open leases whose time is over."""
+        now_s = self._clock()
+        return list(takewhile(lambda lease: lease.expires_s <= now_s, self._open.values()))
+
+    def held_by(self, worker_id: str, lease_ids: Collection[str] = ()) -> list[Lease]:
+        """Return the open leases of one worker, oldest first; with ids, only those among them."""
+        return [
+            lease
+            for lease in self._held.get(worker_id, {}).values()
+            if not lease_ids or lease.lease_id in lease_ids
+        ]
+
+    def prompts(self) -> Collection[int]:
+        """Return the prompts of the open leases."""
+        return self._leases_of_prompt.keys()
+
+    def in_flight_by_worker(self) -> Mapping[str, int]:
+        """Return the number of trajectories that have not arrived, by worker."""
+        return self._missing_of
+
+    def all(self) -> list[Lease]:
+        """Return every open lease, oldest first."""
+        return list(self._open.values())
+
+    def restore(
+        self, leases: Iterable[Lease], *, next_grant_number: int, next_group_number: int
+    ) -> None:
+        """Open leases of another process again, and number the next grant and the next group."""
+        for lease in leases:
+            self._add(lease)
+        self.next_grant_number, self.next_group_number = next_grant_number, next_group_number
+
+    def _add(self, lease: Lease) -> None:
+        lease.expires_s = self._clock() + self._timeout_s
+        self._open[lease.lease_id] = self._held[lease.worker_id][lease.lease_id] = lease
+        self._leases_of_prompt[lease.prompt_index] += 1
+        self._count(lease, missing=lease.num_missing, accepted=len(lease.accepted))
+
+    def _count(self, lease: Lease, *, missing: int, accepted: int) -> None:
+        """Add to the sums over the open leases."""
+        self._missing_of[lease.worker_id] += missing
+        self.num_missing += missing
+        self.num_accepted += accepted
+
+
+class GroupBuffer:
+    """Complete groups that wait for their optimizer step, in the order of consumption.
+
+    The group with the oldest token comes first; groups of equal age come in the order of their
+    grants. Each version consumes `prompts_per_step` of them. A group that arrives later can only
+    delay the others, so a group that is late in this order stays late.
+
+    Owner: the ledger. Every submission asks what is late. The answer takes a time that grows with
+    the versions in the buffer and the late groups, not with all groups.
+    """
+
+    def __init__(self, *, prompts_per_step: int) -> None:
+        self._prompts_per_step = prompts_per_step
+        self._groups: list[tuple[int, Lease]] = []
+        """With the oldest version of each, sorted; groups compare by their grants."""
+        self._by_lease: dict[str, tuple[int, Lease]] = {}
+        """The same by lease."""
+        self._num_of_version: Counter[int] = Counter()
+        """Number of groups by their oldest version."""
+        self._num_trajectories = 0
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of all groups."""
+        return self._num_trajectories
+
+    def groups(self) -> list[Lease]:
+        """Return all groups, in the order of consumption."""
+        return [group for _, group in self._groups]
+
+    def add(self, groups: Iterable[Lease]) -> None:
+        """Buffer groups."""
+        for group in groups:
+            oldest_version = group.oldest_policy_version
+            entry = oldest_version, group
+            insort(self._groups, entry)
+            self._by_lease[group.lease_id] = entry
+            self._num_of_version[oldest_version] += 1
+            self._num_trajectories += len(group.accepted)
+
+    def take_batch(self) -> list[Lease] | None:
+        """Remove and return the groups of one step; return None while there are too few.
+
+        Remove what is late before. The groups of a batch stand in the order of their numbers, so
+        that its sums do not depend on which of them had to be leased again.
+        """
+        if len(self._groups) < self._prompts_per_step:
+            return None
+        entries = self._groups[: self._prompts_per_step]
+        del self._groups[: self._prompts_per_step]
+        self._forget(entries)
+        return sorted((group for _, group in entries), key=lambda group: group.group_number)
+
+    def remove(self, lease_ids: Sequence[str]) -> list[Lease]:
+        """Remove and return the groups of these leases that are buffered, in their order."""
+        found = dict.fromkeys(lease_id for lease_id in lease_ids if lease_id in self._by_lease)
+        entries = [self._by_lease[lease_id] for lease_id in found]
+        for entry in entries:
+            del self._groups[bisect_left(self._groups, entry)]
+        self._forget(entries)
+        return [group for _, group in entries]
+
+    def late(self, *, policy_version: int, max_lag_steps: int) -> list[Lease]:
+        """Return the groups that will be beyond the lag bound at their turn, by their grants.
+
+        policy_version: version that the next batch is applied to.
+        """
+        num_in_time = self._num_in_time(policy_version, max_lag_steps)
+        if sum(num_in_time.values()) == len(self._groups):
+            return []
+        late, first = [], 0
+        for oldest_version, number in num_in_time.items():
+            end = first + self._num_of_version[oldest_version]
+            late += [group for _, group in self._groups[first + number : end]]
+            first = end
+        return sorted(late)
+
+    def _num_in_time(self, policy_version: int, max_lag_steps: int) -> Counter[int]:
+        """Count the groups that are consumed within the lag bound, by their oldest version, rising.
+
+        Tokens of version v may be consumed up to version v + lag, so before the place
+        `(v + lag + 1 - policy_version) * prompts_per_step`.
+        """
+        num_in_time: Counter[int] = Counter()
+        place = 0
+        for version in sorted(self._num_of_version):
+            places = (version + max_lag_steps + 1 - policy_version) * self._prompts_per_step
+            number = max(0, min(self._num_of_version[version], places - place))
+            num_in_time[version] = number
+            place += number
+        return num_in_time
+
+    def _forget(self, entries: Sequence[tuple[int, Lease]]) -> None:
+        """Take entries that were removed out of the index and the counts."""
+        for oldest_version, group in entries:
+            del self._by_lease[group.lease_id]
+            self._num_of_version[oldest_version] -= 1
+            if not self._num_of_version[oldest_version]:
+                del self._num_of_version[oldest_version]
+            self._num_trajectories -= len(group.accepted)
