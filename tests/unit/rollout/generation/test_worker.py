@@ -75,15 +75,6 @@ async def test_what_the_environment_raises_is_a_typed_failure_and_no_response(fi
     assert fixture.samples("environment_failed") >= 4
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-async def test_a_reward_that_is_no_number_is_a_typed_failure(fixture, reward):
-    fixture.environment.reward_of = lambda: reward
-    fixture.publish(0)
-    async with run_in_task(fixture.worker()):
-        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
-    assert counts(fixture).buffered == 0
-
-
 async def test_responses_that_the_learner_refuses_are_a_typed_failure(fixture):
     fixture.engine.label_offset = 7  # tokens of a version that does not exist
     fixture.publish(0)
