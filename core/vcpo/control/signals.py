@@ -62,8 +62,8 @@ class RunSignals:
     warning_level: WarningLevel | None = None
     """Level of the early warning after the last step."""
     rollback: str = ""
-    """From which step to which checkpoint the run was rolled back in the last steps, and why, as a
-    clause; empty if it was not."""
+    """Clause that names the step and the checkpoint of a rollback in the last steps, and why; empty
+    if there was none."""
     reward_mean: float | None = None
     """Mean reward of recent steps; of the last step from Prometheus and from the journal."""
     accuracy: float | None = None
@@ -99,7 +99,7 @@ class RunSignals:
     latest_generation_failure: str = ""
     """Error of the latest of these failures; empty without failures, and from Prometheus."""
     set_aside: str = ""
-    """Which workers the learner has just set aside, in a sentence; empty if none, and from
+    """Sentence that names the workers which the learner has just set aside; empty if none, and from
     Prometheus."""
     mismatch: str = ""
     """How far workers and learner are from one policy, in sentences; empty while they agree, and

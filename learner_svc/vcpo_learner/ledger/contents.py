@@ -60,15 +60,15 @@ class LedgerContents:
         self.leases = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        """Those that are open."""
+        """The open leases."""
         self.requeued: deque[Lease] = deque()
         """Prompts that are leased before new ones, in this order."""
         self.buffer = GroupBuffer(prompts_per_step=prompts_per_step)
         """Complete groups."""
         self.accuracies: Mapping[int, float] = {}
-        """Of the evaluations so far, by the step at which each began."""
+        """Accuracies of the evaluations so far, by the step at which each began."""
         self.lag_limit: LagLimit | None = None
-        """What is left of the lag bound; None if it was never limited."""
+        """Limit that is left of the lag bound; None if it was never limited."""
         self._leased = self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._wasted_tokens: Counter[str] = Counter()
@@ -366,7 +366,7 @@ class TrajectoryCounts:
     buffered: int
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """By `vcpo.records.reasons.DropReason`."""
+    """Dropped trajectories by their reason, a `vcpo.records.reasons.DropReason`."""
 
     def check(self) -> None:
         """Check that every leased trajectory is counted exactly once.

@@ -79,10 +79,12 @@ class Dispatcher:
         self._new_round = partial(EvaluationRound, spec, incarnation=incarnation, clock=clock)
         self._round = self._new_round(step=None)
         self._changed = ChangeNotifier()
-        """What workers wait for: work may be admissible, or a lease be preempted."""
+        """Set when workers that wait should look again: work may be admissible, or a lease be
+        preempted."""
         self._arrived = ChangeNotifier()
-        """What the training loop waits for. Apart, because a submission would wake all workers that
-        wait for work, and hardly ever makes any admissible."""
+        """Set when the training loop should look again. It is an event of its own, because a
+        submission would wake all workers that wait for work, and hardly ever makes any
+        admissible."""
 
     @property
     def lag_limit(self) -> LagLimit:

@@ -69,7 +69,7 @@ class EvaluationRound:
             timeout_s=spec.lease.timeout_seconds,
             clock=clock,
         )
-        """Those that are open; changed here only."""
+        """The open leases; changed here only."""
         numbers = tuple(range(spec.evaluation.samples_per_prompt))
         self._waiting = deque(
             Lease(
@@ -82,7 +82,7 @@ class EvaluationRound:
         )
         self._responses: list[Trajectory] = []
         self._first_responses: dict[int, Trajectory] = {}
-        """By prompt, of those that are shown."""
+        """Responses that are shown, by prompt."""
 
     @property
     def done(self) -> bool:

@@ -62,9 +62,9 @@ class FailureWatch:
         self._holds_lease = holds_lease
         self._counts = FailureCounts()
         self._outcomes: dict[str, WorkerOutcomes] = {}
-        """Of registered workers."""
+        """Outcomes of the registered workers, by their names."""
         self._failing: set[str] = set()
-        """Those of them whose last generation failed."""
+        """Registered workers whose last generation failed."""
         self._has_succeeded = False
         self._has_delivered = False
         """Whether a worker has delivered to this process."""

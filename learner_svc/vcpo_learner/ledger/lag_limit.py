@@ -26,7 +26,7 @@ class LagLimit:
     level: WarningLevel = WarningLevel.OK
     """Early warning after the newest step."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
-    """Of the run so far."""
+    """The rollbacks of the run so far."""
 
     def in_force(self, version: int) -> int:
         """Return the limit at the ledger's version, in policy versions."""

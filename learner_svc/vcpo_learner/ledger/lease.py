@@ -35,7 +35,7 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import ledger_pb2, work_pb2
 
 NEXT: Final = -1
-"""In place of a grant's or a group's number: the next one that is free."""
+"""Number that stands for the next free one, of a grant or a group."""
 _LOST_LEASES_PER_DRAW = 2
 """A worker that is killed once is no reason to sample others; responses that kill each worker, or
 outlast each lease, must not be sampled for ever."""

@@ -201,7 +201,8 @@ class GroupBuffer:
     def __init__(self, *, prompts_per_step: int) -> None:
         self._prompts_per_step = prompts_per_step
         self._groups: list[tuple[int, Lease]] = []
-        """With the oldest version of each, sorted; groups compare by their grants."""
+        """Groups, each with its oldest version, sorted; groups of one version compare by their
+        grants."""
         self._by_lease: dict[str, tuple[int, Lease]] = {}
         """The same by lease."""
         self._num_of_version: Counter[int] = Counter()

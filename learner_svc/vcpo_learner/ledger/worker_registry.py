@@ -30,7 +30,7 @@ class RegisteredWorker:
 
     worker_id: str
     last_seen_s: float = 0.0
-    """On the registry's clock."""
+    """Time of its last call, on the registry's clock."""
     rollout_group: str = ""
     """Empty until the worker asks for work."""
     policy_version: int = 0
@@ -40,7 +40,7 @@ class RegisteredWorker:
     address: str = ""
     """host:port where the worker serves weights to its peers; empty if it does not."""
     accepted_trajectories: int = 0
-    """Since it registered."""
+    """Trajectories accepted from it since it registered."""
     trust: Trust = Trust.NEW
     request_number: int = 0
     """Requests for work since it registered."""
@@ -205,9 +205,9 @@ class SetAsideWorker:
     """Empty if it had not asked for work."""
     cause: SetAsideCause
     message: str
-    """What it did, as a clause."""
+    """The worker's fault, as a clause."""
     time_s: float
-    """On the learner's clock."""
+    """Time at which it was set aside, on the learner's clock."""
 
     @property
     def sentence(self) -> str:
@@ -226,7 +226,7 @@ class SetAsideWorkers:
         """Workers that were set aside, those that are forgotten included, by cause."""
         self._max_workers = max_workers
         self._workers: OrderedDict[str, SetAsideWorker] = OrderedDict()
-        """By the name of each whose process is refused."""
+        """Workers whose processes are refused, by name."""
         self._latest: deque[SetAsideWorker] = deque(maxlen=_MAX_NAMED)
         self._event_lines: deque[str] = deque(maxlen=_MAX_EVENT_LINES)
 

@@ -36,7 +36,8 @@ class EndMark:
         """Descriptor of the file; None before `begin`."""
         self._next_slot = 0
         self.position = self._read()
-        """Of the newest change that an earlier process committed; None if no slot can be read."""
+        """Position of the newest change that an earlier process committed; None if no slot can be
+        read."""
 
     def begin(self, position: int) -> None:
         """Set the mark to the newest change, whatever it was; later calls do nothing.

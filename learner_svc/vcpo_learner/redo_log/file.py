@@ -55,7 +55,7 @@ class DamagedLogError(ValueError):
 
     def __init__(self, message: str, *, last_position: int) -> None:
         self.last_position = last_position
-        """Of the last change that can be read."""
+        """Position of the last change that can be read."""
         super().__init__(message)
 
 

@@ -43,9 +43,9 @@ class _Damage:
 
     cause: str
     aside: Path | None
-    """Where the damaged file is; None if it is the one that goes on."""
+    """Path to which the damaged file was moved; None if it is the one that goes on."""
     loss: str = "nothing of it can be read"
-    """What it costs, as clauses."""
+    """The loss by the damage, as clauses."""
 
     @property
     def message(self) -> str:
@@ -84,14 +84,14 @@ class RedoLog:
         self._path = file_path(run_dir)
         self._progress = LogProgress(self._path, limit_bytes=limit_bytes, retry_s=retry_s)
         self._versions: Mapping[int, ledger_pb2.VersionPublished] = {}
-        """Those that earlier processes announced."""
+        """Versions that earlier processes announced."""
         self.num_different = 0
         """Versions of this process that differ from those."""
         self.lost_changes = 0
         """Changes that were committed and that `redo` has not found; a lower bound if its event
         says so."""
         self._damage: _Damage | None = None
-        """What was found damaged and is not reported yet."""
+        """Damage that was found and is not reported yet."""
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = self._open()

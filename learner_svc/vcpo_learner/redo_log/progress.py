@@ -31,11 +31,11 @@ class LogProgress:
         self.size_bytes = 0
         """Size of the changes that a checkpoint needs."""
         self._kept_bytes = 0
-        """What the log held after the newest checkpoint of this process."""
+        """Size of the log after the newest checkpoint of this process."""
         self.events: list[tuple[str, str]] = []
         """Kind and message of each, until somebody takes them."""
         self.failure: Exception | None = None
-        """What ended the thread."""
+        """The error that ended the thread; None while it runs."""
         self._error: str | None = None
         """Why the last write failed; None after one that succeeded."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()

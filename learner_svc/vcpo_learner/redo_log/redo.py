@@ -25,7 +25,7 @@ class RecordedStep:
     """A step as the log has it: what it was computed from."""
 
     policy_version: int
-    """Of the parameters before the step."""
+    """Version of the parameters before the step."""
     groups: tuple[Lease, ...]
     fresh: tuple[Trajectory, ...] = ()
     """Trajectories beside the batch that calibrated it."""
@@ -37,9 +37,9 @@ class LoggedTrajectory:
 
     trajectory_id: str
     position: int
-    """Of the change that brought it."""
+    """Position of the change that brought it."""
     worker_id: str | None
-    """As its lease has it; the change does not say it."""
+    """The worker that its lease names; the change does not name one."""
 
 
 Member = Trajectory | LoggedTrajectory
@@ -51,7 +51,7 @@ class LoggedStep:
     """A step as a redo has found it, without the trajectories that the log has."""
 
     policy_version: int
-    """Of the parameters before the step."""
+    """Version of the parameters before the step."""
     groups: tuple[Lease, ...]
     """The batch, in its order; without the trajectories."""
     members: tuple[tuple[Member, ...], ...]

@@ -37,7 +37,8 @@ from vcpo_learner.redo_log.file import LogFile, Row, aside_path
 from vcpo_learner.redo_log.progress import LogProgress
 
 _SYNC_S: Final = 1.0
-"""What a machine that fails may lose: a sync for each commit would cost more than the commit."""
+"""Time between two syncs, and so what a machine that fails may lose: a sync for each commit would
+cost more than the commit."""
 _AT_ONCE_BYTES: Final = 1 << 20
 """A larger change takes the event loop longer to copy than to hand over."""
 _SLOW_S: Final = 0.05
@@ -95,7 +96,7 @@ class LogWriter:
         self._is_unsynced = False
         """Whether the thread knows of a write of the event loop since its last sync."""
         self._slow_until_s = -math.inf
-        """Until when the thread does all writes."""
+        """Time until which the thread does all writes, because the disk was slow."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -37,7 +37,7 @@ class StepLog:
         self._total_steps = total_steps
         self._clock = clock
         self._logged_s: float | None = None
-        """When the last line was logged; None before the first."""
+        """Time of the last line; None before the first."""
         self._warning_level: str = WarningLevel.OK
         self._rate_factor = 1.0
         self._rollbacks = 0

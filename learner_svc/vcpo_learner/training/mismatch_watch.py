@@ -17,7 +17,7 @@ from vcpo_learner.update.result import UpdateResult
 _NAMED_WORKERS: Final = 8
 """Workers of a record, those with the largest gaps."""
 _LARGEST_NATS: Final = 1e3
-"""That a record holds: its numbers are finite."""
+"""Largest gap that a record holds, because its numbers are finite."""
 
 
 class MismatchWatch:
@@ -46,7 +46,7 @@ class MismatchWatch:
         self._patience_s = spec.failure_policy.failure_tolerance_seconds
         self._engine_of_group = {each.name: each.engine for each in spec.rollouts}
         self._engines: dict[str, str] = {}
-        """Of the workers that were seen last, by worker."""
+        """Engines of the workers that were seen last, by worker."""
         self._come: set[str] = set()
         """Workers that have shown fresh tokens, until there are as many as the run starts with."""
         self._first_shown_s: float | None = None

@@ -52,7 +52,7 @@ class StuckWorkError(Exception):
     def __init__(self, message: str, stack: str) -> None:
         super().__init__(message)
         self.where = f"Traceback (most recent call last):\n{stack}{type(self).__name__}: {message}"
-        """Where the thread stands, as the log of a crash shows it."""
+        """Place in the code where the thread stands, as the log of a crash shows it."""
 
 
 class TensorThread:

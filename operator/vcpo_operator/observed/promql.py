@@ -79,7 +79,7 @@ class DatedSignals:
     """Signals, and when Prometheus scraped them."""
 
     signals: RunSignals
-    """With an age of 0 at `scraped_s`."""
+    """The signals, with an age of 0 at `scraped_s`."""
     scraped_s: float
     """Unix time, by the clock of Prometheus."""
 

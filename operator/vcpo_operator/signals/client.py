@@ -60,7 +60,7 @@ class _Connection:
     control: LearnerControl
     opened_s: float
     asked_s: float
-    """When signals were asked for last."""
+    """Time at which signals were asked for last."""
     warned_of: set[str] = field(default_factory=set)
     """Status of each failure since the last signals that the log has."""
 

@@ -149,4 +149,4 @@ HOST = (
     RUN_START_TIMESTAMP,
     RUN_STARTUP_DEADLINE,
 )
-"""What a host exports for its runs, besides `every_part`."""
+"""Metrics that a host exports for its runs, besides `every_part`."""

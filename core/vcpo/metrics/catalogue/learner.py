@@ -292,4 +292,4 @@ LEARNER = (
     EVALUATION_TIMESTAMP,
     SINK_DROPPED,
 )
-"""What a learner exports, besides `every_part`."""
+"""Metrics of a learner, besides `every_part`."""

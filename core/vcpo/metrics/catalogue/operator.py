@@ -67,4 +67,4 @@ OPERATOR = (
     LOOP_LAG,
     LEADER,
 )
-"""What the operator exports of itself, besides `every_part` and the host's."""
+"""Metrics of the operator itself, besides `every_part` and the host's."""

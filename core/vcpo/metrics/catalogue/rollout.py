@@ -152,7 +152,7 @@ ROLLOUT = (
     ENVIRONMENT_HUNG_CALLS,
     LEASE_WAIT,
 )
-"""What every rollout worker exports, besides `every_part`."""
+"""Metrics of every rollout worker, besides `every_part`."""
 
 ROLLOUT_ENGINE = (
     ENGINE_KV_CACHE,
@@ -162,4 +162,4 @@ ROLLOUT_ENGINE = (
     ENGINE_PREFIX_CACHE_QUERIES,
     ENGINE_PREFIX_CACHE_HITS,
 )
-"""What a worker exports of its engine, where the engine has such numbers."""
+"""Metrics of a worker's engine, where the engine has such numbers."""
