@@ -43,7 +43,7 @@ class Factors:
             rows = _row_products(self.rows, other.rows).to(columns.dtype)
             return _sums_of_products(rows, columns)
         if self.rows.shape[-1] < self.columns.shape[-1]:
-            return _bilinear(product(self.rows, other.rows.mT), self.columns, other.columns)
+            return _bilinear(token_products(self.rows, other.rows), self.columns, other.columns)
         return _bilinear(products.of(self.columns, other.columns), self.rows, other.rows)
 
     def full(self, num_rows: int) -> Tensor:
@@ -93,7 +93,7 @@ class TokenProducts:
         if last is not None and is_same(first, last[0]) and is_same(second, last[1]):
             return last[2]
         # The factors are held too, so that no other tensor can reuse their memory.
-        found = product(first, second.mT)
+        found = token_products(first, second)
         self._last = (first, second, found)
         return found
 
@@ -121,6 +121,24 @@ def as_factor(values: Tensor, dtype: torch.dtype, precise: torch.dtype) -> Tenso
     """
     values = values.to(dtype)
     return values if _is_short(values) else values.to(precise)
+
+
+def token_products(first: Tensor, second: Tensor) -> Tensor:
+    """Return inner products [batch, T, S] of tokens of [batch, T, k] and [batch, S, k].
+
+    In float32 or better. A CPU widens factors of bfloat16 for it, a few trajectories at a time, so
+    that what it widens stays in its caches and is no new memory of the size of the batch.
+    """
+    if first.is_cuda or not (_is_short(first) and _is_short(second)):
+        return product(first, second.mT)
+    products = first.new_empty(len(first), first.shape[1], second.shape[1], dtype=torch.float32)
+    size = max(1, _CACHED_ELEMENTS // max(1, 2 * first[0].numel()))
+    for start in range(0, len(first), size):
+        part = slice(start, start + size)
+        wide = first[part].float()
+        other = wide if is_same(first, second) else second[part].float()
+        torch.bmm(wide, other.mT, out=products[part])
+    return products
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
@@ -188,7 +206,7 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
     transposition first. A GPU, and a CPU with factors of bfloat16, compute the whole batch at once.
     """
     if kernel.device.type != "cpu" or _is_short(first):
-        return _sums_of_products(kernel, product(first, second.mT))
+        return _sums_of_products(kernel, token_products(first, second))
     if first.numel() <= _CACHED_ELEMENTS:
         together: Tensor = torch.linalg.vecdot((kernel @ second).flatten(1), first.flatten(1))
         return together.double()
