@@ -123,8 +123,10 @@ class Measurement:
         """Measure slots with uses that have no gradient, and check that none was lost.
 
         objective: of the backward pass, with its graph.
-        Raises: LostGradientError.
+        Raises: LostGradientError. ValueError, naming the module, if padding has a gradient.
         """
+        if self._packed is not None:
+            self._packed.require_idle_padding()
         rest = [slot for slot in self._recording.slots if slot not in self._measured]
         if not rest:
             return

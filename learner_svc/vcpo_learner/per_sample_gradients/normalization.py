@@ -5,10 +5,15 @@ sum_t x_t * b_t over tokens, with b_t the gradient at the output. That reads the
 the module once per trajectory reads it many times.
 """
 
+from weakref import WeakSet
+
 from torch import Tensor, nn, ones_like
 from torch.nn import functional
 
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
+
+_KNOWN: WeakSet[nn.Module] = WeakSet()
+"""Modules that were seen to scale each feature. A GPU would wait for the answer each time."""
 
 
 def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | None:
@@ -32,10 +37,15 @@ def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | 
 
 
 def _scales_each_feature(call: ModuleCall, weight: Tensor, inputs: Tensor) -> bool:
+    if call.module in _KNOWN:
+        return True
     token = inputs[:, :1]
     powers = ones_like(weight)
     powers[1::3] = 2.0
     powers[2::3] = 4.0
     once = call.repeat("weight", ones_like(weight), {0: token})
     scaled = call.repeat("weight", powers, {0: token})
-    return once.shape == token.shape and bool((scaled == powers * once).all())
+    is_known = once.shape == token.shape and bool((scaled == powers * once).all())
+    if is_known:
+        _KNOWN.add(call.module)
+    return is_known

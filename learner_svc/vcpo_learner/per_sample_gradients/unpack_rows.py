@@ -10,7 +10,7 @@ The code cannot detect trajectories that attend to each other. It detects paddin
 attends to, by its gradient, and refuses it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,9 +34,11 @@ class Packing:
     trajectories are filled up with their first token, so every module gets numbers it has seen."""
     is_own: Tensor
     """[num_trajectories, longest] bool; False where a shorter trajectory is filled up."""
-    has_padding: bool
-    """Whether some token of a row belongs to no trajectory."""
+    padding: Tensor
+    """[tokens] int64 index into all rows' tokens: those that belong to no trajectory."""
     _last: tuple[Tensor, Tensor] | None = None
+    _busy_padding: dict[str, Tensor] = field(default_factory=dict)
+    """Whether padding has a gradient, by call; on the device."""
 
     def require_per_token(self, call: CallSite) -> None:
         """Refuse a call whose output or arguments do not have one entry per token.
@@ -64,22 +66,31 @@ class Packing:
         """Return a call and the gradient at its output with one trajectory per row.
 
         output_gradient: [rows, tokens, ...]; returned as [num_trajectories, longest, ...] with
-            zeros behind shorter trajectories.
-        Raises: ValueError, naming the module, if padding has a gradient.
+            zeros behind shorter trajectories. Whether padding has a gradient,
+            `require_idle_padding` says at the end.
         """
-        self._require_idle_padding(call, output_gradient)
+        if len(self.padding):
+            at_padding = output_gradient.flatten(0, 1).index_select(0, self.padding)
+            self._busy_padding[call.place] = at_padding.any()
         arguments = {key: self._argument(value) for key, value in call.arguments.items()}
         behind = ~self.is_own.view(*self.is_own.shape, *[1] * (output_gradient.ndim - 2))
         gradient = self._unpack_values(output_gradient).masked_fill(behind, 0.0)
         return replace(call, arguments=arguments, output_shape=tuple(gradient.shape)), gradient
 
-    def _require_idle_padding(self, call: ModuleCall, output_gradient: Tensor) -> None:
-        # Asking a GPU for a truth value waits for it.
-        if self.has_padding and bool(output_gradient[self.segments == PADDING].any()):
-            raise ValueError(
-                f"{call.place} has a gradient at tokens whose segment is {PADDING}: "
-                "a trajectory depends on padding; mask it in the attention"
-            )
+    def require_idle_padding(self) -> None:
+        """Check that no unpacked call had a gradient at padding; asks a GPU once, for all calls.
+
+        Raises: ValueError, naming the first such module.
+        """
+        if not self._busy_padding:
+            return
+        found = torch.stack(list(self._busy_padding.values())).tolist()
+        for place, is_busy in zip(self._busy_padding, found, strict=True):
+            if is_busy:
+                raise ValueError(
+                    f"{place} has a gradient at tokens whose segment is {PADDING}: "
+                    "a trajectory depends on padding; mask it in the attention"
+                )
 
     def _argument(self, value: Any) -> Any:
         """An argument, unpacked; neighboring layers share an input, and then its unpacked copy."""
@@ -100,16 +111,16 @@ def locate_tokens(segments: Tensor, num_trajectories: int) -> Packing:
     segments: [rows, tokens] int64, from 0 to num_trajectories - 1, or PADDING.
     Raises: ValueError for another shape, type or number, or a trajectory without a token.
     """
-    _require_segments(segments, num_trajectories)
-    flat = segments.flatten()
+    flat = segments.flatten().cpu()  # a GPU would wait for each trajectory
+    _require_segments(segments, flat, num_trajectories)
     own = [(flat == number).nonzero()[:, 0] for number in range(num_trajectories)]
     longest = max(len(each) for each in own)
-    lengths = torch.tensor([len(each) for each in own], device=flat.device)
+    lengths = torch.tensor([len(each) for each in own])
     return Packing(
         segments=segments,
-        places=torch.stack([_filled_up(each, longest) for each in own]),
-        is_own=torch.arange(longest, device=flat.device) < lengths[:, None],
-        has_padding=sum(len(each) for each in own) < len(flat),
+        places=torch.stack([_filled_up(each, longest) for each in own]).to(segments.device),
+        is_own=(torch.arange(longest) < lengths[:, None]).to(segments.device),
+        padding=(flat == PADDING).nonzero()[:, 0].to(segments.device),
     )
 
 
@@ -117,13 +128,13 @@ def _filled_up(places: Tensor, longest: int) -> Tensor:
     return torch.cat([places, places[:1].expand(longest - len(places))])
 
 
-def _require_segments(segments: Tensor, num_trajectories: int) -> None:
+def _require_segments(segments: Tensor, flat: Tensor, num_trajectories: int) -> None:
     if segments.ndim != 2 or segments.dtype is not torch.int64:
         raise ValueError(
             f"segments is {segments.dtype} of shape {tuple(segments.shape)}: "
             "give int64 of shape [rows, tokens]"
         )
-    named: set[int] = set(segments.flatten().tolist())
+    named: set[int] = set(flat.tolist())
     for number in sorted(named):
         if not PADDING <= number < num_trajectories:
             raise ValueError(

@@ -1,7 +1,7 @@
 """The weighted sum of a batch's gradients; its weights are complete after the backward pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,10 +24,18 @@ class WeightedSum:
     """[batch] number of each trajectory's group in `sums`, ascending; gaps are groups without a
     trajectory here."""
     sums: SlotSums
+    _has_offset: Sequence[bool] = field(init=False)
+    _numbers: Tensor = field(init=False)
+    """`groups` on the device: a copy for each slot would wait for it each time."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_has_offset", (self.offsets != 0.0).tolist())
+        numbers = torch.tensor(self.groups, device=self.offsets.device)
+        object.__setattr__(self, "_numbers", numbers)
 
     def coefficients(self, slopes: Tensor) -> Tensor:
         """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
-        return self.offsets + slopes[list(self.groups)]
+        return self.offsets + slopes[self._numbers]
 
     def add_samples(
         self, slot: Slot, gradients: Tensor, samples: slice, matrix: int | None = None
@@ -36,21 +44,20 @@ class WeightedSum:
 
         matrix: which one of the slot's matrices they are of; None for a slot that is one.
         """
-        offsets = self.offsets[samples].to(gradients.dtype)
-        groups = self.groups[samples]
         weighted, by_group = self.sums.weighted_sum(slot), self.sums.by_group(slot)
         if matrix is not None:
             weighted, by_group = weighted[matrix], by_group[:, matrix]
         weighted, by_group = weighted.view(-1), by_group.view(self.sums.num_groups, -1)
+        first, last = self.groups[samples][0], self.groups[samples][-1]
+        offsets = self.offsets[samples].to(gradients.dtype)
         if len(gradients) == 1:
-            if offset := float(offsets):
-                weighted.add_(gradients[0], alpha=offset)
-            by_group[groups[0]] += gradients[0]
+            if self._has_offset[samples.start]:
+                weighted.addcmul_(gradients[0], offsets)
+            by_group[first] += gradients[0]
             return
-        first, last = groups[0], groups[-1]
-        rows = torch.tensor(groups, device=gradients.device)
-        members = torch.arange(first, last + 1, device=gradients.device)[:, None] == rows
-        sums = torch.cat([offsets[None], members.to(gradients.dtype)]) @ gradients
+        numbers = torch.arange(first, last + 1, device=gradients.device)[:, None]
+        members = (numbers == self._numbers[samples]).to(gradients.dtype)
+        sums = torch.cat([offsets[None], members]) @ gradients
         weighted.add_(sums[0])
         by_group[first : last + 1] += sums[1:]
 
