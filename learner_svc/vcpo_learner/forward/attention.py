@@ -12,7 +12,7 @@ is registered gets no mask (`transformers.masking_utils`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,9 @@ def varlen_attention(
             f"{type(module).__name__} wants a mask, sinks, dropout or attention that is not causal:"
             " attention 'varlen' has none; use 'sdpa'"
         )
+    # Autocast leaves rotated queries and keys in float32, and would cast them for each product; the
+    # kernel takes one type.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scoring = _Scoring(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
@@ -174,10 +177,16 @@ def _by_kernel(flat: Sequence[Tensor], ends: Tensor, longest: int, scoring: _Sco
         longest,
         scale=scoring.scale,
         window_size=(-1 if scoring.window is None else scoring.window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **_grouped(varlen_attn, query.shape[1] != key.shape[1]),
     )
     # With its logarithms only on request.
     return found if isinstance(found, Tensor) else found[0]
+
+
+def _grouped(kernel: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
+    """Return the argument for fewer keys than queries; torch 2.11 has none, and needs none."""
+    takes_argument = "enable_gqa" in inspect.signature(kernel).parameters
+    return {"enable_gqa": is_grouped} if takes_argument else {}
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: _Scoring) -> Tensor:

@@ -1,6 +1,7 @@
 """Attention without masks, against every trajectory alone under the model's own definition."""
 
 import math
+from functools import wraps
 from itertools import chain
 
 import pytest
@@ -21,6 +22,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
@@ -218,6 +221,55 @@ def test_a_gpus_kernel_is_given_what_its_documentation_asks_for(family, monkeypa
     batch = token_batch(trajectories, PAD, CPU, packs=True, one_row=True)
     found = batch.select_trained(token_logprobs(model, batch, temperature=1.0))
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "fields"),
+    [
+        (LlamaForCausalLM, LlamaConfig, {}),
+        (Qwen2ForCausalLM, Qwen2Config, {}),
+        (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8}),
+    ],
+)
+def test_under_autocast_a_gpus_kernel_gets_queries_keys_and_values_of_one_short_type(
+    make, config, fields, monkeypatch
+):
+    model = make(config(**{**SMALL, **fields}))
+    select_attention(model, Attention.VARLEN, packs=True)
+    seen = []
+
+    @wraps(reference_kernel)
+    def kernel(query, key, value, *arguments, **options):
+        seen.append({query.dtype, key.dtype, value.dtype})
+        return reference_kernel(query, key, value, *arguments, **options)
+
+    monkeypatch.setattr(attention, "_fits_kernel", lambda *_: True)
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    trajectories = list(chain.from_iterable(sampled_groups(model)))
+    batch = token_batch(trajectories, PAD, CPU, packs=True, one_row=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        token_logprobs(model, batch, temperature=1.0)
+    assert seen == [{torch.bfloat16}] * 2  # one call a layer
+
+
+def test_a_kernel_without_an_argument_for_fewer_keys_is_not_given_one(monkeypatch):
+    """Torch 2.11 has `(query .. max_k, *, return_aux, scale, window_size)`."""
+
+    def kernel_of_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+        options = {"scale": scale, "window_size": window_size}
+        return reference_kernel(
+            query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, enable_gqa=True, **options
+        )
+
+    monkeypatch.setattr(attention, "_fits_kernel", lambda *_: True)
+    monkeypatch.setattr(attention, "varlen_attn", kernel_of_2_11)
+    query, keys = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    arguments = {"cu_seq_lens_q": ends, "max_length_q": 3}
+    found, _ = attention.varlen_attention(torch.nn.Module(), query, keys, keys, None, **arguments)
+    monkeypatch.undo()
+    alone, _ = attention.varlen_attention(torch.nn.Module(), query, keys, keys, None, **arguments)
+    torch.testing.assert_close(found, alone)
 
 
 def test_a_soft_cap_counts():
