@@ -31,12 +31,19 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes of a GPU that new tensors can have; None for a CPU."""
+    """Return the bytes of a GPU that new tensors can have; None for a CPU.
+
+    A process that shares its GPU may have less than the GPU has
+    (`torch.cuda.set_per_process_memory_fraction`).
+    """
     if device.type != "cuda":
         return None
-    free, _ = torch.cuda.mem_get_info(device)
-    # What PyTorch's allocator holds without a tensor in it.
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    # What PyTorch's allocator holds without a tensor in it can be had too.
+    unused = free + torch.cuda.memory_reserved(device) - allocated
+    own = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated
+    return max(0, min(unused, own))
 
 
 def computes(device: torch.device) -> bool:

@@ -173,6 +173,17 @@ class VCPORunSpec(Section):
         return max(given) if len(given) == len(lengths) else None
 
     @property
+    def published_precision(self) -> Precision:
+        """The smallest number format of versions that changes nothing of what workers compute.
+
+        A bfloat16 worker rounds float32 weights when it loads them. If the learner rounds them, the
+        worker gets the same values in half the bytes. Adapters are published in float32, because a
+        worker multiplies them before it rounds.
+        """
+        wide = any(group.precision is Precision.FLOAT32 for group in self.rollouts)
+        return Precision.FLOAT32 if wide or self.model.lora is not None else Precision.BFLOAT16
+
+    @property
     def workers_at_start(self) -> int:
         """Rollout workers with which the run starts."""
         return sum(group.min_replicas for group in self.rollouts)

@@ -19,8 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vcpo.api import VCPORunSpec
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, untrusted_code
 from vcpo.service.rotary_table import fix_rotary_table
@@ -178,17 +177,6 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
         if isinstance(token_id, int):
             return token_id
     return 0
-
-
-def published_precision(spec: VCPORunSpec) -> Precision:
-    """Return the smallest number format that does not change what the rollout groups compute.
-
-    A bfloat16 worker rounds float32 weights when it loads them. If the learner rounds them, the
-    worker gets the same values in half the bytes. Adapters are published in float32, because a
-    worker multiplies them before it rounds.
-    """
-    wide = any(group.precision is Precision.FLOAT32 for group in spec.rollouts)
-    return Precision.FLOAT32 if wide or spec.model.lora is not None else Precision.BFLOAT16
 
 
 def policy_tensors(

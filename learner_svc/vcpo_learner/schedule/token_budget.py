@@ -5,6 +5,7 @@ trained parameters on a rank, L layers, hidden size H and inner size I of a laye
 
     state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups
                   4 P_all           the first policy, for methods that are pulled back to it
+    published     w P               what workers have, w bytes per number in their type
     copies        b P_all           of the parameters in the number type of the products; sharded:
                                     two layers, the embedding and the head, gathered, and their sums
     workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from vcpo.algo import KLPenalty
 from vcpo.api import VCPORunSpec
@@ -71,19 +72,30 @@ class ModelSize:
         if policy is None:
             return None
         config = policy.config.get_text_config()
-        hidden, num_heads = config.hidden_size, config.num_attention_heads
-        inner = getattr(config, "intermediate_size", None) or 4 * hidden
-        experts = getattr(config, "num_experts_per_tok", None) or 0
-        expert = getattr(config, "moe_intermediate_size", None) or inner
+        hidden = config.hidden_size
+        inner = _largest(config, "intermediate_size") or 4 * hidden
+        experts = _largest(config, "num_experts_per_tok")
+        expert = _largest(config, "moe_intermediate_size") or inner
+        queries = _largest(config, "num_attention_heads") * _largest(config, "head_dim")
         parameters = list(policy.parameters())
         return cls(
             num_parameters=sum(each.numel() for each in parameters),
             num_trained=sum(each.numel() for each in parameters if each.requires_grad),
             num_layers=config.num_hidden_layers,
-            hidden=max(hidden, num_heads * (getattr(config, "head_dim", None) or 0)),
+            hidden=max(hidden, queries),
             inner=max(inner, experts * expert),
             vocabulary=config.vocab_size,
         )
+
+
+def _largest(config: PretrainedConfig, name: str) -> int:
+    """Return the largest number of any layer, or 0: layers may differ, or have none.
+
+    A few families have a list of numbers, others a configuration for each layer.
+    """
+    layers = getattr(config, "per_layer_config", None) or [config]
+    values = [getattr(layer, name, None) or 0 for layer in layers]
+    return max(max(each) if isinstance(each, list | tuple) else each for each in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +107,8 @@ class MemoryUse:
     checkpoints_layers: bool
     num_shards: int
     """Ranks that hold one copy of the parameters together."""
+    published_bytes: int = 0
+    """Of one parameter in a published version, which the device keeps: 2 or 4."""
     has_reference: bool = False
     """Whether the policy that training began with is kept as well, in float32."""
 
@@ -125,7 +139,7 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
 
 def state_bytes(size: ModelSize, use: MemoryUse) -> int:
     """Return the bytes beside the parameters that do not depend on tokens, with one open group."""
-    of_shard = size.num_trained * (4 + 8 + _SUM_BYTES) // use.num_shards
+    of_shard = size.num_trained * (4 + 8 + _SUM_BYTES + use.published_bytes) // use.num_shards
     if use.has_reference:
         of_shard += 4 * size.num_parameters // use.num_shards
     if use.num_shards == 1:
@@ -168,6 +182,7 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
             spec.learner.activation_checkpointing, size.num_parameters
         ),
         num_shards=ranks.num_shards,
+        published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
         has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
     )
     own = memory_budget(free, size, use)

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vcpo.api import VCPORun
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.model.loading import published_precision
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.redo_log.log import RedoLog
@@ -116,7 +115,7 @@ def training_loop(
             records=records,
         ),
         publication=Publication(
-            published_precision(spec),
+            spec.published_precision,
             update=update,
             tensor_thread=thread,
             dispatcher=dispatcher,

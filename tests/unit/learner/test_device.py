@@ -1,12 +1,16 @@
+import pytest
 import torch
 
-from vcpo_learner.device import computes, device_memory
+from vcpo_learner.device import computes, device_memory, free_bytes
 
 CPU = torch.device("cpu")
+GIB = 1 << 30
+GPU = torch.device("cuda", 0)
 
 
 def test_a_cpu_has_no_memory_of_its_own():
     assert device_memory(CPU) is None
+    assert free_bytes(CPU) is None
 
 
 def test_a_device_computes_until_pytorch_raises_an_error(monkeypatch):
@@ -17,3 +21,31 @@ def test_a_device_computes_until_pytorch_raises_an_error(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", ones_on_a_broken_gpu)
     assert not computes(CPU)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card of 80 GiB: 70 are free; the process has reserved 6 and allocated 4."""
+
+    def with_share(share):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * GIB, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 6 * GIB)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4 * GIB)
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+
+    return with_share
+
+
+def test_a_process_alone_on_its_gpu_has_what_the_gpu_has(card):
+    card(share=1.0)
+    assert free_bytes(GPU) == 72 * GIB  # 70 free, and 2 of its own without a tensor
+
+
+def test_a_process_that_shares_its_gpu_has_what_its_share_leaves(card):
+    card(share=0.5)
+    assert free_bytes(GPU) == 36 * GIB  # half of 80, of which it has 4
+
+
+def test_a_share_that_is_used_up_leaves_nothing(card):
+    card(share=0.01)
+    assert free_bytes(GPU) == 0

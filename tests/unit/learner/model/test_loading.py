@@ -14,7 +14,6 @@ from vcpo_learner.model.loading import (
     load_policy,
     pad_token_id,
     policy_tensors,
-    published_precision,
     require_all_trained,
 )
 from vcpo_learner.model.model_folder import ModelExport
@@ -45,7 +44,7 @@ def test_no_group_gets_less_than_it_generates_with(precisions, model, published)
         for number, precision in enumerate(precisions.split())
     ]
     run = make_run(rollouts=groups, model={"name": "tiny", **model})
-    assert published_precision(run.spec) is published
+    assert run.spec.published_precision is published
 
 
 def test_published_tensors_do_not_change_with_the_model():

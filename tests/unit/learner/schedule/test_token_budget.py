@@ -1,5 +1,7 @@
 """The tokens that a GPU's memory holds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,10 +9,14 @@ from hypothesis import strategies as st
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -113,6 +119,12 @@ def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
     assert memory_budget(80 * GIB - weights, SEVEN_BILLION, alone).tokens == 1
 
 
+def test_the_device_keeps_what_it_published_last():
+    # By hand: two bytes for each of 7.6 B numbers, over eight ranks.
+    more = replace(HALF, published_bytes=2)
+    assert state_bytes(SEVEN_BILLION, more) - state_bytes(SEVEN_BILLION, HALF) == 1_900_000_000
+
+
 def test_checkpoints_hold_several_times_the_tokens():
     without = MemoryUse(activation_bytes=2, checkpoints_layers=False, num_shards=8)
     assert token_bytes(SEVEN_BILLION, without) > 8 * token_bytes(SEVEN_BILLION, HALF)
@@ -141,6 +153,20 @@ def test_sizes_are_read_from_any_family():
     )
     found = ModelSize.of(Qwen3MoeForCausalLM(mixture))
     assert (found.inner, found.hidden) == (300, 128)
+
+
+def test_layers_of_several_sizes_count_as_the_largest():
+    """Gemma 4 refuses to tell one size of heads for all of its layers."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    config = Gemma4TextConfig(**SMALL | layers, head_dim=16, global_head_dim=32)
+    assert ModelSize.of(Gemma4ForCausalLM(config)).hidden == 4 * 32
+
+
+def test_a_model_without_attention_has_sizes():
+    config = Mamba2Config(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, head_dim=8, num_heads=4, state_size=4
+    )
+    assert ModelSize.of(Mamba2ForCausalLM(config)).hidden == 16
 
 
 def test_only_trained_parameters_have_a_state():
