@@ -7,6 +7,8 @@ cut along their first axis, and so do their `.grad` and the optimizer's state.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -93,20 +95,31 @@ def local_part(tensor: Tensor) -> Tensor:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that are gathered one after the other, in the model's order.
 
-    model: of transformers, or a module around one.
+    model: of transformers, or a module around one. A layer within another one is gathered with it.
 
     Raises:
-        StartError: if the model does not name them.
+        StartError: if the model does not name them, or two of them share a parameter.
     """
     names = {
         name
         for module in model.modules()
         for name in getattr(module, "_no_split_modules", None) or ()
     }
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    layers: list[nn.Module] = []
+    inner: set[nn.Module] = set()
+    for module in model.modules():
+        if type(module).__name__ in names and module not in inner:
+            layers.append(module)
+            inner.update(module.modules())
     if not layers:
         raise StartError(
             f"spec.learner: several ranks, but {type(model).__name__} does not name its decoder"
             " layers (_no_split_modules); use one rank"
+        )
+    uses = Counter(parameter for layer in layers for parameter in layer.parameters())
+    if uses and max(uses.values()) > 1:
+        raise StartError(
+            f"spec.learner: several ranks, but decoder layers of {type(model).__name__} share"
+            " parameters, and each is gathered by itself; use one rank"
         )
     return layers
