@@ -228,6 +228,8 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
             "enable_lora": True,
             "max_loras": 1,
             "max_lora_rank": next(rank for rank in SERVED_RANKS if rank >= settings.lora.rank),
+            # A layer that gets no adapter takes none: vLLM would multiply with zeros.
+            "lora_target_modules": list(settings.lora.target_modules) or None,
         }
     if settings.gpu_memory_ratio is not None and not on_cpu:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio

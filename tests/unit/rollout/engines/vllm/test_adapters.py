@@ -120,6 +120,15 @@ def test_vllm_makes_room_for_the_next_rank_that_it_serves(tmp_path, rank, room):
     assert arguments["load_format"] == "safetensors"
 
 
+@pytest.mark.parametrize(
+    ("named", "adapted_layers"), [([], None), (["q_proj", "down_proj"], ["q_proj", "down_proj"])]
+)
+def test_vllm_leaves_alone_the_layers_that_get_no_adapter(tmp_path, named, adapted_layers):
+    settings = save_settings(tmp_path, lora=Lora(targetModules=named))
+    arguments = engine_arguments(settings, on_cpu=False)
+    assert arguments["lora_target_modules"] == adapted_layers
+
+
 def test_adapters_and_base_are_of_the_groups_precision(tmp_path):
     settings = save_settings(tmp_path, lora=LORA, precision=Precision.BFLOAT16)
     arguments = engine_arguments(settings, on_cpu=False)

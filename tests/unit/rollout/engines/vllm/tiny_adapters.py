@@ -8,7 +8,6 @@ import torch
 from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.engine import PolicyWeights
 
-LORA = Lora(rank=3, alpha=6)
 LAYERS = (
     # Of fused q, k and v, two have an adapter; of gate and up, one.
     "model.layers.0.self_attn.q_proj",
@@ -17,6 +16,7 @@ LAYERS = (
     "model.layers.1.self_attn.o_proj",
     "model.layers.1.mlp.down_proj",
 )
+LORA = Lora(rank=3, alpha=6, targetModules=[each.rpartition(".")[2] for each in LAYERS])
 
 
 def make_adapters(base, *, seed, size=0.2):
