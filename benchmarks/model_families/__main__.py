@@ -50,7 +50,7 @@ _LIMIT_S: Final = 300.0
 
 
 def judge_families(
-    families: Sequence[Family], columns: frozenset[str], minutes: float
+    families: Sequence[Family], columns: frozenset[str], minutes: float, before: Table
 ) -> Iterator[tuple[str, Row]]:
     """Judge families one after another until the time is up; yields each with its row.
 
@@ -62,7 +62,7 @@ def judge_families(
             print(f"the {minutes:g} minutes are over: {len(families) - number + 1} are left out")
             return
         started_s = time.monotonic()
-        row = judge_family(family, columns, _LIMIT_S)
+        row = judge_family(family, columns, _LIMIT_S, before.rows.get(family.name))
         cells = ", ".join(f"{name}: {cell}" for name, cell in row.items())
         seconds = time.monotonic() - started_s
         print(f"{number}/{len(families)} {family.name}: {cells} ({seconds:.1f} s)", flush=True)
@@ -112,7 +112,7 @@ def main() -> None:
     names = [family.name for family in FAMILIES]
     after = updated(before, Table(), names)
     columns = frozenset(arguments.columns)
-    for name, row in judge_families(arguments.families, columns, arguments.minutes):
+    for name, row in judge_families(arguments.families, columns, arguments.minutes, before):
         after = updated(after, Table(rows={name: row}), names)
         write_page(after, page)
     found = summary(before, after)

@@ -37,10 +37,13 @@ _IN_ONE_PROCESS = ("hf", "padded", "packed", "norms", "LoRA")
 """Columns of one process; it takes seconds to make a model and to fork."""
 
 
-def judge_family(family: Family, columns: frozenset[str], limit_s: float) -> Row:
+def judge_family(
+    family: Family, columns: frozenset[str], limit_s: float, before: Row | None = None
+) -> Row:
     """Return the cells of the given columns.
 
-    limit_s: of each of the processes.
+    limit_s: of each of the processes. before: the row on the page; ranks are asked for the norms
+    that the family has.
     """
     row: dict[str, Cell] = {}
     with TemporaryDirectory(prefix="vcpo-family-") as name:
@@ -49,7 +52,7 @@ def judge_family(family: Family, columns: frozenset[str], limit_s: float) -> Row
         for group in groups:
             wanted = sorted(columns & group, key=list(_BY_NAME).index)
             if wanted:
-                row |= _judged_apart(family, folder, wanted, row, limit_s)
+                row |= _judged_apart(family, folder, wanted, {**(before or {}), **row}, limit_s)
     return row
 
 
