@@ -9,6 +9,7 @@ from vcpo.metrics import HostMetrics
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
+from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.signals.client import LearnerConnections
 
 
@@ -27,13 +28,10 @@ class FakeConnections(LearnerConnections):
         self.in_flight_after_drain: int = 0
         """Trajectories still in flight once a learner drains."""
 
-    async def set_steering_key(self, key: RunKey, steering: str) -> None:
-        """Record the key."""
-        self.steering_keys[key] = steering
-
-    async def set_trust(self, key: RunKey, trust: Trust | None) -> None:
-        """Record whom the operator trusts."""
-        self.trusts[key] = trust
+    async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
+        """Record the key, and whom the operator trusts."""
+        if access is not None:
+            self.steering_keys[key], self.trusts[key] = access.steering_key, access.trust
 
     async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
         """Return the signals at once."""

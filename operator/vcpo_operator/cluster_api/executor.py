@@ -39,6 +39,7 @@ from vcpo_operator.names import (
     SUSPENDED_ANNOTATION,
     RunKey,
 )
+from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedChild, RunRecord
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
@@ -71,7 +72,7 @@ class Executor:
 
         clock: Unix time, for the certificates that are made.
         """
-        self.secrets = RunSecrets(cluster, learners, clock=clock)
+        self._secrets = RunSecrets(cluster, clock=clock)
         self._cluster = cluster
         self._learners = learners
 
@@ -84,7 +85,7 @@ class Executor:
             case Apply():
                 return await self._apply(key, action)
             case IssueKeys() | IssueCertificates():
-                return await self.secrets.issue(key, action)
+                return await self._secrets.issue(key, action)
             case Scale():
                 resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
                 await self._merge_if_exists(resource, {"spec": {"replicas": action.replicas}})
@@ -111,6 +112,17 @@ class Executor:
         """
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else parse_child(kind, body)
+
+    async def read_secret(self, key: RunKey, name: str) -> Document | None:
+        """Read a Secret with its content; None when it does not exist.
+
+        Raises: ApiError.
+        """
+        return await self._cluster.get(_child(Kind.SECRET, key, name))
+
+    async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
+        """Call the learner of a run with this access from now on; None: the run is gone."""
+        await self._learners.set_access(key, access)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
         """Apply the status of the run with this uid, not of a later run of its name.

@@ -147,6 +147,8 @@ class RunMemory:
             self._refusals.pop(action.child.digest, None)
         if isinstance(action, Apply | IssueKeys | IssueCertificates):
             self._record_applied(action.child, applied)
+        if isinstance(action, IssueKeys | IssueCertificates):
+            self.unwatched_read_s = None  # the connections get what the Secret holds now
         if isinstance(action, IssueCertificates):
             self.certificates_due = False
         if isinstance(action, DeleteChild):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from vcpo.api import VCPORun
 from vcpo.api.cluster import Transport
 from vcpo.control import RunSignals
 from vcpo_operator.children.manifest import Kind
-from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S
+from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S, first_end_s
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.cluster_api.run_secrets import UnusableKeyError
 from vcpo_operator.decisions.conflicts import (
     is_ours,
     unreadable_keys_conflict,
@@ -19,7 +20,16 @@ from vcpo_operator.decisions.conflicts import (
 )
 from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.decisions.status_model import RunStatus
-from vcpo_operator.names import RunKey, certificates_name, credential_name
+from vcpo_operator.names import RunKey, certificate_hosts, certificates_name, credential_name
+from vcpo_operator.observed.access import (
+    LearnerAccess,
+    UnusableKeyError,
+    check_keys,
+    learner_trust,
+    secret_data,
+    steering_key,
+)
+from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.reconcile.event_causes import read_event_causes
 from vcpo_operator.reconcile.memory import RunMemory
@@ -84,43 +94,53 @@ class Observer:
     async def _read_secrets(
         self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
     ) -> None:
-        """Read the Secrets of the run; if that is forbidden, keep what is known."""
-        named, own = run.spec.pods.keys_secret_name, credential_name(record.key.name)
-        owner_uid = None if named else record.uid
+        """Read the Secrets of the run; if that is forbidden, keep what is known.
+
+        The connections get the key for steering and the authority; nothing else is kept.
+        """
+        key, pods, trust = record.key, run.spec.pods, None
         try:
-            # First, so that no key is known before it is known whom to trust with it.
-            await self._read_certificates(record, run, memory, now_s)
-            secret = await self._executor.secrets.read_keys(
-                record.key, named or own, owner_uid=owner_uid
-            )
+            if pods.transport is not Transport.PLAIN_TEXT:
+                own = certificates_name(key.name)
+                data = await self._read_secret(record, memory, own, pods.tls_secret_name)
+                trust = learner_trust(key, data)
+                if pods.tls_secret_name is None:
+                    memory.certificates_due = now_s >= _end_s(key, data) - RENEWED_BEFORE_S
+            named, own = pods.keys_secret_name, credential_name(key.name)
+            data = await self._read_secret(record, memory, own, named)
         except ApiError as error:
             if not error.is_forbidden:
                 raise
             memory.keys_conflict = unreadable_keys_conflict(str(error))
             return
+        access = LearnerAccess(steering_key=steering_key(data), trust=trust)
+        await self._executor.set_access(key, access)
+        try:
+            check_keys(data, named or own)
         except UnusableKeyError as error:
             memory.keys_conflict = unusable_key_conflict(str(error))
-            return
-        memory.keys_conflict = None
-        if named is None:
-            memory.record_unwatched(Kind.SECRET, own, secret)
+        else:
+            memory.keys_conflict = None
 
-    async def _read_certificates(
-        self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
-    ) -> None:
-        """Read the Secret with the run's certificates, and whether they are to be renewed.
+    async def _read_secret(
+        self, record: RunRecord, memory: RunMemory, own: str, named: str | None
+    ) -> dict[str, bytes]:
+        """Return the content of a Secret; nothing of one that is somebody else's.
 
+        own: Name of the run's own Secret. named: the one that the user named; None if none is.
         Raises: ApiError.
         """
-        pods, own = run.spec.pods, certificates_name(record.key.name)
-        if pods.transport is Transport.PLAIN_TEXT:
-            await self._executor.secrets.trust_the_network(record.key)
-            return
-        named = pods.tls_secret_name
-        owner_uid = None if named else record.uid
-        read = await self._executor.secrets.read_certificates(
-            record.key, named or own, owner_uid=owner_uid
-        )
-        if named is None:
-            memory.record_unwatched(Kind.SECRET, own, read.child)
-            memory.certificates_due = now_s >= read.end_s - RENEWED_BEFORE_S
+        body = await self._executor.read_secret(record.key, named or own)
+        if named is not None:
+            return secret_data(body)
+        existing = None if body is None else parse_child(Kind.SECRET, body)
+        memory.record_unwatched(Kind.SECRET, own, existing)
+        is_readable = existing is not None and is_ours(existing, record.uid)
+        return secret_data(body) if is_readable else {}
+
+
+def _end_s(key: RunKey, data: Mapping[str, bytes]) -> float:
+    """Return the Unix time at which the first certificate ends; 0 if one cannot be used."""
+    with contextlib.suppress(ValueError, KeyError):
+        return first_end_s(data, list(certificate_hosts(key)))
+    return 0.0

@@ -175,5 +175,5 @@ class Reconciler:
                 await self._executor.execute(key, action)
         self._memories.pop(key, None)
         self._exports.forget(key)
-        self._executor.secrets.forget(key)
+        await self._executor.set_access(key, None)
         await self._signals.disconnect(key)

@@ -21,9 +21,9 @@ from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import OrderResult, SignalResult
 from vcpo.metrics.label_values import SignalSource as Source
-from vcpo.wire.access.tls import Trust
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
+from vcpo_operator.observed.access import LearnerAccess
 
 _LOGGER = logging.getLogger(__name__)
 _STARTING_S = 60.0
@@ -78,31 +78,19 @@ class LearnerConnections:
         self._metrics = metrics
         self._clock = clock
         self._address_of = address_of
-        self._steering_keys: dict[RunKey, str] = {}
-        self._trusts: dict[RunKey, Trust] = {}
+        self._access: dict[RunKey, LearnerAccess] = {}
         self._connections: dict[RunKey, _Connection] = {}
 
-    async def set_steering_key(self, key: RunKey, steering: str) -> None:
-        """Show this key to the learner of a run from now on; empty: none is known."""
-        if self._steering_keys.get(key, "") == steering:
+    async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
+        """Call the learner of a run with this access from now on; None: the run is gone."""
+        if self._access.get(key) == access:
             return
-        self._steering_keys[key] = steering
-        await self._reopen(key)
-
-    async def set_trust(self, key: RunKey, trust: Trust | None) -> None:
-        """Trust this authority with the learner of a run from now on; None: call in plain text."""
-        if self._trusts.get(key) == trust:
-            return
-        if trust is None:
-            del self._trusts[key]
-        else:
-            self._trusts[key] = trust
-        await self._reopen(key)
-
-    def forget(self, key: RunKey) -> None:
-        """Forget the key of a deleted run, and whom it trusts."""
-        self._steering_keys.pop(key, None)
-        self._trusts.pop(key, None)
+        self._access.pop(key, None)
+        if access is not None:
+            self._access[key] = access
+        connection = self._connections.get(key)
+        if connection is not None:
+            await connection.control.reopen(self._open(key))
 
     async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
         """Return fresh signals, else the last known ones with their age; None: none were received.
@@ -174,14 +162,8 @@ class LearnerConnections:
         return self._connections[key]
 
     def _open(self, key: RunKey) -> grpc.aio.Channel:
-        return open_channel(
-            self._address_of(key), key=self._steering_keys.get(key), trust=self._trusts.get(key)
-        )
-
-    async def _reopen(self, key: RunKey) -> None:
-        connection = self._connections.get(key)
-        if connection is not None:
-            await connection.control.reopen(self._open(key))
+        access = self._access.get(key, LearnerAccess())
+        return open_channel(self._address_of(key), key=access.steering_key, trust=access.trust)
 
     def _count_request(self, key: RunKey, result: SignalResult) -> None:
         self._metrics.signal_requests.labels(*key, Source.LEARNER, result).inc()

@@ -15,6 +15,7 @@ from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 
@@ -285,15 +286,15 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
     lines = LearnerConnections(
         OperatorMetrics(), clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}"
     )
-    await lines.set_steering_key(KEY, "first")
+    await lines.set_access(KEY, LearnerAccess(steering_key="first"))
     assert await lines.fetch_signals(KEY, period_s=0.0) is None
     assert await lines.fetch_signals(KEY, period_s=0.0) is None
     assert caplog.text.count("it refuses the run's key for steering") == 1
     assert "first" not in caplog.text
-    await lines.set_steering_key(KEY, "second")
+    await lines.set_access(KEY, LearnerAccess(steering_key="second"))
     signals = await lines.fetch_signals(KEY, period_s=0.0)
     assert signals is not None
-    lines.forget(KEY)
+    await lines.set_access(KEY, None)
     await lines.disconnect(KEY)
     await lines.fetch_signals(KEY, period_s=0.0)
     assert caplog.text.count("it refuses the run's key for steering") == 2
