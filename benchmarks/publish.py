@@ -2,8 +2,9 @@
 
     step path   until the next step may begin: parameters are rounded and compared with the version
                 before, from which one value in a hundred differs
-    beside      until workers hear of the version: delta, patch of the published set, checksums
-    host bytes  memory that publishing takes, at its highest, with as many deltas as are kept
+    beside      until workers hear of the version: delta, patch of the published set, checksums,
+                files
+    host bytes  memory that publishing takes, at its highest, files in memory included
     apply       a worker patches the full set in its memory, and verifies every tensor
 
 The model is a Llama with random parameters, published in bfloat16; one CPU thread a rank. Of two
@@ -22,7 +23,9 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -35,13 +38,14 @@ import torch
 
 from benchmarks.harness.random_llama import random_llama
 from vcpo.api.learner import Learner as LearnerSection
-from vcpo.api.workloads import Precision
-from vcpo.wire.weights import verify
+from vcpo.api.workloads import Precision, Weights
+from vcpo.wire.weights import delta_name, verify
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.version_folder import VersionFolder
 from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.weights.deltas import apply_deltas
 
@@ -98,7 +102,10 @@ class Learner:
         self._parameters = PublishedState(self._model)
         self.first_rows = first_rows(self._model)
         self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
-        self.store = PolicyStore(incarnation="benchmark", clock=time.monotonic)
+        self.folder = VersionFolder.open(
+            Weights(), "run", Path(f"benchmark-{os.getpid()}"), incarnation="i", shard=ranks.shard
+        )
+        self.store = PolicyStore(self.folder, incarnation="i", clock=time.monotonic)
         self.times_s: list[tuple[float, float]] = []
         """CPU seconds in the step's path and beside it, by version."""
 
@@ -110,6 +117,15 @@ class Learner:
         self.store.publish(policy)
         self.times_s.append((step_path_s, beside_s))
         return policy
+
+    def close(self) -> None:
+        """Remove the files."""
+        assert self.folder.served_root is not None
+        shutil.rmtree(self.folder.served_root)
+
+    def file_bytes(self) -> int:
+        """Return the size of all files."""
+        return sum(each.stat().st_size for each in Path(self.folder.url).iterdir())
 
     @torch.no_grad()
     def change(self) -> None:
@@ -129,14 +145,16 @@ class Learner:
 class Worker:
     """A worker's full set of one shard, without the wire."""
 
-    def __init__(self, policy: PublishedPolicy) -> None:
-        self.payload = bytearray(policy.full_set.buffer)
+    def __init__(self, learner: Learner) -> None:
+        self._folder = Path(learner.folder.url)
+        self.payload = bytearray(learner.store.content)
+        self.delta_bytes = 0
         self.apply_s: list[float] = []
 
     def take(self, policy: PublishedPolicy) -> None:
         """Patch the set with a version's delta and verify it."""
-        assert policy.delta is not None, "the delta is not smaller than the full set"
-        delta = bytes(policy.delta.file.content)
+        delta = (self._folder / delta_name(policy.manifest.deltas[-1])).read_bytes()
+        self.delta_bytes = len(delta)
         patch_s, _ = cpu_seconds(lambda: apply_deltas(self.payload, [delta]))
         verify_s, _ = cpu_seconds(lambda: verify(self.payload, policy.manifest))
         self.apply_s.append(patch_s + verify_s)
@@ -149,24 +167,27 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(2):
         tiny.publish()
         tiny.change()
+    tiny.close()
     learner = Learner(ranks, hidden_size=options.hidden_size, num_layers=options.layers)
     memory = HostMemory()
+    host_bytes = 0
     for _ in range(options.versions):
-        newest = learner.publish()
+        learner.publish()
         learner.change()
-    host_bytes = memory.peak_bytes()
-    worker = Worker(newest)
+        host_bytes = max(host_bytes, memory.peak_bytes() + learner.file_bytes())
+    worker = Worker(learner)
     for _ in range(_TAKEN):
         newest, rounded = learner.publish(), learner.rounded()
         learner.change()
         worker.take(newest)
+    learner.close()
     held, begins = tensors_of(worker.payload), learner.first_rows
     return {
         "gigabytes": len(worker.payload) / 1e9,
         "step_path_s": median(one for one, _ in learner.times_s[1:]),
         "beside_s": median(one for _, one in learner.times_s[1:]),
         "apply_s": median(worker.apply_s),
-        "delta_bytes": 0 if newest.delta is None else newest.delta.file.size_bytes,
+        "delta_bytes": worker.delta_bytes,
         "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
         "is_equal": all(
             torch.equal(

@@ -50,7 +50,8 @@ from safetensors.torch import save
 from benchmarks.harness.changes import prepare
 from benchmarks.learner.ingest import make_responses
 from vcpo.api import VCPORun, VCPORunSpec
-from vcpo.metrics import LearnerMetrics
+from vcpo.metrics import LearnerMetrics, RolloutMetrics
+from vcpo.wire.deltas import chain_to
 from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import Trajectory, VersionSpan
@@ -61,6 +62,7 @@ from vcpo.wire.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
+from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
@@ -71,12 +73,15 @@ from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
-from vcpo_rollout.transport.channels import LearnerServers
+from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
-from vcpo_rollout.transport.retries import UnreachableError
-from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
+from vcpo_rollout.transport.weight_files import (
+    ArrivingFile,
+    RetiredVersionError,
+    WeightFiles,
+)
 
 _TENTHS = 10
 _BASELINE_WORKERS = 10
@@ -130,7 +135,8 @@ class _Learner:
             incarnation=incarnation,
             clock=time.monotonic,
         )
-        self._policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        folder = VersionFolder(str(run_dir / "store"), incarnation, 0, is_temporary=False)
+        self._policies = PolicyStore(folder, incarnation=incarnation, clock=time.monotonic)
         self._signals = SignalWindow(
             run_name="soak",
             total_steps=spec.steps,
@@ -145,7 +151,7 @@ class _Learner:
             WorkService(self.dispatcher, spec, bounds, callers=callers), grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self._policies, PeerAssignment(registry), callers=callers), grpc_server
+            PolicyService(self._policies, registry, callers), grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(
@@ -208,6 +214,7 @@ class Stream:
     """One worker, and when its responses were accepted."""
 
     client: LearnerClient
+    files: WeightFiles
     responses: list[Trajectory]
     held: HeldPolicy | None = None
     accepted: list[int] = field(default_factory=lambda: [0] * _TENTHS)
@@ -259,24 +266,17 @@ class Stream:
     async def _fetch(self, held: HeldPolicy | None) -> HeldPolicy:
         """Receive the newest version, as deltas where the learner offers them."""
         manifest = await self.client.newest_policy(held, wait_s=_LEASE_WAIT_S)
-        newest = HeldPolicy.from_manifest(manifest)
-        forms = [
-            (each.policy_version, each.base_policy_version, each.total_bytes)
-            for each in manifest.deltas
-        ]
-        if not forms and newest != held:
-            forms = [(newest.policy_version, None, manifest.total_bytes)]
-        for version, base, total_bytes in forms:
-            key = TransferKey(
-                incarnation=newest.incarnation, policy_version=version, base_policy_version=base
+        is_whole, deltas = chain_to(manifest, None if held is None else held.policy_version)
+        wanted = [(delta_name(each), each.total_bytes) for each in deltas]
+        if is_whole:
+            wanted.append((full_set_name(manifest.full_set_version), manifest.total_bytes))
+        try:
+            await self.files.read(
+                manifest, [ArrivingFile(name=name, total_bytes=size) for name, size in wanted]
             )
-            try:
-                is_here = await self.client.fetch(Transfer(key, total_bytes), manifest.address)
-            except UnreachableError:
-                is_here = False
-            if not is_here:
-                return await self._fetch(held)
-        return newest
+        except RetiredVersionError:
+            return await self._fetch(held)
+        return HeldPolicy.from_manifest(manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +293,7 @@ class Soaked:
 async def soak(workers: int, duration_s: float, *, most_workers: int, core: int) -> Soaked:
     """Let so many workers run for a while with a new learner, which has a core."""
     responses = make_responses(_GROUP, _TOKENS)
+    gauges = RolloutGauges(RolloutMetrics(run="soak", group="main"))
     with learner_process(make_spec(most_workers), core) as (pid, port):
         async with contextlib.AsyncExitStack() as stack:
             channels = [
@@ -300,14 +301,8 @@ async def soak(workers: int, duration_s: float, *, most_workers: int, core: int)
             ]
             streams = [
                 Stream(
-                    LearnerClient(
-                        channel,
-                        worker_id=f"worker-{number}",
-                        rollout_group="main",
-                        servers=LearnerServers(
-                            f"127.0.0.1:{port}", key=None, identity=None, certificates=None
-                        ),
-                    ),
+                    LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
+                    WeightFiles(f"127.0.0.1:{port}", gauges),
                     responses,
                 )
                 for number, channel in enumerate(channels[:-1])

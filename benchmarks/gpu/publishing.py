@@ -11,7 +11,7 @@ from benchmarks.gpu.random_models import QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
-from vcpo_learner.weights.published_set import PublishedSet
+from vcpo_learner.weights.deltas import write_changes
 from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _VERSIONS = 3
@@ -24,27 +24,27 @@ def publishing(setting: Setting) -> Figures:
     model = make_model(setting.choose(QWEN_1_5B, TINY), setting.device)
     parameters = PublishedState(model)
     whole_s = setting.seconds(lambda: parameters.whole(Precision.BFLOAT16), repeats=1)
-    full_set = PublishedSet(0, parameters.whole(Precision.BFLOAT16))
+    full_set = parameters.whole(Precision.BFLOAT16)
     yield {
-        "payload_gb": round(full_set.file.size_bytes / 1e9, 3),
+        "payload_gb": round(len(full_set) / 1e9, 3),
         "changed_share": _CHANGED_SHARE,
         "whole_s": round(whole_s, 4),
     }
     times_s = []
-    for version in range(1, _VERSIONS + 1):
+    for _ in range(_VERSIONS):
         _change(model)
         setting.wait()
         started_s = time.perf_counter()
         changes = parameters.take(Precision.BFLOAT16)
         times_s.append(time.perf_counter() - started_s)
         assert isinstance(changes, dict), "one element in a hundred is a delta"
-        full_set.patch(version, changes)
+        write_changes(full_set, changes)
         num_changes = sum(change.positions.size for change in changes.values())
     num_elements = sum(each.numel() for each in model.parameters())
     yield {
         "changes_share": round(num_changes / num_elements, 4),
         "changes_found_s": round(min(times_s), 4),
-        "parameters_match": _matches(model, full_set.buffer),
+        "parameters_match": _matches(model, full_set),
     }
 
 
@@ -56,7 +56,7 @@ def _change(model: nn.Module) -> None:
         parameter.add_(chosen * 0.1)
 
 
-def _matches(model: nn.Module, payload: memoryview) -> bool:
+def _matches(model: nn.Module, payload: bytearray) -> bool:
     named = dict(model.named_parameters())
     return all(
         torch.equal(named[name].detach().bfloat16().cpu(), each)

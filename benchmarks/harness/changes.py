@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+
 import numpy as np
 
 from vcpo.wire.deltas import element_width
 from vcpo.wire.weights import Payload, TensorSection, tensor_sections
 from vcpo_learner.changed_elements import Bits, ChangedElements
-from vcpo_learner.shared_file import SharedFile
+from vcpo_learner.clock import Clock
 from vcpo_learner.weights.deltas import encode_delta
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.version_folder import VersionFolder
 
 
 def changes_between(before: Payload, after: Payload) -> dict[str, ChangedElements]:
@@ -29,14 +32,18 @@ def delta_between(before: Payload, after: Payload) -> bytes:
 
 def prepare(store: PolicyStore, policy_version: int, payload: bytes) -> PublishedPolicy:
     """Prepare a file as the next version: as a delta, unless that takes as much room."""
-    newest = store.newest
-    if newest is not None and newest.full_set.file.size_bytes == len(payload):
-        before = newest.full_set.buffer
-        if tensor_sections(before) == tensor_sections(payload):
-            changes = changes_between(before, payload)
-            if len(encode_delta(changes)) < len(payload):
-                return store.prepare(policy_version, changes)
-    return store.prepare(policy_version, SharedFile.of(payload))
+    before = store.content
+    if len(before) == len(payload) and tensor_sections(before) == tensor_sections(payload):
+        changes = changes_between(before, payload)
+        if len(encode_delta(changes)) < len(payload):
+            return store.prepare(policy_version, changes)
+    return store.prepare(policy_version, bytearray(payload))
+
+
+def store_in_process(incarnation: str, clock: Clock) -> PolicyStore:
+    """Return a store whose files are in this process, where workers in it see them."""
+    folder = VersionFolder(f"memory://{uuid.uuid4().hex}", incarnation, 0, is_temporary=False)
+    return PolicyStore(folder, incarnation=incarnation, clock=clock)
 
 
 def _bits(payload: Payload, section: TensorSection) -> Bits:

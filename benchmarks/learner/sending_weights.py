@@ -1,19 +1,19 @@
-"""What it costs leases that workers fetch a version: sent by the learner's loop, or by a process.
+"""What it costs leases, and the process that sends weights, that workers fetch a version.
 
-The learner serves leases and one version of random bytes. Some workers, each a process of its own,
-fetch it several times over; another process asks for leases all the time, one call after another,
-and gets none. Both is done twice: without the process that sends weights, and with it.
+The learner serves leases; a process of its own serves a version of random bytes in memory. Some
+workers, each a process of its own, fetch it several times over; another process asks for leases all
+the time, one call after another, and gets none.
 
     python -m benchmarks.learner.sending_weights
 
-The last line printed is JSON. For both ways:
+The last line printed is JSON:
 
-    loop_cpu_s_per_gb     CPU seconds of the learner's process per gigabyte (10^9 bytes) fetched,
-                          without what the leases of that time cost when nothing else happens
+    server_cpu_s_per_gb   CPU seconds of the process that sends, per gigabyte (10^9 bytes) fetched
+    worker_cpu_s_per_gb   the same of the processes that fetch
+    loop_cpu_s_per_gb     the same of the learner's process, without what the leases of that time
+                          cost when nothing else happens
     leases_per_s          calls for leases that were answered while the version was fetched
     lease_p50_ms, lease_p99_ms      how long they took
-
-`loop_cpu_ratio` and `lease_p99_ratio` are those with the process over those without.
 """
 
 from __future__ import annotations
@@ -24,29 +24,33 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
 from vcpo.api import VCPORun, VCPORunSpec
+from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo.wire.weights import full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.prompts.selection import prompt_source
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
-from vcpo_rollout.transport.channels import LearnerServers
+from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import LearnerClient
-from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
+from vcpo_rollout.transport.weight_files import ArrivingFile, WeightFiles
 
 _ANY_PORT = "127.0.0.1:0"
 _CALL_S = 60.0
@@ -86,22 +90,21 @@ def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
     )
 
 
-async def measure(options: argparse.Namespace, *, has_process: bool) -> dict[str, float]:
-    """Serve leases and a version to all workers; return the figures of one way."""
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Serve leases and a version to all workers; return the figures."""
     spec = make_spec()
     dispatcher = make_dispatcher(spec)
-    store = PolicyStore(incarnation="now", clock=time.monotonic)
+    versions = VersionFolder(str(folder), "now", 0, is_temporary=True)
+    store = PolicyStore(versions, incarnation="now", clock=time.monotonic)
     bits = np.random.default_rng(0).integers(0, 256, options.megabytes * 10**6, dtype=np.uint8)
-    store.publish(store.prepare(0, SharedFile.of(safetensors.numpy.save({"weight": bits}))))
-    server = WeightServer(_ANY_PORT) if has_process else None
-    if server is not None:
-        server.start()
-        server.tell(store.held_files())
-        while not server.address_of(0):
-            await asyncio.sleep(0.01)
+    policy = store.prepare(0, bytearray(safetensors.numpy.save({"weight": bits})))
+    server = WeightServer(folder, _ANY_PORT)
+    server.start()
+    policy.manifest.address = await server.address()
+    policy.manifest.folder = "/of another machine"
+    store.publish(policy)
     wire = WireServer(keys=None)
-    peers = PeerAssignment(WorkerRegistry(time.monotonic))
-    policies = PolicyService(store, peers, weight_server=server)
+    policies = PolicyService(store, WorkerRegistry(time.monotonic), Callers(dispatcher))
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, wire.grpc_server)
     work_pb2_grpc.add_WorkServiceServicer_to_server(WorkService(dispatcher, spec), wire.grpc_server)
     port = await wire.start(_ANY_PORT, ())
@@ -115,9 +118,13 @@ async def measure(options: argparse.Namespace, *, has_process: bool) -> dict[str
     leasing.stdin.write(b"\n")
     await asyncio.sleep(_QUIET_S)
     started_cpu_s, started_s = time.process_time(), time.monotonic()
+    process_ids = [server.process_id, *(each.pid for each in fetching)]
+    sent_cpu_s = _cpu_seconds(process_ids[:1])
     for each in fetching:
         assert each.stdin is not None
         each.stdin.write(b"\n")
+    fetched = [json.loads(await each.stdout.readline()) for each in fetching if each.stdout]
+    sent_cpu_s = _cpu_seconds(process_ids[:1]) - sent_cpu_s
     await asyncio.gather(*(each.wait() for each in fetching))
     cpu_s, seconds = time.process_time() - started_cpu_s, time.monotonic() - started_s
     leasing.stdin.close()
@@ -127,16 +134,26 @@ async def measure(options: argparse.Namespace, *, has_process: bool) -> dict[str
     lease_s = sorted(each_s for at_s, each_s in calls if started_s < at_s < started_s + seconds)
     cpu_s -= len(lease_s) * (started_cpu_s - quiet_cpu_s) / before
     await leasing.wait()
-    if server is not None:
-        await server.close(0.0)
+    await server.close(0.0)
     await wire.stop(0.0)
     gigabytes = options.workers * options.rounds * len(bits) / 1e9
     return {
+        "server_cpu_s_per_gb": sent_cpu_s / gigabytes,
+        "worker_cpu_s_per_gb": sum(fetched) / gigabytes,
         "loop_cpu_s_per_gb": cpu_s / gigabytes,
         "leases_per_s": len(lease_s) / seconds,
         "lease_p50_ms": 1e3 * statistics.median(lease_s),
         "lease_p99_ms": 1e3 * lease_s[int(0.99 * (len(lease_s) - 1))],
     }
+
+
+def _cpu_seconds(process_ids: Sequence[int | None]) -> float:
+    """Return the CPU seconds of processes since their starts."""
+    ticks = 0
+    for process_id in process_ids:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def _start(
@@ -154,27 +171,20 @@ async def _start(
 
 
 async def fetch(port: int, number: int, rounds: int) -> None:
-    """Fetch the version `rounds` times, each time as a worker that holds nothing."""
-    servers = LearnerServers(f"127.0.0.1:{port}", key=None, identity=None, certificates=None)
-    async with servers.open() as channel:
-        channel_of_grpc: Any = channel
+    """Fetch the version `rounds` times, as a worker that holds nothing; print the CPU seconds."""
+    learner = f"127.0.0.1:{port}"
+    files = WeightFiles(learner, RolloutGauges(RolloutMetrics(run="sending", group="main")))
+    async with open_channel(learner, key=None) as channel:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
+        started_cpu_s = time.process_time()
         for fetched in range(rounds):
-            client = LearnerClient(
-                channel_of_grpc,
-                worker_id=f"{number}-{fetched}",
-                rollout_group="main",
-                servers=servers,
-            )
+            client = LearnerClient(channel, worker_id=f"{number}-{fetched}", rollout_group="main")
             manifest = await client.newest_policy(None, wait_s=0.0)
-            key = TransferKey(
-                incarnation=manifest.incarnation,
-                policy_version=manifest.policy_version,
-                base_policy_version=None,
-            )
-            transfer = Transfer(key, manifest.total_bytes)
-            assert await client.fetch(transfer, manifest.address)
+            name = full_set_name(manifest.full_set_version)
+            whole = ArrivingFile(name=name, total_bytes=manifest.total_bytes)
+            await files.read(manifest, [whole])
+    print(time.process_time() - started_cpu_s, flush=True)
 
 
 async def lease(port: int) -> None:
@@ -214,19 +224,9 @@ def main() -> None:
     if options.role == "lease":
         asyncio.run(lease(options.port))
         return
-    figures = {}
-    for way, has_process in (("loop", False), ("process", True)):
-        found = asyncio.run(measure(options, has_process=has_process))
-        figures[way] = {name: float(f"{each:.3g}") for name, each in found.items()}
-        print(json.dumps({"sent_by": way, **figures[way]}), flush=True)
-    ratios = {
-        name: float(f"{figures['process'][figure] / figures['loop'][figure]:.3g}")
-        for name, figure in (
-            ("loop_cpu_ratio", "loop_cpu_s_per_gb"),
-            ("lease_p99_ratio", "lease_p99_ms"),
-        )
-    }
-    print(json.dumps({**ratios, **figures}))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        figures = asyncio.run(measure(options, Path(folder)))
+    print(json.dumps({name: float(f"{each:.3g}") for name, each in figures.items()}))
 
 
 if __name__ == "__main__":

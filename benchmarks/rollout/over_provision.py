@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from benchmarks.harness.changes import store_in_process
 from benchmarks.harness.timed_engine import Lengths, TimedEngine
 from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.metrics import RolloutMetrics
@@ -44,15 +45,15 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.shared_file import SharedFile
-from vcpo_learner.weights.peer_assignment import PeerAssignment
-from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
 from vcpo_rollout.transport.learner_client import LearnerClient
+from vcpo_rollout.transport.weight_files import WeightFiles
+from vcpo_rollout.weights.fetcher import WeightFetcher
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _INCARNATION = "now"
@@ -136,11 +137,11 @@ class InstantLearner:
             incarnation=_INCARNATION,
             clock=time.monotonic,
         )
-        self.store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
+        self.store = store_in_process(_INCARNATION, time.monotonic)
 
     def publish(self, version: int) -> None:
         """Publish a version."""
-        self.store.publish(self.store.prepare(version, SharedFile.of(_WEIGHTS)))
+        self.store.publish(self.store.prepare(version, bytearray(_WEIGHTS)))
         self.dispatcher.resume_at(version)
         self.dispatcher.notify()
 
@@ -152,7 +153,7 @@ class InstantLearner:
             WorkService(self.dispatcher, self.spec), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.store, PeerAssignment(self.registry)), server.grpc_server
+            PolicyService(self.store, self.registry, Callers(self.dispatcher)), server.grpc_server
         )
         port = await server.start("127.0.0.1:0", ())
         channel = open_channel(f"127.0.0.1:{port}", key=None)
@@ -193,7 +194,12 @@ def make_worker(
     return Worker(
         WorkerParts(
             learner=learner,
-            receiver=WeightReceiver(learner=learner, engine=engine, gauges=gauges),
+            receiver=WeightReceiver(
+                learner=learner,
+                engine=engine,
+                gauges=gauges,
+                fetcher=WeightFetcher(WeightFiles("127.0.0.1:0", gauges)),
+            ),
             engine=engine,
             environment=anything,
             codec=anything,

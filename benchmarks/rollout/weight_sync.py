@@ -15,18 +15,14 @@ publishes bfloat16. For the deltas between versions:
 
 Seconds are CPU time of one thread, so that other work on the machine does not count. Each version
 is compared bit for bit with the learner's, and the engine's parameters with the version.
-
-egress_full_equivalents: what the learner sends so that N workers get a version, in multiples of
-what one worker gets, by N; the larger of a full set's and a delta's (`harness.egress`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -35,7 +31,6 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.changes import delta_between
-from benchmarks.harness.egress import egress
 from benchmarks.harness.successive_versions import Update, make_model, updates
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
@@ -153,15 +148,6 @@ def summary(by_step: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def measure_egress(numbers: Sequence[int], size_bytes: int) -> dict[str, dict[str, float]]:
-    """Return the egress by number of receivers."""
-    by_number: dict[str, dict[str, float]] = {}
-    for number in numbers:
-        by_number[str(number)] = _round(asyncio.run(egress(number, size_bytes=size_bytes)))
-        print(json.dumps({"receivers": number, **by_number[str(number)]}), flush=True)
-    return by_number
-
-
 def _round(numbers: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{number:.4g}") for name, number in numbers.items()}
 
@@ -173,10 +159,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--steps", type=int, default=32, help="optimizer steps")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    parser.add_argument(
-        "--receivers", type=int, nargs="*", default=[1, 4, 16, 64], help="workers at a time"
-    )
-    parser.add_argument("--egress-mebibytes", type=int, default=4, help="full set sent to them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = measure(
@@ -185,9 +167,7 @@ def main() -> None:
         steps=arguments.steps,
         learning_rate=arguments.learning_rate,
     )
-    by_number = measure_egress(arguments.receivers, arguments.egress_mebibytes << 20)
-    worst = {number: max(sent.values()) for number, sent in by_number.items()}
-    print(json.dumps({**report, "egress_full_equivalents": worst}))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

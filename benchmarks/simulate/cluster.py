@@ -133,6 +133,6 @@ class Cluster:
             announced_s=published * constants.ANNOUNCED_S_PER_GB.value,
             sent_byte_s=constants.SENT_S_PER_GB.value / 1e9,
             link_bytes_per_s=constants.LINK_BYTES_PER_S.value,
-            hop_s=(1 << 20) / constants.LINK_BYTES_PER_S.value,
+            are_stored=self.workers > constants.SERVED_WORKERS,
             applied_s=received * constants.APPLIED_S_PER_GB.value,
         )

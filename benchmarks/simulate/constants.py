@@ -77,10 +77,12 @@ LINK_BYTES_PER_S: Final = Constant(
 )
 
 SENT_S_PER_GB: Final = Constant(
-    value=1.3,
+    value=0.19,
     unit="CPU s of the process that sends weights, for a gigabyte",
-    source="half of what both ends of one stream use",
+    source="python -m benchmarks.learner.sending_weights: server_cpu_s_per_gb",
 )
+SERVED_WORKERS: Final = 64
+"""Most workers that read from the learner's server; more of them have an object store."""
 
 MEASURED: Final = {
     "group_s": GROUP_S,
@@ -93,10 +95,10 @@ MEASURED: Final = {
     "announced_s_per_gb": ANNOUNCED_S_PER_GB,
     "delta_share": DELTA_SHARE,
     "applied_s_per_gb": APPLIED_S_PER_GB,
+    "sent_s_per_gb": SENT_S_PER_GB,
 }
 ASSUMED: Final = {
     "memory_bytes_per_s": MEMORY_BYTES_PER_S,
     "learner_flops": LEARNER_FLOPS,
     "link_bytes_per_s": LINK_BYTES_PER_S,
-    "sent_s_per_gb": SENT_S_PER_GB,
 }

@@ -1,4 +1,4 @@
-"""How a version reaches the workers: the product's assignment of peers, over simulated links."""
+"""How a version reaches the workers: from the learner's server, or from an object store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from simpy import Environment, Event
 
 from benchmarks.simulate.system import System
 from benchmarks.simulate.worker import Worker
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.weights.peer_assignment import PeerAssignment
 
 _PIECES: Final = 64
-"""Parts in which the learner's process sends a version, so that two workers take turns."""
-_STREAMS: Final = 2
-"""Workers that one host sends a version to at a time; they share its link."""
+"""Parts in which the learner sends a version, so that workers take turns."""
 
 Events = Generator[Event, Any, None]
 """What a process waits for, one after the other."""
@@ -26,44 +22,46 @@ class FanOut:
 
     def __init__(self, environment: Environment, system: System) -> None:
         self.sent_bytes = 0
-        """By the learner, since the start."""
+        """By the learner, since the start: to workers, or into the store."""
         self._environment = environment
-        self._system = system
+        self._versions = system.versions
         self._sender_free_s = 0.0
-        """When the process that sends has sent all pieces so far."""
-        self._peers = PeerAssignment(
-            WorkerRegistry(lambda: 0.0, max_workers=system.workers)  # nobody is ever lost
-        )
-        self._arrivals: dict[str, Event] = {}
-        """By worker: the arrival of the version that it asked for last."""
+        """When the learner has sent all pieces so far."""
+        self._written_version = 0
+        """The newest version in the store."""
 
     def fetch(self, worker: Worker, policy_version: int) -> Events:
         """Bring the newest version to a worker that holds another one."""
-        environment, versions = self._environment, self._system.versions
+        versions = self._versions
         number = policy_version - worker.held_version
         chain_bytes = number * versions.delta_bytes
         room_bytes = versions.full_bytes * (versions.chain_share if number > 1 else 1)
-        base = worker.held_version if chain_bytes < room_bytes else None
-        size_bytes = versions.full_bytes if base is None else chain_bytes
-        self._peers.register(worker.name, worker.name, worker.held_version)
-        sender = self._peers.assign(worker.name, policy_version=policy_version, base_version=base)
-        arrival = self._arrivals[worker.name] = environment.event()
-        at_least_s = size_bytes * _STREAMS / versions.link_bytes_per_s
-        earliest_s = environment.now + at_least_s
-        if not sender:
+        size_bytes = chain_bytes if chain_bytes < room_bytes else versions.full_bytes
+        earliest_s = self._environment.now + size_bytes / versions.link_bytes_per_s
+        if versions.are_stored:
+            self._write(policy_version)
+        else:
             self.sent_bytes += size_bytes
             yield from self._send(size_bytes)
-        elif sender in self._arrivals and not self._arrivals[sender].triggered:
-            yield self._arrivals[sender]
-            yield environment.timeout(versions.hop_s)
-        yield environment.timeout(max(0.0, earliest_s - environment.now))
-        arrival.succeed()
-        self._peers.register(worker.name, worker.name, policy_version)
+        yield self._environment.timeout(max(0.0, earliest_s - self._environment.now))
+
+    def _write(self, policy_version: int) -> None:
+        """Count what the learner has written for the versions up to this one.
+
+        A full set follows when the deltas since the last one take as much of its room as they may.
+        """
+        versions = self._versions
+        num_deltas = max(0, policy_version - self._written_version)
+        full_share = min(1.0, versions.delta_bytes / (versions.chain_share * versions.full_bytes))
+        each_bytes = versions.delta_bytes + round(full_share * versions.full_bytes)
+        self.sent_bytes += num_deltas * each_bytes
+        self._written_version += num_deltas
 
     def _send(self, size_bytes: int) -> Events:
         """Send from the learner's machine, a piece at a time; pieces for others take turns."""
-        environment = self._environment
-        piece_s = size_bytes / _PIECES * self._system.versions.sent_byte_s
+        environment, versions = self._environment, self._versions
+        byte_s = max(versions.sent_byte_s, 1.0 / versions.link_bytes_per_s)
+        piece_s = size_bytes / _PIECES * byte_s
         if piece_s > 0:
             for _ in range(_PIECES):
                 self._sender_free_s = max(self._sender_free_s, environment.now) + piece_s

@@ -54,7 +54,7 @@ class Versions:
     full_bytes: int = 0
     delta_bytes: int = 0
     """From one version to the next."""
-    chain_share: float = 0.2
+    chain_share: float = 0.25
     """Several deltas are fetched while they are smaller than this share of the full set."""
     copied_s: float = 0.0
     """Until the next step may begin."""
@@ -63,9 +63,9 @@ class Versions:
     sent_byte_s: float = 0.0
     """CPU seconds of the process that sends the learner's bytes, for each; it has one core."""
     link_bytes_per_s: float = float("inf")
-    """Of one host, in each direction; both of the workers that it sends to share it."""
-    hop_s: float = 0.0
-    """Until a worker passes on what it receives: the time of a chunk."""
+    """Of one host, in each direction; all workers to which the learner sends share its link."""
+    are_stored: bool = False
+    """Whether workers read from an object store, each over its own link."""
     applied_s: float = 0.0
     """From the last byte to the swap, beside decoding."""
     pause_s: float = 0.0

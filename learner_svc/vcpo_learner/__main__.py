@@ -97,7 +97,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--weights-listen",
         metavar="HOST:PORT",
-        help="where a process of its own sends weights to workers; a further rank of one machine"
+        help="where a process of its own sends weights over HTTP; a further rank of one machine"
         " adds its number there to the port (default: the host of --listen, any free port)",
     )
     parser.add_argument(

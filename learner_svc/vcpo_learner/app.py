@@ -65,10 +65,8 @@ from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.assembly import training_loop
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
-from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.archive import open_archive
-from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
+from vcpo_learner.weights.version_folder import VersionFolder
 
 _LOGGER = logging.getLogger(__name__)
 _SERVICES = tuple(
@@ -151,7 +149,7 @@ class _Learner:
         self._drain_s = options.drain_s
         self._stop_requested = asyncio.Event()
         registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
-        self.peers = PeerAssignment(registry)
+        self.registry = registry
         self.log = RedoLog(options.run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
         self.dispatcher = Dispatcher(
             spec=spec,
@@ -175,16 +173,12 @@ class _Learner:
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.traces = TrajectoryTraces()
         self.keys = keys_from_environment(LEARNER_ROLES)
-        self.weight_server = WeightServer(
-            options.weights_address(0),
-            host=options.weights_host,
-            tls=options.tls,
-            plain_text=options.plain_text,
-            keys=self.keys,
+        self.folder = VersionFolder.open(
+            spec.weights, run.metadata.name, options.run_dir, incarnation=incarnation, shard=0
         )
-        self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        self.weight_server = options.weight_server(self.folder, keys=self.keys)
+        self.policies = PolicyStore(self.folder, incarnation=incarnation, clock=time.monotonic)
         self.tracker = Tracker()
-        self.archive_writer = open_archive(spec.weights, run.metadata.name, self.policies)
         self.training = training_loop(
             run,
             options.run_dir,
@@ -201,7 +195,6 @@ class _Learner:
             traces=self.traces,
             clock=time.monotonic,
             weight_server=self.weight_server,
-            archive_writer=self.archive_writer,
             end_within=end_within,
         )
         self._spec = spec
@@ -226,11 +219,9 @@ class _Learner:
             WorkService(self.dispatcher, self._spec, self._bounds, self.traces, callers),
             server.grpc_server,
         )
-        weights = self.weight_server
-        policies = PolicyService(
-            self.policies, self.peers, self.archive_writer, self.traces, callers, weights
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+            PolicyService(self.policies, self.registry, callers), server.grpc_server
         )
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server.grpc_server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(
                 dispatcher=self.dispatcher,
@@ -259,17 +250,19 @@ class _Learner:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
                 with start_errors():
                     write_ready(options.ready_file, ready)
-            self.weight_server.start()
-            refreshing = asyncio.create_task(self._refresh(server, policies))
+            weights = self.weight_server
+            if weights is not None:
+                weights.start()
+            refreshing = asyncio.create_task(self._refresh(server))
             try:
                 return await self._train(options.linger_s)
             finally:
                 refreshing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await refreshing
-                await asyncio.gather(
-                    server.stop(_STOP_GRACE_S), self.weight_server.close(_STOP_GRACE_S)
-                )
+                closing = [] if weights is None else [weights.close(_STOP_GRACE_S)]
+                await asyncio.gather(server.stop(_STOP_GRACE_S), *closing)
+                await asyncio.to_thread(self.folder.empty)
 
     async def _train(self, linger_s: float) -> RunPhase:
         """Train and linger; publish the cause of a failure before it is raised."""
@@ -307,7 +300,7 @@ class _Learner:
             async with asyncio.timeout(linger_s):
                 await self._stop_requested.wait()
 
-    async def _refresh(self, server: WireServer, policies: PolicyService) -> None:
+    async def _refresh(self, server: WireServer) -> None:
         """Keep metrics and events up to date until cancelled.
 
         An error does not end the run. It is logged, unless it repeats the one before.
@@ -316,9 +309,11 @@ class _Learner:
         while True:
             try:
                 self.gauges.refresh()
-                weights = self.weight_server
-                self.gauges.count_refused_calls(server.guard.refusals + weights.refusals)
-                self.gauges.count_served_weights(policies.served_bytes + weights.sent_bytes)
+                refusals = server.guard.refusals
+                if (weights := self.weight_server) is not None:
+                    refusals = refusals + weights.refusals
+                    self.gauges.count_served_weights(weights.sent_bytes)
+                self.gauges.count_refused_calls(refusals)
                 self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
                 self.training.report_log()

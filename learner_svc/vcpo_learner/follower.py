@@ -1,6 +1,6 @@
 """A rank other than 0: it trains with rank 0 and does what that one says, until the end.
 
-It sends its shard of each version to workers, which hear of it from rank 0. It answers health
+It writes its shard of each version for workers, which hear of it from rank 0. It answers health
 checks and exports metrics of its process, so hosts supervise all ranks alike. A request to stop is
 for rank 0, which needs the others to save: it ends them when it has.
 """
@@ -12,7 +12,7 @@ import logging
 import os
 import time
 
-from vcpo.api import load_run
+from vcpo.api import VCPORun, load_run
 from vcpo.metrics import serve_metrics
 from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
@@ -28,14 +28,12 @@ from vcpo.service.private_files import shared_files
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.services.policy import ShardService
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.shard_publication import ShardPublication
-from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
+from vcpo_learner.weights.version_folder import VersionFolder
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,40 +52,37 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
         with shared_files():  # caches of models, which other users may share
             policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
     on_stop_request(_stay)
-    address = _own_address(options, environment, run.spec.learner.ranks_per_replica)
-    await _follow(policy, options, environment, run.metadata.name, address)
+    await _follow(policy, options, environment, run)
 
 
 async def _follow(
-    policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: str, address: str
+    policy: PolicyOnRanks, options: Options, environment: RankEnvironment, run: VCPORun
 ) -> None:
-    """Serve the shard, health and metrics while the tensor thread follows rank 0."""
+    """Serve health, metrics and the shard while the tensor thread follows rank 0."""
     ranks = policy.ranks
-    store = PolicyStore(incarnation=ranks.incarnation, clock=time.monotonic)
     with start_errors():
         keys = keys_from_environment(LEARNER_ROLES) or None
         server = WireServer(keys=keys)
         certificates = checked_folder(
             {"--listen": options.listen}, options.tls, plain_text=options.plain_text
         )
-        weight_server = WeightServer(
-            options.weights_address(environment.local_rank),
-            host=options.weights_host,
-            tls=options.tls,
-            plain_text=options.plain_text,
-            keys=keys,
-            keeps_port=True,
+        folder = VersionFolder.open(
+            run.spec.weights,
+            run.metadata.name,
+            options.run_dir,
+            incarnation=ranks.incarnation,
+            shard=ranks.shard,
         )
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            ShardService(store, ranks.shard), server.grpc_server
-        )
+        weight_server = options.weight_server(folder, keys=keys, number=environment.local_rank)
         host, port = split_address(_own_port(options.metrics_listen, environment))
-        endpoint = serve_metrics(PartRegistry("learner", {"run": run}).exported, host, port)
+        endpoint = serve_metrics(
+            PartRegistry("learner", {"run": run.metadata.name}).exported, host, port
+        )
     with endpoint:
         with start_errors():
             health = options.health_listen
             grpc_port = await server.start(
-                address,
+                _own_port(options.listen, environment),
                 (),
                 certificates=certificates,
                 health_address=None if health is None else _own_port(health, environment),
@@ -95,14 +90,14 @@ async def _follow(
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=endpoint.port)
                 write_ready(options.ready_file, ready)
-        weight_server.start()
+        if weight_server is not None:
+            weight_server.start()
         publication = ShardPublication(
             policy.model,
             ranks,
             policy.commands,
-            store,
+            PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic),
             weight_server,
-            own_address=f"{options.weights_host}:{grpc_port}",
             event_loop=asyncio.get_running_loop(),
         )
         _LOGGER.info("rank %d follows rank 0", environment.rank)
@@ -112,20 +107,9 @@ async def _follow(
         finally:
             # While the event loop still runs: the version in hand needs it.
             await asyncio.to_thread(publication.close)
-            await asyncio.gather(server.stop(0.0), weight_server.close(0.0))
-
-
-def _own_address(options: Options, environment: RankEnvironment, num_ranks: int) -> str:
-    """Return where a rank serves: the first of a machine at the learner's address.
-
-    The ports of the others follow those of the processes that send weights, so that a network
-    policy can name them.
-
-    num_ranks: ranks of the machine.
-    """
-    if environment.local_rank == 0:
-        return options.listen
-    return options.weights_address(num_ranks + environment.local_rank)
+            closing = [] if weight_server is None else [weight_server.close(0.0)]
+            await asyncio.gather(server.stop(0.0), *closing)
+            await asyncio.to_thread(folder.empty)
 
 
 def _own_port(address: str, environment: RankEnvironment) -> str:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.service.lifecycle import split_address
+from vcpo.wire.access.roles import RoleKeys
+from vcpo_learner.weight_server.process import WeightServer
+from vcpo_learner.weights.version_folder import VersionFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +34,30 @@ class Options:
     ready_file: Path | None
     exit_with_parent: bool
 
-    def weights_address(self, number: int) -> str:
-        """Return host:port where a server of weights listens; port 0: any free one.
+    def weight_server(
+        self, folder: VersionFolder, *, keys: RoleKeys | None, number: int = 0
+    ) -> WeightServer | None:
+        """Return the server of a rank's folder; None if all workers see the folder.
 
-        number: of the server on its machine; that of a rank's process is the rank's there.
+        number: of the rank on its machine.
 
         Raises:
             ValueError: if an address has another form.
         """
+        if folder.served_root is None:
+            return None
+        return WeightServer(
+            folder.served_root,
+            self._weights_address(number),
+            removed=Path(folder.url) if folder.is_temporary else None,
+            host=self.weights_host,
+            tls=self.tls,
+            plain_text=self.plain_text,
+            keys=keys,
+        )
+
+    def _weights_address(self, number: int) -> str:
+        """Return host:port where a rank's server listens; port 0: any free one."""
         if self.weights_listen is None:
             return f"{split_address(self.listen)[0]}:0"
         host, port = split_address(self.weights_listen)

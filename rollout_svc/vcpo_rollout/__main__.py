@@ -67,8 +67,7 @@ def _options() -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_rollout",
         description="Leases prompts from the learner, samples responses with the newest policy, "
-        "judges them and submits them. Shows the learner the key in VCPO_WORKER_KEY, and other "
-        "workers the one in VCPO_PEER_KEY, if they are set.",
+        "judges them and submits them. Shows the learner the key in VCPO_WORKER_KEY, if it is set.",
     )
     parser.add_argument("run_file", type=Path, help="file with the run, a VCPORun in YAML")
     parser.add_argument("--learner", required=True, help="host:port of the learner's gRPC server")
@@ -95,9 +94,6 @@ def _options() -> Options:
     )
     add_tls_options(parser)
     parser.add_argument(
-        "--peer-name", help="name in the certificates of the run's workers (default: their address)"
-    )
-    parser.add_argument(
         "--identity-file",
         type=Path,
         help="file that keeps the key to which the learner binds the worker's id, so that a "
@@ -119,7 +115,6 @@ def _options() -> Options:
         tls=arguments.tls,
         plain_text=arguments.plain_text,
         health_listen=arguments.health_listen,
-        peer_name=arguments.peer_name,
         identity_file=arguments.identity_file,
         ready_file=arguments.ready_file,
         exit_with_parent=arguments.exit_with_parent,

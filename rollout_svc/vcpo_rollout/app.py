@@ -32,7 +32,6 @@ from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, ObservableEngine
@@ -43,20 +42,16 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.channels import LearnerChannel, LearnerServers, PeerChannels
+from vcpo_rollout.transport.channels import LearnerChannel
 from vcpo_rollout.transport.identity import worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
-from vcpo_rollout.transport.peer_client import PeerClient
-from vcpo_rollout.transport.peer_service import PeerService
-from vcpo_rollout.transport.transfer_buffer import TransferCache
-from vcpo_rollout.weights.archive import ArchiveReader
+from vcpo_rollout.transport.weight_files import WeightFiles
 from vcpo_rollout.weights.fetcher import WeightFetcher
 from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
-_SERVICES = (policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +68,6 @@ class Options:
     tls: Path | None
     plain_text: bool
     health_listen: str | None
-    peer_name: str | None
     identity_file: Path | None
     ready_file: Path | None
     exit_with_parent: bool
@@ -91,7 +85,6 @@ class _Setting:
     endpoint: MetricsServer
     keys: RoleKeys
     certificates: CertificateFolder | None
-    servers: LearnerServers
     channel: LearnerChannel
 
     @classmethod
@@ -114,7 +107,7 @@ class _Setting:
             keys = keys_from_environment(WORKER_ROLES)
             addresses = {"--listen": options.listen, "--learner": options.learner}
             certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
-            servers = LearnerServers(
+            channel = LearnerChannel(
                 options.learner,
                 key=keys.get(CallerRole.WORKER),
                 identity=worker_identity(options.identity_file),
@@ -131,8 +124,7 @@ class _Setting:
             endpoint=endpoint,
             keys=keys,
             certificates=certificates,
-            servers=servers,
-            channel=servers.open(),
+            channel=channel,
         )
 
 
@@ -153,25 +145,21 @@ async def run_worker(options: Options) -> RunPhase:
         StartError: when the user must correct something.
         EngineError: when the engine died.
     """
-    setting, cache = _Setting.read(options), TransferCache()
+    setting = _Setting.read(options)
     spec, group = setting.run.spec, setting.group
-    of_peers: RoleKeys = {
-        role: key for role, key in setting.keys.items() if role is CallerRole.PEER
-    }
-    server = WireServer(keys=of_peers or None, meter=setting.metrics.calls)
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
+    server = WireServer(keys=setting.keys or None, meter=setting.metrics.calls)
     with setting.endpoint:
         with start_errors():
             port = await server.start(
                 options.listen,
-                _SERVICES,
+                (),
                 serving=False,
                 certificates=setting.certificates,
                 health_address=options.health_listen,
             )
             seed = worker_seed(spec.seed, options.worker_id)
             loaded = await asyncio.to_thread(_load, setting.run, group, seed=seed)
-        parts = _worker_parts(setting, loaded, cache=cache, serving_port=port)
+        parts = _worker_parts(setting, loaded)
         worker = Worker(parts)
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
         readiness = asyncio.create_task(_serve_when_ready(parts.receiver, server))
@@ -185,13 +173,8 @@ async def run_worker(options: Options) -> RunPhase:
             await asyncio.to_thread(tracing.stop)
 
 
-def _worker_parts(
-    setting: _Setting, loaded: _Loaded, *, cache: TransferCache, serving_port: int
-) -> WorkerParts:
-    """Return the parts of a worker.
-
-    cache: what it serves to its peers, at `serving_port`.
-    """
+def _worker_parts(setting: _Setting, loaded: _Loaded) -> WorkerParts:
+    """Return the parts of a worker."""
     options, spec, group = setting.options, setting.run.spec, setting.group
     gauges = RolloutGauges(setting.metrics)
     if isinstance(loaded.engine, ObservableEngine):
@@ -200,26 +183,20 @@ def _worker_parts(
         cast("grpc.aio.Channel", setting.channel),
         worker_id=options.worker_id,
         rollout_group=group.name,
-        servers=setting.servers,
-        serving_port=serving_port,
     )
-    peers = PeerClient(
-        PeerChannels(
-            setting.keys.get(CallerRole.PEER), setting.certificates, options.peer_name
-        ).open,
-        worker_id=options.worker_id,
-        gauges=gauges,
+    files = WeightFiles(
+        options.learner,
+        gauges,
+        key=setting.keys.get(CallerRole.WORKER),
+        certificates=setting.certificates,
     )
-    archive_url = spec.weights.archive_url
-    archive = ArchiveReader(archive_url, setting.run.metadata.name) if archive_url else None
-    fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=archive)
     return WorkerParts(
         learner=learner,
         receiver=WeightReceiver(
             learner=learner,
             engine=loaded.engine,
             gauges=gauges,
-            fetcher=fetcher,
+            fetcher=WeightFetcher(files),
             postprocess=loaded.postprocess,
             adapters=loaded.adapters,
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vcpo.metrics import RolloutMetrics
 from vcpo.metrics.instruments import EngineMetrics
-from vcpo.metrics.label_values import EnvironmentFault
+from vcpo.metrics.label_values import EnvironmentFault, WeightSource
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 
@@ -40,13 +40,9 @@ class RolloutGauges:
         """Policy version that the worker heard of last."""
         self._version_in_use: int | None = None
 
-    def add_weight_bytes(self, source: str, num_bytes: int) -> None:
-        """Count received bytes of full sets and deltas; source: `learner`, `peer` or `archive`."""
+    def add_weight_bytes(self, source: WeightSource, num_bytes: int) -> None:
+        """Count bytes of full sets and deltas that were read."""
         self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
-
-    def count_avoided_peer(self, reason: str) -> None:
-        """Count a peer that the worker avoids for a time; reason: `slow`, `failed`, `corrupt`."""
-        self._metrics.peers_avoided.labels(reason).inc()
 
     def record_swap(self, policy_version: int, duration_s: float) -> None:
         """Record a version that was fetched, checked and swapped in, and how long that took."""

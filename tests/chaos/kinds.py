@@ -32,7 +32,7 @@ class Kind(StrEnum):
     GARBAGE_MESSAGE = "peer_garbage_message"
     OVERSIZE = "peer_oversize_message"
     PLAIN_TEXT = "peer_plain_text"
-    WRONG_WEIGHTS = "peer_wrong_weights"
+    WRONG_WEIGHTS = "weights_bit_flipped"
 
     RENEWED = "certificate_renewed"
     UNREADABLE = "certificate_unreadable"

@@ -94,10 +94,10 @@ def _watched_publish(witness: Witness, payloads: Path) -> Callable[..., None]:
     @wraps(publish)
     def watched(self: PolicyStore, policy: PublishedPolicy) -> None:
         version = policy.manifest.policy_version
-        digest = xxhash.xxh3_64_hexdigest(policy.full_set.buffer)
+        digest = xxhash.xxh3_64_hexdigest(self.content)
         witness.die_at("publish")
         partial = payloads / f".{os.getpid()}"
-        partial.write_bytes(policy.full_set.buffer)
+        partial.write_bytes(self.content)
         partial.replace(payloads / f"{version}-{digest}.safetensors")
         witness.say("published", version=version, digest=digest)
         publish(self, policy)

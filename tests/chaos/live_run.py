@@ -345,7 +345,7 @@ class LiveRun:
     def _start_worker(self) -> None:
         name = f"main-{len(self.workers):03d}"
         options = [f"--learner=localhost:{self.proxy.port}", "--group=main", f"--worker-id={name}"]
-        options += ["--listen=127.0.0.1:0", "--drain-seconds=2", "--peer-name=localhost"]
+        options += ["--listen=127.0.0.1:0", "--drain-seconds=2"]
         keys = key_variables(self.keys, WORKER_ROLES)
         self.workers.append(self._start(name, Part.WORKER, options, keys))
 

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
-
-import grpc
 
 from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import SIGN_S, LiveRun, holds
-from tests.chaos.peer_faults import LEASE, Caller, caller_of, new_name
 from tests.chaos.proxy import Direction, Disturbance
-from vcpo.wire.access.roles import CallerRole
-from vcpo.wire.access.tls import CertificateFolder
-from vcpo.wire.v1 import policy_pb2, work_pb2
+from tests.chaos.witness import FLIP_WEIGHTS
 
 _TOUCHED_S = 60.0
 """Time in which some bytes must pass that a disturbance can touch."""
 _CUTS = 8
 """Times that connections end before nobody is taken to notice."""
-_NOISE_BYTES = 1000
-_OFFERS = 60
-"""Versions for which a liar offers weights; who is sent to it is the learner's choice."""
 _CALL_FAILED: Final = r"failed with [A-Z_]+: "
 """Line of a worker when its calls begin to fail."""
-_ENDED_CALL: Final = rf"{_CALL_FAILED}|succeeded after \d+ failed calls|failed; it is resumed"
+_ENDED_CALL: Final = rf"{_CALL_FAILED}|succeeded after \d+ failed calls"
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
 
@@ -129,59 +120,18 @@ async def hold_one_way(run: LiveRun, draw: random.Random, direction: Direction) 
     return Injected(what=f"nothing passes {direction}")
 
 
-async def lie_about_weights(run: LiveRun, draw: random.Random) -> Injected:
-    """A worker offers weights to others, and sends them noise."""
-    since, fetched = run.mark(), 0
-
-    async def send_noise(request: bytes, _: object) -> AsyncIterator[bytes]:
-        nonlocal fetched
-        fetched += 1
-        wanted = policy_pb2.FetchRequest.FromString(request)
-        yield policy_pb2.PolicyChunk(
-            policy_version=wanted.policy_version,
-            offset=wanted.offset,
-            data=draw.randbytes(_NOISE_BYTES),
-        ).SerializeToString()
-
-    methods = {"Fetch": grpc.unary_stream_rpc_method_handler(send_noise)}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("vcpo.wire.v1.PolicyService", methods),)
-    )
-    certificates = CertificateFolder(run.certificates.folder)
-    port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
-    await server.start()
-    try:
-        async with caller_of(run, CallerRole.WORKER, new_name("liar", draw)) as liar:
-            is_shown = await _offer_weights(run, liar, port, since)
-    finally:
-        await server.stop(None)
-    if not fetched:
-        raise NotInjectedError("no worker was sent to the liar")
+async def flip_weights(run: LiveRun, _: random.Random) -> Injected:
+    """A bit of a version is another when it has arrived."""
+    since, order = run.mark(), run.folder / FLIP_WEIGHTS
+    order.touch()
+    if not await holds(lambda: not order.exists(), _TOUCHED_S):
+        order.unlink(missing_ok=True)
+        raise NotInjectedError("no worker has read weights")
     return Injected(
-        what=f"noise sent for weights, {fetched} times",
-        sign="a worker logs that it avoids the peer",
-        is_shown=is_shown,
+        what="a bit of a version flipped",
+        sign="a worker logs that the version is corrupt",
+        is_shown=await run.told(since, r"is corrupt and is fetched again"),
     )
-
-
-async def _offer_weights(run: LiveRun, liar: Caller, port: int, since: Mapping[Path, int]) -> bool:
-    """Ask for each version, as a worker that holds the one before, until one was caught."""
-    held = policy_pb2.GetManifestRequest(worker_id=liar.name, serving_port=port)
-    for _ in range(_OFFERS):
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            # A worker of the registry only, so it asks for less work than there is in a lease.
-            work = work_pb2.LeaseRequest(
-                worker_id=liar.name, rollout_group="main", max_trajectories=1
-            )
-            await liar.call(LEASE, work)
-            newest = await liar.manifest(held)
-            held.held_policy_version = newest.policy_version
-            held.held_incarnation = newest.incarnation
-            held.wait_seconds = 10.0
-        if run.is_told(since, r"sent no usable weights"):
-            return True
-    return run.is_told(since, r"sent no usable weights")
 
 
 async def _connected(run: LiveRun) -> None:
@@ -262,7 +212,7 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.PARTITIONED: partition,
     Kind.LEARNER_DEAF: lambda run, draw: hold_one_way(run, draw, Direction.TO_LEARNER),
     Kind.LEARNER_MUTE: lambda run, draw: hold_one_way(run, draw, Direction.TO_WORKER),
-    Kind.WRONG_WEIGHTS: lie_about_weights,
+    Kind.WRONG_WEIGHTS: flip_weights,
     Kind.RENEWED: renew,
     Kind.UNREADABLE: make_unreadable,
     Kind.EXPIRED: expire,

@@ -24,6 +24,8 @@ ORDER_VARIABLE = "CHAOS_ORDER"
 """File that names the kill point at which this process dies; missing: none."""
 PAYLOADS_VARIABLE = "CHAOS_PAYLOADS"
 """Folder that gets the weights of every published version."""
+FLIP_WEIGHTS = "flip-weights"
+"""File in the run's folder, for which one worker flips a bit of the weights that it has read."""
 TRAIN_PREFIX = "train-"
 """Leases of training have ids that begin so; others are evaluations."""
 

@@ -7,6 +7,8 @@ the learner confirmed, and which weights the engine was given under which versio
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ import xxhash
 
 from tests.chaos.recorder import write_message
 from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
-from tests.chaos.witness import Witness
+from tests.chaos.witness import FLIP_WEIGHTS, ORDER_VARIABLE, Witness
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_rollout.__main__ import main
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.environments.environment import Prompt
 from vcpo_rollout.environments.sort_digits import SortDigits
+from vcpo_rollout.transport import weight_files
+from vcpo_rollout.transport.weight_files import ArrivingFile, WeightFiles
 
 
 class ScatteredReward(SortDigits):
@@ -75,6 +79,17 @@ def watch(witness: Witness) -> None:
         witness.die_at("swapped")
         return running
 
+    read = WeightFiles.read
+
+    @wraps(read)
+    async def noisy_read(self: WeightFiles, manifest: Any, files: Sequence[ArrivingFile]) -> None:
+        await read(self, manifest, files)
+        with suppress(FileNotFoundError):
+            (Path(os.environ[ORDER_VARIABLE]).parents[1] / FLIP_WEIGHTS).unlink()
+            files[-1].content[-1] ^= 1  # the last byte is a tensor's
+
+    WeightFiles.read = noisy_read  # type: ignore[method-assign]
+    weight_files.is_seen = lambda _: False  # as if it were another machine
     work_pb2_grpc.WorkServiceStub.__init__ = watched_stub  # type: ignore[method-assign]
     HfEngine.swap_weights = watched_swap  # type: ignore[method-assign]
 

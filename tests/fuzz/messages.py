@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.target import Target
 from vcpo.learner_control import run_signals
-from vcpo.wire.deltas import check_chain
+from vcpo.wire.deltas import chain_to
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import failure_from_message, failure_to_message
 from vcpo.wire.trajectory import (
@@ -131,11 +131,11 @@ def _read_signals(message: control_pb2.Signals) -> None:
 
 
 def _read_manifest(message: policy_pb2.PolicyManifest) -> None:
-    check_chain(message.deltas, base_policy_version=3, policy_version=message.policy_version)
-    ends = [3, *(delta.policy_version for delta in message.deltas)]
-    starts = [delta.base_policy_version for delta in message.deltas]
-    assert starts == ends[:-1]
-    assert ends[-1] == message.policy_version
+    for held in (None, 3):
+        is_whole, deltas = chain_to(message, held)
+        ends = [message.full_set_version if is_whole else 3, *(d.policy_version for d in deltas)]
+        assert [delta.base_policy_version for delta in deltas] == ends[:-1]
+        assert ends[-1] == message.policy_version
 
 
 def _read_shards(message: policy_pb2.PolicyManifest) -> None:
@@ -169,6 +169,7 @@ _PARTIAL = work_pb2.PartialResponse(
 )
 _MANIFEST = policy_pb2.PolicyManifest(
     policy_version=5,
+    full_set_version=3,
     deltas=[
         policy_pb2.DeltaEntry(base_policy_version=3, policy_version=4),
         policy_pb2.DeltaEntry(base_policy_version=4, policy_version=5),

@@ -1,4 +1,4 @@
-"""Targets: payloads and deltas of weights, from a learner, a peer or an archive."""
+"""Targets: payloads and deltas of weights, from a server or a store."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ class Pods(Section):
     """Kueue LocalQueue that admits the pods. If unset, Kueue is not used. Immutable."""
     keys_secret_name: ObjectName | None = None
     """Secret with the keys by which the run's processes know each other: `worker` of the workers at
-    the learner, `steering` of the operator at the learner, `peer` of workers at each other; three
-    random texts. If unset, the operator makes one for this run."""
+    the learner, `steering` of the operator at the learner; two random texts. If unset, the operator
+    makes one for this run."""
     transport: Transport = Transport.TLS
     """How calls travel: `Tls`, or `PlainText` where the network encrypts already, such as a service
     mesh. With `PlainText` whoever can read the network can read the keys of the run."""

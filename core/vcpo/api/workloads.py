@@ -357,16 +357,14 @@ class Checkpoint(Section):
 class Weights(Section):
     """How versions of the policy reach rollout workers."""
 
-    archive_url: (
+    store_url: (
         Annotated[str, Field(max_length=1024, pattern=r"^(/|[a-z][a-z0-9+]*://).+$")] | None
     ) = None
-    """Folder to which the learner writes policy versions and from which joining workers read them:
-    an absolute path that all of them mount, or a URL that fsspec knows, such as
-    `s3://bucket/folder`. If unset, there is no archive, and workers fetch from the learner and from
-    each other."""
-    archive_anchor_every_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Versions from one full set of weights in the archive to the next; between them are deltas.
-    Lower it if joining workers read too many deltas."""
+    """Folder into which the ranks of the learner write policy versions: an absolute path, or a URL
+    that fsspec knows, such as `s3://bucket/folder`. Workers that see a path, and all workers of a
+    URL, read the files there; the others get them from the learner's HTTP server. A URL takes the
+    load of some hundred workers and more from the learner. If unset, the folder is in the memory of
+    the learner's machine."""
 
 
 class Control(Section):

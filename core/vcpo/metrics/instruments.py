@@ -121,7 +121,6 @@ class RolloutMetrics:
         self.weights_age_versions = part.gauge(rollout.WEIGHTS_AGE)
         self.weight_sync_duration_s = part.histogram(rollout.WEIGHT_SYNC_DURATION)
         self.weight_sync_bytes = part.counter(rollout.WEIGHT_SYNC_BYTES)
-        self.peers_avoided = part.counter(rollout.PEERS_AVOIDED)
         self.weight_updates_in_flight = part.counter(rollout.WEIGHT_UPDATES_IN_FLIGHT)
         self.environment_s = part.histogram(rollout.ENVIRONMENT_DURATION)
         self.environment_failures = part.counter(rollout.ENVIRONMENT_FAILURES)

@@ -57,19 +57,12 @@ class SampleOutcome(StrEnum):
 
 
 class WeightSource(StrEnum):
-    """Where a worker fetched weights from."""
+    """Where a worker read weights."""
 
-    LEARNER = "learner"
-    PEER = "peer"
-    ARCHIVE = "archive"
-
-
-class PeerFault(StrEnum):
-    """Why a worker gave up a transfer from another worker."""
-
-    SLOW = "slow"
-    FAILED = "failed"
-    CORRUPT = "corrupt"
+    STORE = "store"
+    """In the store itself: a folder that its machine sees, or an object store."""
+    SERVER = "server"
+    """From the learner's HTTP server."""
 
 
 class EnvironmentFault(StrEnum):

@@ -2,7 +2,8 @@
 
 A process that writes into a run directory calls `keep_files_private` once, at its start, and so do
 the processes that it starts: folders get the mode 0700 and files 0600, whoever creates them. What
-others use too, model caches and the archive of versions, keeps the mode of the user's own umask.
+others use too, model caches and a store of versions on a volume, keeps the mode of the user's own
+umask.
 """
 
 from __future__ import annotations

@@ -51,20 +51,39 @@ def element_width(num_bytes: int, num_elements: int) -> int:
     return width if width in ELEMENT_WIDTHS and width * num_elements == num_bytes else 1
 
 
-def check_chain(
-    deltas: Sequence[policy_pb2.DeltaEntry], *, base_policy_version: int, policy_version: int
-) -> None:
-    """Check that deltas lead from the base version to the version without a gap.
+def chain_to(
+    manifest: policy_pb2.PolicyManifest, held_version: int | None
+) -> tuple[bool, Sequence[policy_pb2.DeltaEntry]]:
+    """Return what a worker reads to get a version: whether the full set, and then which deltas.
+
+    manifest: of one shard.
+    held_version: version of the set that the worker holds; None if it holds none of the
+        incarnation.
 
     Raises:
-        CorruptWeightsError: naming the version at which the chain breaks.
+        CorruptWeightsError: naming the version at which the chain breaks, if the deltas do not lead
+            to the version.
     """
-    at = base_policy_version
+    deltas = manifest.deltas
+    at = deltas[0].base_policy_version if deltas else manifest.policy_version
     for delta in deltas:
         if delta.base_policy_version != at:
             raise CorruptWeightsError(
                 f"delta: starts at version {delta.base_policy_version}, must start at {at}"
             )
         at = delta.policy_version
-    if at != policy_version:
-        raise CorruptWeightsError(f"delta: ends at version {at}, must end at {policy_version}")
+    if at != manifest.policy_version:
+        raise CorruptWeightsError(
+            f"delta: ends at version {at}, must end at {manifest.policy_version}"
+        )
+    bases = [delta.base_policy_version for delta in deltas]
+    if held_version in bases:
+        return False, deltas[bases.index(held_version) :]
+    full = manifest.full_set_version
+    if full == manifest.policy_version:
+        return True, ()
+    if full not in bases:
+        raise CorruptWeightsError(
+            f"full_set_version: no deltas lead from {full} to {manifest.policy_version}"
+        )
+    return True, deltas[bases.index(full) :]

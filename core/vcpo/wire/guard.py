@@ -7,7 +7,6 @@ no difference.
 
 ```
 key ---> role ---> calls of the worker ---> deadline ---> slot to read ---> message ---> method
-                                                                       responses, read in time <---
 ```
 
 Health checks need no key, so that probes can call them, but a deadline: a caller that opens no
@@ -44,11 +43,8 @@ from vcpo.wire.limits import (
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
     MAX_PROBE_S,
-    MAX_STREAMS,
     MAX_WAITS_PER_WORKER,
     READ_TIMEOUT_S,
-    STALLED_READER_S,
-    STREAM_WAIT_S,
 )
 from vcpo.wire.v1 import control_pb2
 
@@ -61,7 +57,7 @@ _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_na
 
 
 class CallRefusal(StrEnum):
-    """Why the guard refused a call or ended a stream early."""
+    """Why the guard or the server of weights refused a call, or ended a transfer early."""
 
     KEY = "key"
     """The caller shows no key that this server knows, or a worker shows none of its own."""
@@ -75,10 +71,10 @@ class CallRefusal(StrEnum):
     """The message did not arrive in time, or is malformed."""
     CALLS = "calls"
     """Too many calls of the worker are in progress, or wait."""
-    STREAMS = "streams"
-    """Too many streams are open."""
+    CONNECTIONS = "connections"
+    """The server of weights has too many connections."""
     STALLED = "stalled"
-    """The caller stopped reading the stream."""
+    """The caller stopped reading a file of weights."""
 
 
 class _RefusedError(WireError):
@@ -95,8 +91,6 @@ class Guard(grpc.aio.ServerInterceptor):
 
     keys: the key of each role that is let in; None accepts every caller.
     read_timeout_s: time for a message to arrive.
-    stalled_reader_s: time for a caller to read one response of a stream.
-    stream_wait_s: time that a stream waits for its turn, in the order of the calls.
     """
 
     def __init__(
@@ -104,8 +98,6 @@ class Guard(grpc.aio.ServerInterceptor):
         keys: RoleKeys | None,
         *,
         read_timeout_s: float = READ_TIMEOUT_S,
-        stalled_reader_s: float = STALLED_READER_S,
-        stream_wait_s: float = STREAM_WAIT_S,
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
         """Number of refused calls by reason."""
@@ -115,11 +107,8 @@ class Guard(grpc.aio.ServerInterceptor):
         """Calls in progress that wait for something, by worker."""
         self._keys = keys
         self._read_timeout_s = read_timeout_s
-        self._stalled_reader_s = stalled_reader_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
         self._reading_control = asyncio.Semaphore(MAX_CONTROL_MESSAGES_READ)
-        self._stream_wait_s = stream_wait_s
-        self._streams = asyncio.Semaphore(MAX_STREAMS)
 
     async def intercept_service(
         self,
@@ -142,11 +131,6 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
         worker = str(metadata.get(IDENTITY, ""))
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._guard_stream(handler, reading, worker),
-                response_serializer=handler.response_serializer,
-            )
         return grpc.stream_unary_rpc_method_handler(
             self._guard_unary(handler, reading, worker),
             response_serializer=handler.response_serializer,
@@ -202,30 +186,6 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return handle
 
-    def _guard_stream(
-        self, handler: Any, reading: asyncio.Semaphore, worker: str
-    ) -> Callable[[Any, _Context], Awaitable[None]]:
-        async def handle(_: Any, context: _Context) -> None:
-            try:
-                with self._counted(worker):
-                    await send(context)
-            except _RefusedError as error:
-                await context.abort(*self._answer(error))
-
-        async def send(context: _Context) -> None:
-            if (busy := await self._stream_turn()) is not None:
-                await context.abort(*busy)
-            try:
-                refusal = await self._stream(handler, context, reading)
-                if refusal is not None:
-                    # After a chunk that the caller does not read, this waits until the call's
-                    # deadline. gRPC holds the chunk until then, and the stream keeps its slot.
-                    await context.abort(*refusal)
-            finally:
-                self._streams.release()
-
-        return handle
-
     def _counted(self, worker: str) -> AbstractContextManager[None]:
         """Count a call while it is in progress; a caller that is no worker has no limit here.
 
@@ -259,42 +219,6 @@ class Guard(grpc.aio.ServerInterceptor):
             calls[worker] -= 1
             if not calls[worker]:
                 del calls[worker]
-
-    async def _stream_turn(self) -> tuple[grpc.StatusCode, str] | None:
-        """Wait for the turn of a stream; return status and text if it does not come in time.
-
-        A refused caller comes back after a pause, and others are served before it meanwhile. So
-        streams wait in the order of their calls, and a refusal is the exception.
-        """
-        try:
-            async with asyncio.timeout(self._stream_wait_s):
-                await self._streams.acquire()
-        except TimeoutError:
-            self.refusals[CallRefusal.STREAMS] += 1
-            text = f"streams: {MAX_STREAMS} are open already; repeat the call later"
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, text
-        return None
-
-    async def _stream(
-        self, handler: Any, context: _Context, reading: asyncio.Semaphore
-    ) -> _Answer | None:
-        """Send a stream; return what it ends with if it ended early, else None."""
-        try:
-            request = await self._request(handler.request_deserializer, context, reading)
-            async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:
-                async for response in responses:
-                    async with asyncio.timeout(self._stalled_reader_s):
-                        await context.write(response)
-        except WireError as error:
-            return self._answer(error)
-        except TimeoutError:
-            self.refusals[CallRefusal.STALLED] += 1
-            text = f"stream: the caller read nothing for {self._stalled_reader_s:g} s"
-            return grpc.StatusCode.DEADLINE_EXCEEDED, text, ()
-        except grpc.aio.InternalError:
-            if not context.cancelled():  # a caller may disconnect in the middle of a chunk
-                raise
-        return None
 
     def _answer(self, error: WireError) -> _Answer:
         """Return what a call with an error ends with; count it if a caller is not who it says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 MAX_MESSAGE_BYTES = 32 << 20
 """Largest message. The longest trajectory has 12 MiB, and its spans in the worst case as much."""
 CHUNK_BYTES = 1 << 20
-"""Size of a chunk of weights: large enough to be cheap, small enough to resume a transfer."""
+"""Bytes of weights that are read at a time, so that a reader can be stopped in between."""
 MAX_SHARDS = 512
 """Largest number of shards of a version. A manifest describes every tensor of each: 30 MB for a
 model of 70 B parameters in that many."""
@@ -21,8 +21,8 @@ MAX_WAIT_S = 30.0
 """Longest time for which a server may hold a waiting call open."""
 CALL_TIMEOUT_S = 20.0
 """Deadline of an ordinary call; a waiting call adds its wait."""
-FETCH_TIMEOUT_S = 600.0
-"""Deadline of one attempt to stream a version; a resumed transfer is a new attempt."""
+SILENCE_S = 10.0
+"""Time in which a server of weights, and who reads from it, must move some bytes."""
 SUBMIT_BYTES = 8 << 20
 """Approximate size above which a submission is split."""
 
@@ -60,7 +60,7 @@ MAX_CALLS_PER_CONNECTION = 128
 """Concurrent calls of one connection; further calls wait at the caller."""
 MAX_CALLS_PER_WORKER = 3 * MAX_CALLS_PER_CONNECTION
 """Concurrent calls of one worker, on all of its connections; further calls are refused. A worker
-has a connection, perhaps one that it replaces, and one on which it fetches weights."""
+has a connection, and perhaps some that it replaces."""
 MAX_WAITS_PER_WORKER = 16
 """The same of calls that wait for something. A worker waits with three: for work, for a version,
 and for leases to interrupt."""
@@ -70,12 +70,8 @@ MAX_CONTROL_MESSAGES_READ = 2
 """The same for the control service, so that its messages do not wait behind those of workers."""
 READ_TIMEOUT_S = 20.0
 """Time for a message to arrive."""
-MAX_STREAMS = 64
-"""Versions that a server sends at one time; further calls wait for their turn."""
-STREAM_WAIT_S = 20.0
-"""Time that a call waits for its turn to get a version; then it is refused, and repeated later."""
-STALLED_READER_S = 30.0
-"""Time for the caller to read a chunk of a stream; then the server ends the stream."""
+MAX_WEIGHT_CONNECTIONS = 1024
+"""Connections of a server of weights; it closes further ones, and their callers come again."""
 IDLE_CONNECTION_S = 300.0
 """Time after which a connection without calls is closed."""
 HANDSHAKE_S = 10.0

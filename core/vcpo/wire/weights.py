@@ -1,11 +1,17 @@
 """Manifest and verification of a policy version's payload.
 
 A payload is one safetensors file (https://github.com/huggingface/safetensors#format): eight bytes
-of header length, a JSON header, the tensors. This module parses only the header, so publishing,
-relaying and verifying a version needs no tensor library.
+of header length, a JSON header, the tensors. This module parses only the header, so publishing and
+verifying a version needs no tensor library.
 
 If several ranks of the learner hold the model, a version is several payloads, its shards. Each has
-rows of the tensors, and a manifest of its own.
+rows of the tensors, a manifest and a folder of its own:
+
+```
+<store>/<incarnation>/<shard>/00000040.full
+                              00000040-00000041.delta
+                              00000041-00000042.delta
+```
 """
 
 from __future__ import annotations
@@ -34,6 +40,11 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]*):([0-9]{1,5})")
 """`host:port` or `:port`; brackets hold an IPv6 address."""
 _MAX_PORT = 65535
 
+FILE_PATH = re.compile(
+    r"/[0-9A-Za-z_-]{1,64}/[0-9]{1,4}/[0-9]{8,20}(-[0-9]{8,20})?\.(?P<form>full|delta)"
+)
+"""Path of a version's file below the store's folder, as a server is asked for it."""
+
 
 class CorruptWeightsError(ValueError):
     """Bytes that differ from the version that the manifest describes; they are never used."""
@@ -54,6 +65,16 @@ class TensorSection:
     def num_elements(self) -> int:
         """Number of elements, from the shape."""
         return math.prod(self.entry.shape)
+
+
+def full_set_name(policy_version: int) -> str:
+    """Return the file name of a full set."""
+    return f"{policy_version:08d}.full"
+
+
+def delta_name(delta: policy_pb2.DeltaEntry) -> str:
+    """Return the file name of a delta."""
+    return f"{delta.base_policy_version:08d}-{delta.policy_version:08d}.delta"
 
 
 def manifest_of(

@@ -19,7 +19,7 @@ _MAX_NAMED = 16
 """Number of workers that signals name; metrics count all."""
 _MAX_EVENT_LINES = 64
 WORKER_LOST_AFTER_S = 60.0
-"""A worker without contact for longer is lost: it is not counted and not used as a peer."""
+"""A worker without contact for longer is lost: it is not counted."""
 _DEFAULT_MAX_WORKERS = 16_384
 _SPARE_WORKERS = 64
 
@@ -37,8 +37,6 @@ class RegisteredWorker:
     """Version that the worker held when it last asked for work."""
     peak_memory_bytes: int = 0
     """Most memory of its process until then."""
-    address: str = ""
-    """host:port where the worker serves weights to its peers; empty if it does not."""
     accepted_trajectories: int = 0
     """Trajectories accepted from it since it registered."""
     trust: Trust = Trust.NEW
@@ -59,8 +57,6 @@ class WorkerRegistry:
         self._max_workers = max_workers
         self._workers: OrderedDict[str, RegisteredWorker] = OrderedDict()
         """Least recent contact first."""
-        self.num_removed = 0
-        """Workers that were registered and are no longer."""
 
     def __contains__(self, worker_id: str) -> bool:
         """Return whether the worker is registered, lost or not."""
@@ -86,10 +82,6 @@ class WorkerRegistry:
             return Trust.NEW
         return worker.trust
 
-    def serving_address(self, worker_id: str) -> str:
-        """Return where a worker serves weights; empty if it does not, or if it is lost."""
-        return self._workers[worker_id].address if self.is_alive(worker_id) else ""
-
     def record_request(
         self, worker_id: str, rollout_group: str, policy_version: int, *, peak_memory_bytes: int = 0
     ) -> int:
@@ -106,10 +98,10 @@ class WorkerRegistry:
         self._put(worker)
         return worker.request_number
 
-    def record_address(self, worker_id: str, address: str) -> None:
-        """Record that a worker asks for weights, and where it serves them to its peers."""
+    def record_weights_call(self, worker_id: str) -> None:
+        """Record that a worker asks for weights, perhaps before it asks for work."""
         self._remove_lost()
-        self._put(replace(self._worker_or_new(worker_id), address=address))
+        self._put(self._worker_or_new(worker_id))
 
     def record_contact(
         self, worker_id: str, *, num_accepted: int = 0, request_number: int | None = None
@@ -142,8 +134,7 @@ class WorkerRegistry:
 
     def deregister(self, worker_id: str) -> None:
         """Remove a worker that is gone."""
-        if self._workers.pop(worker_id, None) is not None:
-            self.num_removed += 1
+        self._workers.pop(worker_id, None)
 
     def _worker_or_new(self, worker_id: str) -> RegisteredWorker:
         """Return what is known of a worker; the defaults if it is not registered."""
@@ -159,7 +150,6 @@ class WorkerRegistry:
     def _remove_lost(self) -> None:
         while self._workers and not self._is_alive(next(iter(self._workers.values()))):
             self._workers.popitem(last=False)
-            self.num_removed += 1
 
     def _evict(self) -> None:
         """Remove the worker with the least recent contact; a trusted one only if all are."""

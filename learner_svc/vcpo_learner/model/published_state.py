@@ -35,7 +35,6 @@ from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD
 from vcpo_learner.ranks.sharding import is_sharded, local_part
-from vcpo_learner.shared_file import SharedFile
 
 _DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 _SAFETENSORS_NAMES = {
@@ -70,10 +69,12 @@ class PublishedState:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._dtype: torch.dtype | None = None
+        self._file: _PayloadFile | None = None
+        """Of the last whole file, whose memory the next one takes."""
         self._bits: dict[str, Tensor] = {}
         """As published last, flat, by name; on the tensors' device."""
 
-    def take(self, precision: Precision) -> SharedFile | dict[str, ChangedElements]:
+    def take(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
         """Return what changed since the last call, by tensor, or all as a safetensors file.
 
         It is a file at the first call, and if the changes would not take less room.
@@ -98,14 +99,16 @@ class PublishedState:
 
     def whole(
         self, precision: Precision, changes: Mapping[str, ChangedElements] | None = None
-    ) -> SharedFile:
+    ) -> bytearray:
         """Return the state as a safetensors file, its parameters rounded into their places in it.
 
         changes: those of the first tensors since the last call, which are not rounded again.
         """
         rows, changes = own_rows(self._model), changes or {}
         dtypes = self._dtypes(rows, _DTYPES[precision])
-        file = _PayloadFile({name: (each.shape, dtypes[name]) for name, each in rows.items()})
+        if self._file is None or self._dtype is not _DTYPES[precision]:
+            self._file = _PayloadFile({name: (t.shape, dtypes[name]) for name, t in rows.items()})
+        file = self._file
         for name, now in rows.items():
             tensor = file.tensors[name]
             bits = tensor.view(-1).view(_BITS[dtypes[name].itemsize])
@@ -117,7 +120,7 @@ class PublishedState:
                 tensor.copy_(now)
             self._bits[name] = bits.to(now.device)
         self._dtype = _DTYPES[precision]
-        return file.shared
+        return file.content
 
     def _dtypes(self, rows: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
         """Return the types in which tensors are published: `dtype`, and of buffers their own."""
@@ -202,7 +205,7 @@ def changes_on_device(now: Tensor, was: Tensor, dtype: torch.dtype) -> ChangedEl
 
 
 class _PayloadFile:
-    """A safetensors file in shared memory whose tensors are written in place.
+    """A safetensors file in memory whose tensors are written in place.
 
     Source: https://github.com/huggingface/safetensors#format.
     """
@@ -224,18 +227,17 @@ class _PayloadFile:
         text = json.dumps(described, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
         header = struct.pack("<Q", len(text)) + text
-        self.shared = SharedFile.of_size(len(header) + begins[-1])
+        self.content = bytearray(len(header) + begins[-1])
         """The whole file."""
-        content = self.shared.content
-        content[: len(header)] = header
+        self.content[: len(header)] = header
         self.tensors = {
-            name: _view(content, dtype, shape, len(header) + begin)
+            name: _view(self.content, dtype, shape, len(header) + begin)
             for (name, (shape, dtype)), begin in zip(ordered, begins, strict=False)
         }
         """The tensors by name, in the buffer's memory."""
 
 
-def _view(buffer: memoryview, dtype: torch.dtype, shape: torch.Size, begin: int) -> Tensor:
+def _view(buffer: bytearray, dtype: torch.dtype, shape: torch.Size, begin: int) -> Tensor:
     if not shape.numel():
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=shape.numel(), offset=begin).view(shape)

@@ -1,8 +1,8 @@
-"""Reports of the ranks that publish a version in shards: what each can send, and where.
+"""Reports of the ranks that publish a version in shards: what each has written, and where.
 
 ```
-rank 1..n   delta, patch, checksums of n --> report --+     first phase
-rank 0      delta, patch, checksums of n -------------+---> announces n: second phase
+rank 1..n   delta, checksums, files of n --> report --+     first phase
+rank 0      delta, checksums, files of n -------------+---> announces n: second phase
 ```
 
 Reports go through the store, on a connection of their own: collectives belong to the thread that
@@ -31,10 +31,7 @@ class ShardReports:
         """How long rank 0 waits for the reports of a version, in seconds; 0 if there are none."""
 
     def send(self, manifest: policy_pb2.PolicyManifest) -> None:
-        """Say that this rank can send its shard of a version.
-
-        manifest: with the address where it does, and as `deltas` all those that it can send.
-        """
+        """Say that this rank has written the files of its shard of a version."""
         self._set(manifest.policy_version, _DONE + manifest.SerializeToString())
 
     def send_failure(self, policy_version: int, error: Exception) -> None:

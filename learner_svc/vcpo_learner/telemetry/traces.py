@@ -26,8 +26,6 @@ class TrajectoryTraces:
         self._one_lease_in = one_lease_in
         self._buffered: dict[str, Span] = {}
         """Open spans of traced groups, by lease, oldest first."""
-        self._published = (0, "")
-        """The version whose publication was traced last, and its `traceparent`."""
 
     def grant(self, lease: Lease) -> str:
         """Return the `traceparent` of a training lease that is traced; empty for the others."""
@@ -86,10 +84,4 @@ class TrajectoryTraces:
     def publication(self, policy_version: int) -> Iterator[None]:
         """Record the block as the publication of a version, if its update is traced."""
         with tracing.child("publish", {"vcpo.policy_version": policy_version}):
-            self._published = (policy_version, tracing.traceparent())
             yield
-
-    def publication_of(self, policy_version: int) -> str:
-        """Return the `traceparent` of a version's publication; empty if it was not traced."""
-        version, published = self._published
-        return published if version == policy_version else ""

@@ -32,7 +32,6 @@ from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import StepGuard
 from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread
 from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
@@ -57,7 +56,6 @@ def training_loop(
     traces: TrajectoryTraces,
     clock: Clock,
     weight_server: WeightServer | None = None,
-    archive_writer: ArchiveWriter | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     end_within: Callable[[float], None] = lambda _: None,
 ) -> TrainingLoop:
@@ -122,7 +120,6 @@ def training_loop(
             ranks=ranks,
             policies=policies,
             weight_server=weight_server,
-            archive_writer=archive_writer,
             gauges=gauges,
             traces=traces,
             clock=clock,

@@ -29,7 +29,6 @@ from vcpo_learner.checkpoints.folder import state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
-from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.update.pending_step import PendingStep
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
@@ -113,7 +112,7 @@ class MirroredUpdate:
 
     def take_weights(
         self, precision: Precision, policy_version: int
-    ) -> SharedFile | dict[str, ChangedElements]:
+    ) -> bytearray | dict[str, ChangedElements]:
         """Return what this rank publishes of a new version; as `PublishedState.take`.
 
         Each of the others takes its own part, and publishes it: `ShardPublication`.

@@ -3,16 +3,17 @@
 ```
 step n ends   compare n   | step n+1 ............................ | compare n+1 | step n+2
               tensor      | tensor thread                         | waits for n
-              thread      | delta, patch, checksums of n -> announced, archived
+              thread      | delta, checksums, files of n -> announced
 ```
 
 A step waits only while its parameters are compared with the version before, or copied if too many
-differ. A thread of its own makes the delta, patches the published set with it and computes the
-checksums, and only then the version is announced: who hears of it can fetch it. A delta starts from
-the version before, so versions are published in order, and a comparison waits for the patch before.
+differ. A thread of its own makes the delta, patches the published set with it, computes the
+checksums and writes the files, and only then the version is announced: who hears of it can read it.
+A delta starts from the version before, so versions are published in order, and a comparison waits
+for the patch before.
 
 With several ranks each publishes its own rows (`ShardPublication`), and rank 0 announces a version
-once all have reported that they can send theirs. If a rank does not, the version is never
+once all have reported that theirs are written. If a rank does not, the version is never
 announced: workers go on with the one before it, and the ranks have to start again.
 
 Before a version is announced, the ledger keeps its step. So a token's version is one that a
@@ -29,6 +30,7 @@ from typing import TypeVar
 
 import xxhash
 
+from vcpo import tracing
 from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
 from vcpo.wire.phase import RunPhase
@@ -39,14 +41,12 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
-from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.archive import ArchiveWriter
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.store import PolicyStore
 
 _Result = TypeVar("_Result")
 
@@ -69,13 +69,12 @@ class Publication:
         ranks: Ranks,
         policies: PolicyStore,
         weight_server: WeightServer | None,
-        archive_writer: ArchiveWriter | None,
         gauges: LearnerGauges,
         traces: TrajectoryTraces,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        """weight_server: sends the versions; None: the learner's own server does."""
+        """weight_server: sends the versions' files; None: all workers see them."""
         self._precision = precision
         self._update = update
         self._tensor_thread = tensor_thread
@@ -83,7 +82,6 @@ class Publication:
         self._ranks = ranks
         self._policies = policies
         self._weight_server = weight_server
-        self._archive_writer = archive_writer
         self._gauges = gauges
         self._traces = traces
         self._clock = clock
@@ -148,12 +146,15 @@ class Publication:
         self._thread.shutdown()
 
     async def _announce(
-        self, version: int, weights: SharedFile | Mapping[str, ChangedElements]
+        self, version: int, weights: bytearray | Mapping[str, ChangedElements]
     ) -> None:
         with self._traces.publication(version):
             prepared = await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: self._policies.prepare(version, weights)
             )
+            if self._weight_server is not None:
+                prepared.manifest.address = await self._weight_server.address()
+            prepared.manifest.traceparent = tracing.traceparent()
             prepared.manifest.other_shards.extend(await self._other_shards(version))
             self._dispatcher.ledger.record_version(
                 ledger_pb2.VersionPublished(
@@ -166,22 +167,11 @@ class Publication:
             self._is_announced = await self._is_kept()
             if not self._is_announced:
                 return
-            await self._publish(prepared)
-        if self._archive_writer is not None:
-            self._archive_writer.offer(prepared)
+            self._policies.publish(prepared)
         self._dispatcher.notify()
 
-    async def _publish(self, prepared: PublishedPolicy) -> None:
-        """Make a version the newest once the server of weights, if there is one, can send it."""
-        policies, server = self._policies, self._weight_server
-        if server is not None:
-            await server.hold(policies.held_files(prepared))
-        policies.publish(prepared)
-        if server is not None:
-            server.tell(policies.held_files())  # without what has just been dropped
-
     async def _other_shards(self, version: int) -> list[policy_pb2.PolicyManifest]:
-        """Wait until the other ranks can send their shards of a version; return the manifests.
+        """Wait until the other ranks have written their shards of a version; return the manifests.
 
         Raises:
             LostRankError: naming the ranks that cannot, or did not say so in time.

@@ -2,7 +2,7 @@
 
 ```
 tensor thread        compares its rows with those published before, as rank 0 does
-publication thread   delta, patch, checksums --> the rank can send its shard --> report to rank 0
+publication thread   delta, checksums, files --> report to rank 0
 ```
 
 Rank 0 takes the next version only after all have reported, so a comparison never meets a patch.
@@ -19,15 +19,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
-from vcpo.wire.v1 import policy_pb2
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
-from vcpo_learner.shared_file import SharedFile
 from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,21 +42,18 @@ class ShardPublication:
         ranks: Ranks,
         commands: Commands,
         store: PolicyStore,
-        weight_server: WeightServer,
+        weight_server: WeightServer | None,
         *,
-        own_address: str,
         event_loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Publish the rank's rows whenever rank 0 takes a version.
 
         store: of the rank; the event loop is its owner.
-        weight_server: sends what the store holds, from another process.
-        own_address: host:port where this process sends it, while that one cannot.
+        weight_server: sends the store's files; None: all workers see them.
         """
         self._ranks = ranks
         self._store = store
         self._weight_server = weight_server
-        self._own_address = own_address
         self._event_loop = event_loop
         self._published = PublishedState(model)
         self._first_rows = first_rows(model)
@@ -83,28 +78,19 @@ class ShardPublication:
         weights = self._published.take(Precision(fields["precision"]))
         self._publishing = self._thread.submit(self._publish, fields["policy_version"], weights)
 
-    def _publish(self, version: int, weights: SharedFile | Mapping[str, ChangedElements]) -> None:
+    def _publish(self, version: int, weights: bytearray | Mapping[str, ChangedElements]) -> None:
         try:
             prepared = self._store.prepare(version, weights)
             prepared.manifest.shard = self._ranks.shard
             for entry in prepared.manifest.tensors:
                 entry.first_row = self._first_rows[entry.name]
-            sending = self._make_fetchable(prepared)
-            report = asyncio.run_coroutine_threadsafe(sending, self._event_loop).result()
-            self._reports.send(report)
+            if self._weight_server is not None:
+                address = self._weight_server.address()
+                served = asyncio.run_coroutine_threadsafe(address, self._event_loop)
+                prepared.manifest.address = served.result()
+            self._event_loop.call_soon_threadsafe(self._store.publish, prepared)
+            self._reports.send(prepared.manifest)
         except Exception as error:
             _LOGGER.exception("rank %d: cannot publish version %d", self._ranks.rank, version)
             self._reports.send_failure(version, error)
             raise
-
-    async def _make_fetchable(self, prepared: PublishedPolicy) -> policy_pb2.PolicyManifest:
-        """Let workers fetch a version; return its manifest with address and kept deltas."""
-        store, server = self._store, self._weight_server
-        await server.hold(store.held_files(prepared))
-        store.publish(prepared)
-        server.tell(store.held_files())  # without what has just been dropped
-        report = policy_pb2.PolicyManifest()
-        report.CopyFrom(prepared.manifest)
-        report.address = server.address_of(prepared.policy_version) or self._own_address
-        report.deltas.extend(store.deltas)
-        return report

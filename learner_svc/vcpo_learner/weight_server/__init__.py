@@ -1,1 +1,1 @@
-"""The process that sends a rank's published weights, beside the event loop that grants leases."""
+"""The HTTP server of a rank's version files, in a process of its own."""

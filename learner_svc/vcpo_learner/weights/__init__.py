@@ -1,1 +1,1 @@
-"""Policy versions on the event loop: the store, deltas, the archive, peer assignment."""
+"""Policy versions and their files: the store, deltas."""

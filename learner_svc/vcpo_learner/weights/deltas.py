@@ -1,4 +1,4 @@
-"""Encodes sparse deltas between two versions, in the format of `vcpo.wire.deltas`."""
+"""Encodes sparse deltas between two versions, in the format of `vcpo.wire.deltas`, and patches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, filler
+from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, element_width, filler
+from vcpo.wire.weights import tensor_sections
 from vcpo_learner.changed_elements import Bits, ChangedElements, Positions
 
 
@@ -21,6 +22,19 @@ def encode_delta(changes: Mapping[str, ChangedElements]) -> bytes:
             parts[name + VALUES] = change.bits
     delta: bytes = safetensors.numpy.save(parts)
     return delta
+
+
+def write_changes(content: bytearray, changes: Mapping[str, ChangedElements]) -> None:
+    """Write elements, by tensor, into a safetensors file."""
+    sections = tensor_sections(content)
+    for name, change in changes.items():
+        section = sections[name]
+        num_bytes = section.end - section.begin
+        width = element_width(num_bytes, section.num_elements)
+        elements = np.frombuffer(
+            content, dtype=f"<u{width}", count=num_bytes // width, offset=section.begin
+        )
+        elements[change.positions] = change.bits
 
 
 def encode_gaps(positions: Positions) -> Bits:

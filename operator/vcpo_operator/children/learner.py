@@ -96,7 +96,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
             {"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid},
         ],
         volumes=[{"name": "run", **claim}],
-        shares_memory=settings.ranks_per_replica > 1,
+        shares_memory=settings.ranks_per_replica > 1 or parent.run.spec.weights.store_url is None,
         template=settings.template,
     )
 

@@ -1,6 +1,6 @@
 """The NetworkPolicy of a run's pods.
 
-Allowed in: the run's own pods on the ports where they serve each other; the learner's pods, if
+Allowed in: the run's own pods on the ports where the learner serves them; the learner's pods, if
 there are several, on every port, since their ranks take any; the operator, in its namespace, on
 gRPC; the run's namespace and those of scrapers on the metrics ports. Ranks let in who reaches them,
 so no worker may: it runs what a model wrote. A label alone allows nobody from another namespace,
@@ -21,7 +21,6 @@ from vcpo_operator.names import (
     LEARNER_PORT,
     LEARNER_WEIGHTS_PORT,
     ROLLOUT_METRICS_PORT,
-    ROLLOUT_PORT,
     Role,
     selector,
 )
@@ -84,11 +83,10 @@ def _to_destination(egress: Egress) -> Manifest:
 
 
 def _served_ports(learner: Learner) -> list[Manifest]:
-    """Return the ports where the pods of a run serve each other."""
-    # Every rank sends weights from two processes; its own is the one that is left if one dies.
-    last_port = LEARNER_WEIGHTS_PORT + 2 * learner.ranks_per_replica - 1
+    """Return the ports where the learner's pods serve the workers."""
+    last_port = LEARNER_WEIGHTS_PORT + learner.ranks_per_replica - 1  # every rank has a server
     weights = {**_port(LEARNER_WEIGHTS_PORT), "endPort": last_port}
-    return [_port(LEARNER_PORT), _port(ROLLOUT_PORT), weights]
+    return [_port(LEARNER_PORT), weights]
 
 
 def _from_other_ranks(parent: Parent) -> list[Manifest]:

@@ -30,7 +30,6 @@ from vcpo_operator.names import (
     learner_name,
     rollout_name,
     selector,
-    worker_host,
 )
 
 
@@ -102,7 +101,6 @@ def _command(parent: Parent, group: RolloutGroup) -> list[str]:
         f"--listen=0.0.0.0:{ROLLOUT_PORT}",
         f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
         *transport_arguments(parent, ROLLOUT_HEALTH_PORT),
-        f"--peer-name={worker_host(parent.name)}",
         f"--drain-seconds={group.drain_seconds}",
     ]
 

@@ -1,1 +1,1 @@
-"""The worker's gRPC clients (learner, other workers) and the service it offers to other workers."""
+"""The worker's calls to the learner, and its reads of the learner's files."""

@@ -1,7 +1,7 @@
-"""The channels of a worker: to the learner's servers, and to other workers.
+"""A worker's channel to the learner.
 
-Each trusts the authority that the worker's folder holds at that time, so an authority may be
-replaced while the worker runs.
+It trusts the authority that the worker's folder holds at that time, so an authority may be replaced
+while the worker runs.
 """
 
 from __future__ import annotations
@@ -52,14 +52,6 @@ class LearnerChannel:
 
         return call
 
-    def unary_stream(self, path: str, **coding: Any) -> Callable[..., Any]:
-        """Return the callable of a method that streams, which picks the channel at each call."""
-
-        def call(request: Any, **options: Any) -> Any:
-            return self._current().unary_stream(path, **coding)(request, **options)
-
-        return call
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -89,65 +81,3 @@ class LearnerChannel:
         return open_channel(
             self._address, key=self._key, identity=self._identity, trust=self._trust
         )
-
-
-class LearnerServers:
-    """Opens channels to the learner's servers, which are shown the same keys as the learner.
-
-    learner: `host:port` at which the worker reaches the learner.
-    certificates: None calls in plain text.
-    """
-
-    def __init__(
-        self,
-        learner: str,
-        *,
-        key: str | None,
-        identity: str | None,
-        certificates: CertificateFolder | None,
-    ) -> None:
-        self._learner = learner
-        self._key = key
-        self._identity = identity
-        self._certificates = certificates
-
-    def open(self, address: str = "") -> LearnerChannel:
-        """Open a channel to the server that a manifest names; an empty address is the learner."""
-        return LearnerChannel(
-            server_address(address, self._learner),
-            key=self._key,
-            identity=self._identity,
-            certificates=self._certificates,
-        )
-
-
-def server_address(address: str, learner: str) -> str:
-    """Return the `host:port` that an address in a manifest stands for.
-
-    address: `host:port`; `:port` is a port on the learner's host, and nothing is the learner.
-    learner: `host:port` at which the worker reaches the learner.
-    """
-    if address.startswith(":"):
-        return learner.rpartition(":")[0] + address
-    return address or learner
-
-
-class PeerChannels:
-    """Opens channels to other workers; they are shown the key for peers and nothing else.
-
-    server_name: name in the certificates of all workers of the run; None: their addresses.
-    certificates: None calls in plain text.
-    """
-
-    def __init__(
-        self, key: str | None, certificates: CertificateFolder | None, server_name: str | None
-    ) -> None:
-        self._key = key
-        self._certificates = certificates
-        self._server_name = server_name
-
-    def open(self, address: str) -> grpc.aio.Channel:
-        """Open a channel to `host:port`."""
-        folder = self._certificates
-        trust = None if folder is None else folder.trust(self._server_name)
-        return open_channel(address, key=self._key, trust=trust)

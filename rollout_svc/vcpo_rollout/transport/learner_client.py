@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self
 
 import grpc
 
@@ -24,15 +23,7 @@ from vcpo.wire.trajectory import (
     trajectory_to_message,
 )
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_rollout.transport.channels import LearnerServers
-from vcpo_rollout.transport.retries import (
-    MAX_TRANSIENT_FAILURES,
-    LearnerFailedError,
-    Retries,
-    UnreachableError,
-)
-from vcpo_rollout.transport.stream import receive_rest
-from vcpo_rollout.transport.transfer_buffer import Transfer
+from vcpo_rollout.transport.retries import Retries
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -73,8 +64,6 @@ class LearnerClient:
         grpc.aio.AioRpcError: when the learner refuses the request.
 
     channel: To the learner.
-    servers: The learner's servers that send weights; None: the learner alone does.
-    serving_port: Port of this worker's `PolicyService`; 0 means that it serves no peers.
     submit_bytes: Largest submission; a larger group is split into several.
     """
 
@@ -84,8 +73,6 @@ class LearnerClient:
         *,
         worker_id: str,
         rollout_group: str,
-        servers: LearnerServers | None = None,
-        serving_port: int = 0,
         retries: Retries | None = None,
         submit_bytes: int = SUBMIT_BYTES,
     ) -> None:
@@ -93,8 +80,6 @@ class LearnerClient:
         self._retries = retries or Retries()
         self._worker_id = worker_id
         self._rollout_group = rollout_group
-        self._serving_port = serving_port
-        self._servers = servers
         self._work = work_pb2_grpc.WorkServiceStub(channel)
         self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
 
@@ -216,53 +201,12 @@ class LearnerClient:
             held_policy_version=held.policy_version if held else None,
             held_incarnation=held.incarnation if held else "",
             wait_seconds=wait_s,
-            serving_port=self._serving_port,
         )
         return await self._retries.run(
             "GetManifest",
             lambda: self._policy.GetManifest(request, timeout=CALL_TIMEOUT_S + wait_s),
             also={grpc.StatusCode.NOT_FOUND},
         )
-
-    async def fetch(self, transfer: Transfer, address: str = "") -> bool:
-        """Receive the rest of a transfer, over as many calls as it takes.
-
-        address: server of the learner that sends it, as in a manifest; empty: the learner.
-
-        Returns: False when the server no longer holds the version.
-
-        Raises:
-            UnreachableError: when the server cannot be reached. The learner itself is retried
-                without end.
-            CorruptWeightsError: when the chunks do not fit together.
-        """
-        async with AsyncExitStack() as stack:
-            sender = self._policy
-            if address:
-                assert self._servers is not None, "no way to the learner's other servers was given"
-                channel = await stack.enter_async_context(self._servers.open(address))
-                sender = policy_pb2_grpc.PolicyServiceStub(cast("grpc.aio.Channel", channel))
-            while True:
-                num_before = transfer.num_arrived
-                try:
-                    await self._retries.run(
-                        "Fetch",
-                        lambda: receive_rest(sender, self._worker_id, transfer),
-                        max_transient=MAX_TRANSIENT_FAILURES if address else None,
-                    )
-                except LearnerFailedError:
-                    if transfer.num_arrived == num_before:
-                        raise
-                except UnreachableError as error:
-                    if transfer.num_arrived == num_before:
-                        _LOGGER.warning("%s sends no weights: %s", address, error)
-                        raise
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.NOT_FOUND:
-                        return False
-                    raise
-                else:
-                    return True
 
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
         try:

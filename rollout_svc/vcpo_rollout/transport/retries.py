@@ -1,9 +1,7 @@
 """Which failed calls to the learner are retried, after which pauses, and for how long.
 
 ```
-transient   unreachable, busy or late   retried without end: a worker outlives a learner's restart;
-                                        `MAX_TRANSIENT_FAILURES` in a row, if the learner may name
-                                        another server by then
+transient   unreachable, busy or late   retried without end: a worker outlives a learner's restart
 doubtful    a fault on the way          `MAX_DOUBTFUL_FAILURES` in a row end the call
 final       the learner refuses         not retried
 set aside   the learner refuses the     not retried; the worker exits
@@ -34,14 +32,6 @@ MAX_DOUBTFUL_FAILURES: Final = 10
 """A call ends after this many doubtful failures in a row, which take 20 to 30 s."""
 
 
-MAX_TRANSIENT_FAILURES: Final = 6
-"""So many transient failures in a row take about 5 s, if the server refuses at once."""
-
-
-class UnreachableError(RuntimeError):
-    """A server that sends weights cannot be reached; the next manifest may name another one."""
-
-
 class LearnerFailedError(RuntimeError):
     """The learner or the network keeps failing; the message holds the last error."""
 
@@ -63,28 +53,24 @@ class Retries:
         call: Callable[[], Awaitable[_Response]],
         *,
         also: Collection[grpc.StatusCode] = (),
-        max_transient: int | None = None,
     ) -> _Response:
         """Make a call, and retry it after transient failures and those with a code in `also`.
 
-        max_transient: transient failures in a row that end the call; None: none do.
-
         Raises:
-            UnreachableError: after `max_transient` transient failures in a row.
             LearnerFailedError: after `MAX_DOUBTFUL_FAILURES` doubtful failures in a row.
             SetAsideError: if the learner has taken this worker out of the run.
             grpc.aio.AioRpcError: for a final failure.
         """
         longest_pause_s = FIRST_PAUSE_S
-        num_doubtful = num_transient = 0
+        num_doubtful = 0
         while True:
             try:
                 response = await call()
             except grpc.aio.AioRpcError as error:
                 if is_doubtful(error):
-                    num_doubtful, num_transient = num_doubtful + 1, 0
+                    num_doubtful += 1
                 elif is_transient(error) or error.code() in also:
-                    num_doubtful, num_transient = 0, num_transient + 1
+                    num_doubtful = 0
                 elif (set_aside := set_aside_error(error)) is not None:
                     raise set_aside from error
                 else:
@@ -95,8 +81,6 @@ class Retries:
                         f"{name} failed {num_doubtful} times in a row, at last with {reason}; "
                         "look for the cause in the learner's log, or between worker and learner"
                     ) from error
-                if num_transient == max_transient:
-                    raise UnreachableError(f"{name} failed: {reason}") from error
             else:
                 if self._num_failures:
                     _LOGGER.info("%s succeeded after %d failed calls", name, self._num_failures)

@@ -1,1 +1,1 @@
-"""Brings a published version from the learner, a peer or the archive into the engine."""
+"""Brings a published version from its files into the engine."""

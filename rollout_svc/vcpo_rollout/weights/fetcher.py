@@ -1,151 +1,183 @@
-"""Fetches versions, shard by shard, and puts the shards together.
+"""Brings the full set in memory to versions: whole, or by deltas, and verifies every tensor.
 
 ```
-manifest --> shard 0 --+
-             shard 1 --+-> all at the version and verified --> the engine
-             shard 2 --+   otherwise: ask again, holding the oldest of the shards' versions
+manifest --> shard 0: deltas from what is held, or also a full set --> patch, verify --+
+             shard 1: ...                                                              +--> engine
 ```
 
-Shards arrive side by side, each on its own (`shard_fetcher`): one may be patched by deltas while
-another arrives whole, and one that is lost or corrupt leaves the others as they are. A shard that
-is further than another waits for it: deltas that it has already are left out.
-This module does not touch the engine.
+Shards arrive side by side, each on its own: one may be patched by deltas while another arrives
+whole, and one that is lost or corrupt leaves the others as they are. Nothing that fails a checksum
+is used, or is a base for what comes later. This module does not touch the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vcpo.wire.deltas import chain_to
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import CorruptWeightsError, shards_of
+from vcpo.wire.weights import (
+    CorruptWeightsError,
+    delta_name,
+    full_set_name,
+    shards_of,
+    verify,
+)
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges, WeightShard
-from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
-from vcpo_rollout.transport.peer_client import PeerClient
-from vcpo_rollout.transport.transfer_buffer import TransferCache
-from vcpo_rollout.weights.archive import ArchiveReader
-from vcpo_rollout.weights.senders import WeightSenders
-from vcpo_rollout.weights.shard_fetcher import FetchPlan, ShardFetcher, ShardVersion
+from vcpo_rollout.transport.learner_client import HeldPolicy
+from vcpo_rollout.transport.weight_files import ArrivingFile, RetiredVersionError, WeightFiles
+from vcpo_rollout.weights.deltas import apply_deltas
 
+_LOGGER = logging.getLogger(__name__)
 _SIDE_BY_SIDE: Final = 8
 """Shards that arrive at one time: enough to fill a network card from servers of their own."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardVersion:
+    """A shard of a version, complete and verified."""
+
+    payload: bytearray
+    """The full set in memory, which the next version patches."""
+    base_policy_version: int | None = None
+    """The version that was patched; None if the set arrived whole, or was here."""
+    positions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """What differs from the base, by tensor: rising positions in the shard's flat tensor."""
+
+
 class WeightFetcher:
-    """Fetches and verifies versions, and serves them to peers. Owner: the worker's event loop.
+    """Fetches and verifies versions. Owner: the worker's event loop.
 
     The payloads that it returns are the full set in memory, which the next `fetch` patches.
-
-    peers: Asked before the learner; None asks no peer.
-    archive: Read first for full sets, if the manifest says that they are archived.
     """
 
-    def __init__(
-        self,
-        learner: LearnerClient,
-        gauges: RolloutGauges,
-        *,
-        cache: TransferCache | None = None,
-        peers: PeerClient | None = None,
-        archive: ArchiveReader | None = None,
-    ) -> None:
-        self._senders = WeightSenders(learner, gauges, peers=peers, archive=archive)
-        self._cache = cache or TransferCache()
-        self._shards: list[ShardFetcher] = []
-        self._incarnation = ""
-        """Of the last manifest."""
-
-    @property
-    def base(self) -> HeldPolicy | None:
-        """The oldest version of which a shard is here, to ask for deltas from; None: no shard is.
-
-        Shards of other incarnations than the last manifest's do not count.
-        """
-        held = [shard.base for shard in self._shards]
-        ours = [each for each in held if each is not None and each.incarnation == self._incarnation]
-        return min(ours, key=lambda each: each.policy_version, default=None)
-
-    @property
-    def is_level(self) -> bool:
-        """Whether all shards are at one version; if not, there is something to fetch already."""
-        return len({shard.base for shard in self._shards}) == 1
-
-    def lacks(self, manifest: policy_pb2.PolicyManifest) -> bool:
-        """Whether a shard of a version is missing.
-
-        A version that cannot be used before later deltas arrive is not missing.
-        """
-        policy = HeldPolicy.from_manifest(manifest)
-        is_here = len(self._shards) == 1 + len(manifest.other_shards)
-        return not is_here or any(shard.base != policy for shard in self._shards)
+    def __init__(self, files: WeightFiles) -> None:
+        self._files = files
+        self._shards: list[_Shard] = []
+        self._is_failing = False
+        """Whether the last fetch failed, so that the next failure is not logged."""
 
     async def fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
         """Return a version's weights; None if a manifest has to be asked for again.
 
-        That is so if the learner retired the version in the meantime, if a sender patched it, or if
-        a server that the manifest names cannot be reached. What arrived stays.
+        That is so if the learner retired the version in the meantime, or if its files cannot be
+        read now. What arrived stays.
 
         Raises:
             CorruptWeightsError: when the received bytes are not that version, or the manifest
                 describes none; names the tensor or the field.
         """
         manifests = shards_of(manifest)
-        for number in range(len(manifests), len(self._shards)):
-            self._cache.drop(number)
         self._shards = self._shards[: len(manifests)]
-        for number in range(len(self._shards), len(manifests)):
-            self._shards.append(ShardFetcher(number, self._senders, self._cache))
-        self._incarnation = manifest.incarnation
-        num_bytes = sum(
-            sum(delta.total_bytes for delta in each.deltas) or each.total_bytes
-            for each in manifests
-        )
-        plan = FetchPlan(
-            peers=[manifest.peer, *manifest.other_peers] if manifest.peer else [],
-            deadline_s=self._senders.deadline_s(num_bytes),
-            turns=asyncio.Semaphore(_SIDE_BY_SIDE),
-        )
-        versions = await self._fetch_shards(manifests, plan)
-        if any(each is None for each in versions):
-            return None
-        return _put_together(manifests, [each for each in versions if each is not None])
+        self._shards += [_Shard(self._files) for _ in manifests[len(self._shards) :]]
+        turns = asyncio.Semaphore(_SIDE_BY_SIDE)
 
-    async def _fetch_shards(
-        self, manifests: Sequence[policy_pb2.PolicyManifest], plan: FetchPlan
-    ) -> list[ShardVersion | None]:
-        """Fetch all shards; one that is corrupt lets the others arrive.
+        async def bring(shard: _Shard, manifest: policy_pb2.PolicyManifest) -> ShardVersion:
+            async with turns:
+                return await shard.bring_to(manifest)
+
+        results = await asyncio.gather(*map(bring, self._shards, manifests), return_exceptions=True)
+        errors = [each for each in results if isinstance(each, BaseException)]
+        for error in errors:
+            if not isinstance(error, (OSError, RetiredVersionError)):
+                raise error
+        if errors:
+            level = logging.DEBUG if self._is_failing else logging.WARNING
+            text = f"{type(errors[0]).__name__}: {errors[0]}"
+            _LOGGER.log(level, "version %d cannot be read: %s", manifest.policy_version, text)
+            self._is_failing = True
+            return None
+        self._is_failing = False
+        versions = [each for each in results if isinstance(each, ShardVersion)]
+        return _put_together(manifests, versions)
+
+
+class _Shard:
+    """One shard of the version in memory, or nothing."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        self._files = files
+        self._held: HeldPolicy | None = None
+        """Version of the payload, which is verified; None if there is none."""
+        self._payload = bytearray()
+        self._arriving: Sequence[ArrivingFile] = ()
+        """What broke off, of the incarnation of the last manifest."""
+        self._incarnation = ""
+
+    async def bring_to(self, manifest: policy_pb2.PolicyManifest) -> ShardVersion:
+        """Bring the shard to a version.
+
+        manifest: of this shard.
 
         Raises:
-            CorruptWeightsError: the first of the shards'.
+            RetiredVersionError, OSError: as `WeightFiles.read`; what arrived stays.
+            CorruptWeightsError: when the received bytes are not that version; names the tensor.
         """
-        corrupt: list[CorruptWeightsError] = []
-
-        async def fetch(
-            shard: ShardFetcher, manifest: policy_pb2.PolicyManifest
-        ) -> ShardVersion | None:
-            try:
-                return await shard.fetch(manifest, plan)
-            except CorruptWeightsError as error:
-                corrupt.append(error)
-                return None
-
+        policy = HeldPolicy.from_manifest(manifest)
+        if self._held == policy:
+            return ShardVersion(payload=self._payload)
+        held = self._held
+        is_ours = held is not None and held.incarnation == manifest.incarnation
+        base_version = held.policy_version if held is not None and is_ours else None
+        if self._incarnation != manifest.incarnation:
+            self._incarnation, self._arriving = manifest.incarnation, ()
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(fetch(shard, manifest))
-                    for shard, manifest in zip(self._shards, manifests, strict=True)
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        if corrupt:
-            raise corrupt[0]
-        return [task.result() for task in tasks]
+            is_whole, deltas = chain_to(manifest, base_version)
+            if is_whole:  # nothing leads on from what is here
+                self._forget()
+            # Deltas first: they are small, and an open file is read to its end, retired or not.
+            files = [self._file(delta_name(each), each.total_bytes) for each in deltas]
+            if is_whole:
+                name = full_set_name(manifest.full_set_version)
+                files.append(self._file(name, manifest.total_bytes))
+            self._arriving = files
+            await self._files.read(manifest, files)
+            self._arriving = ()
+            payload = files[-1].content if is_whole else self._payload
+            self._forget()  # a set that is half patched is no base
+            positions = await asyncio.to_thread(
+                _patch, payload, manifest, [each.content for each in files[: len(deltas)]]
+            )
+        except (CorruptWeightsError, RetiredVersionError) as error:
+            self._arriving = ()
+            if isinstance(error, CorruptWeightsError):
+                self._forget()  # the next fetch brings a whole set
+            raise
+        self._held, self._payload = policy, payload
+        if is_whole:
+            return ShardVersion(payload=payload)
+        return ShardVersion(payload=payload, base_policy_version=base_version, positions=positions)
+
+    def _file(self, name: str, total_bytes: int) -> ArrivingFile:
+        """Return a file to read, with the bytes of it that have arrived."""
+        for file in self._arriving:
+            if file.name == name and file.total_bytes == total_bytes:
+                return file
+        return ArrivingFile(name=name, total_bytes=total_bytes)
+
+    def _forget(self) -> None:
+        self._held, self._payload = None, bytearray()
+
+
+def _patch(
+    payload: bytearray, manifest: policy_pb2.PolicyManifest, deltas: Sequence[bytearray]
+) -> dict[str, NDArray[np.int64]]:
+    """Write complete deltas into a full set and verify it; return what they changed.
+
+    Raises:
+        CorruptWeightsError: when the result is not the manifest's version.
+    """
+    positions = apply_deltas(payload, deltas)
+    verify(payload, manifest)
+    return positions
 
 
 def _put_together(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 
@@ -28,8 +29,9 @@ _WAIT_S = 10.0
 _SUMMARY_EVERY_S = 60.0
 PAUSE_AFTER_CORRUPTION_S = 1.0
 """Pause before a version that arrived corrupt is fetched again."""
-PAUSE_AFTER_LOSS_S = 0.2
-"""Pause before the newest version is asked for again if its server did not have it."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+"""Longest pause before the newest version is asked for again after one that could not be read; it
+doubles with every further failure."""
 
 
 class WeightReceiver:
@@ -41,7 +43,7 @@ class WeightReceiver:
         learner: LearnerClient,
         engine: Engine,
         gauges: RolloutGauges,
-        fetcher: WeightFetcher | None = None,
+        fetcher: WeightFetcher,
         postprocess: Callable[[PolicyWeights], PolicyWeights] | None = None,
         adapters: AdapterUse | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
@@ -57,12 +59,13 @@ class WeightReceiver:
         self.weight_updates = NO_UPDATES
         """What was swapped in so far. Only this object writes it."""
         self._learner = learner
-        self._fetcher = fetcher or WeightFetcher(learner, gauges)
+        self._fetcher = fetcher
         self._engine = engine
         self._gauges = gauges
         self._postprocess = postprocess
         self._adapters = adapters
         self._pause_after_corruption_s = pause_after_corruption_s
+        self._longest_pause_s = _FIRST_PAUSE_S
         self._swapped = asyncio.Condition()
         self._clock = clock
         self._durations_s: list[float] = []
@@ -83,14 +86,9 @@ class WeightReceiver:
             EngineError: when the engine refuses a verified version.
         """
         while True:
-            # With shards of several versions there is something to fetch at once.
-            manifest = await self._learner.newest_policy(
-                self._fetcher.base, wait_s=_WAIT_S if self._fetcher.is_level else 0.0
-            )
+            manifest = await self._learner.newest_policy(self.held, wait_s=_WAIT_S)
             self._gauges.hear_of_version(manifest.policy_version)
-            # What is here is ahead of the version in use while it waits for deltas.
-            is_new = HeldPolicy.from_manifest(manifest) != self.held
-            if is_new and self._fetcher.lacks(manifest):
+            if HeldPolicy.from_manifest(manifest) != self.held:
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
                 with log_fields(**fields), tracing.attached(manifest.traceparent):
                     await self._receive(manifest)
@@ -105,10 +103,12 @@ class WeightReceiver:
             _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        if weights is None:  # retired or patched in the meantime, or a server is gone
-            if self._fetcher.lacks(manifest):
-                await asyncio.sleep(PAUSE_AFTER_LOSS_S)
+        if weights is None:  # retired in the meantime, or a server is gone
+            # Jitter spreads the requests of many workers.
+            await asyncio.sleep(self._longest_pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            self._longest_pause_s = min(2 * self._longest_pause_s, _LONGEST_PAUSE_S)
             return
+        self._longest_pause_s = _FIRST_PAUSE_S
         if self._postprocess is not None:
             weights = await asyncio.to_thread(self._postprocess, weights)
         with tracing.child("swap"):

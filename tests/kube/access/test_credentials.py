@@ -71,7 +71,7 @@ async def test_a_run_gets_a_secret_of_its_own_that_its_pods_read(operator):
     assert owner["uid"] == run["metadata"]["uid"]
     assert secret["immutable"] is True
     assert all(len(key) >= 43 for key in keys_of(secret).values())  # 256 bits in base 64
-    assert len(set(keys_of(secret).values())) == 3
+    assert len(set(keys_of(secret).values())) == 2
     reference = {"secretKeyRef": {"name": "demo-keys", "key": "worker"}}
     assert (await environment(operator))["VCPO_WORKER_KEY"] == reference
 
@@ -141,7 +141,7 @@ async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
 
 
 async def name_a_secret(operator, **keys):
-    body = {"metadata": {"name": "mine"}, "stringData": {"worker": "w", "peer": "p", **keys}}
+    body = {"metadata": {"name": "mine"}, "stringData": {"worker": "w", **keys}}
     await operator.client.create(f"{NAMESPACE}/secrets", body)
     await operator.create(pods={"keysSecretName": "mine"})
     await operator.settle()

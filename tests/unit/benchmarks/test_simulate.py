@@ -200,25 +200,28 @@ def fetched(
     return sorted(arrived), fan_out.sent_bytes
 
 
-# A host sends 100 B/s and serves two workers, so a delta takes 2 s.
-SMALL = Versions(full_bytes=1600, delta_bytes=100, link_bytes_per_s=100.0, hop_s=0.5)
+# A host sends 100 B/s, so a delta takes 1 s.
+SMALL = Versions(full_bytes=1600, delta_bytes=100, link_bytes_per_s=100.0)
 
 
-def test_a_version_spreads_from_two_workers_to_four_and_so_on():
-    arrived, sent_bytes = fetched(dict.fromkeys("abcdefg", 0), 1, SMALL)
-    assert arrived == pytest.approx([2.0, 2.0, 2.5, 2.5, 2.5, 2.5, 3.0])
-    assert sent_bytes == 200
+def test_workers_share_the_link_of_the_learner():
+    arrived, sent_bytes = fetched(dict.fromkeys("abcd", 0), 1, SMALL)
+    # 64 pieces of each, by turns: the last pieces are sent one after the other.
+    assert arrived == pytest.approx([4.0 - 3 / 64, 4.0 - 2 / 64, 4.0 - 1 / 64, 4.0])
+    assert sent_bytes == 400
 
 
-def test_a_worker_that_is_behind_fetches_deltas_up_to_a_fifth_of_the_full_set():
-    # Three deltas have 300 bytes and four 400; a fifth of the full set is 320.
-    assert fetched({"a": 0}, 3, SMALL) == ([pytest.approx(6.0)], 300)
-    assert fetched({"a": 0}, 4, SMALL) == ([pytest.approx(32.0)], 1600)
+def test_a_store_serves_each_worker_over_its_own_link_and_is_written_once():
+    arrived, sent_bytes = fetched(dict.fromkeys("abcd", 0), 1, replace(SMALL, are_stored=True))
+    assert arrived == pytest.approx([1.0] * 4)
+    # A full set for every four deltas of a sixteenth of it.
+    assert sent_bytes == 100 + 1600 / 4
 
 
-def test_the_learner_sends_two_copies_for_each_version_that_workers_come_from():
-    held = {"a": 2, "b": 2, "c": 2, "d": 1, "e": 1, "f": 1}
-    assert fetched(held, 3, SMALL)[1] == 2 * 100 + 2 * 200
+def test_a_worker_that_is_behind_fetches_deltas_up_to_a_quarter_of_the_full_set():
+    # Three deltas have 300 bytes and four 400; a quarter of the full set is 400.
+    assert fetched({"a": 0}, 3, SMALL) == ([pytest.approx(3.0)], 300)
+    assert fetched({"a": 0}, 4, SMALL) == ([pytest.approx(16.0)], 1600)
 
 
 def test_a_sender_without_cpu_time_sends_slower_than_its_link():

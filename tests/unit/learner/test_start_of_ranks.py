@@ -19,7 +19,7 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as program
-from vcpo_learner.follower import _own_address, _own_port
+from vcpo_learner.follower import _own_port
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.training.policy_on_ranks import _set_threads, require_ranks
@@ -108,16 +108,14 @@ def test_the_first_rank_of_a_pod_answers_its_probes(local_rank, address):
 @pytest.mark.parametrize(
     ("weights_listen", "addresses"),
     [
-        ("0.0.0.0:7620", ["0.0.0.0:7600", "0.0.0.0:7624", "0.0.0.0:7625"]),
-        (None, ["0.0.0.0:7600", "0.0.0.0:0", "0.0.0.0:0"]),
+        ("0.0.0.0:7620", ["0.0.0.0:7620", "0.0.0.0:7621", "0.0.0.0:7622"]),
+        ("127.0.0.1:0", ["127.0.0.1:0"] * 3),
+        (None, ["0.0.0.0:0"] * 3),
     ],
 )
-def test_further_ranks_of_a_pod_serve_behind_the_ports_of_its_weights(weights_listen, addresses):
+def test_each_rank_of_a_pod_sends_weights_at_a_port_of_its_own(weights_listen, addresses):
     given = options(Path(), listen="0.0.0.0:7600", weights_listen=weights_listen, plain_text=True)
-    assert [
-        _own_address(given, RankEnvironment(rank=3 + rank, size=6, local_rank=rank), 3)
-        for rank in range(3)
-    ] == addresses
+    assert [given._weights_address(number) for number in range(3)] == addresses
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import grpc
 
 from vcpo.wire.access.roles import CallerRole
@@ -41,23 +39,8 @@ class Echo(policy_pb2_grpc.PolicyServiceServicer):
             raise ERRORS[request.worker_id]
         return policy_pb2.PolicyManifest(policy_version=request.held_policy_version)
 
-    async def Fetch(  # noqa: N802 - the name in the protocol
-        self, request: policy_pb2.FetchRequest, context: _Context
-    ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        for offset in range(3):
-            yield policy_pb2.PolicyChunk(offset=offset)
-        if request.worker_id in ERRORS:
-            raise ERRORS[request.worker_id]
-
 
 async def manifest(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> int:
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     request = policy_pb2.GetManifestRequest(worker_id=worker_id, held_policy_version=7)
     return (await stub.GetManifest(request, **{"timeout": TIMEOUT_S, **call})).policy_version
-
-
-async def chunks(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> list[int]:
-    stub = policy_pb2_grpc.PolicyServiceStub(channel)
-    request = policy_pb2.FetchRequest(worker_id=worker_id)
-    stream = stub.Fetch(request, **{"timeout": TIMEOUT_S, **call})
-    return [chunk.offset async for chunk in stream]

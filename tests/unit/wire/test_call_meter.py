@@ -9,7 +9,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tests.unit.wire.echo_service import IDENTITY, KEY, KEYS, SERVICE, Echo, chunks, manifest
+from tests.unit.wire.echo_service import IDENTITY, KEY, KEYS, SERVICE, Echo, manifest
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.call_meter import METHODS, CallMeter
 from vcpo.wire.client import open_channel
@@ -61,14 +61,13 @@ async def metered(servicer=None, *, keys=KEYS):
         await server.stop(grace_s=0)
 
 
-async def test_unary_calls_and_streams_are_counted_and_timed():
+async def test_calls_are_counted_and_timed():
     async with metered() as (channel, counted):
         assert await manifest(channel) == 7
         assert await manifest(channel) == 7
-        assert await chunks(channel) == [0, 1, 2]
         calls, timed = counted()
-    assert calls == {("GetManifest", "OK"): 2, ("Fetch", "OK"): 1}
-    assert timed == {"GetManifest": 2, "Fetch": 1}
+    assert calls == {("GetManifest", "OK"): 2}
+    assert timed == {"GetManifest": 2}
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,10 @@ async def test_unary_calls_and_streams_are_counted_and_timed():
 )
 async def test_an_error_is_counted_under_its_code(worker_id, code):
     async with metered() as (channel, counted):
-        for call in (manifest, chunks):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call(channel, worker_id)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await manifest(channel, worker_id)
         calls, _ = counted()
-    assert calls == {("GetManifest", code): 1, ("Fetch", code): 1}
+    assert calls == {("GetManifest", code): 1}
 
 
 async def test_a_call_that_the_guard_refuses_is_counted():
@@ -126,4 +124,4 @@ async def test_methods_that_nobody_serves_do_not_become_labels():
 
 def test_the_methods_are_those_of_the_services_each_once():
     assert len(set(METHODS)) == len(METHODS)
-    assert {"Lease", "Submit", "Fetch", "GetSignals", "Score", "other"} <= set(METHODS)
+    assert {"Lease", "Submit", "GetSignals", "Score", "other"} <= set(METHODS)

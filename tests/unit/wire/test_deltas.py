@@ -90,13 +90,6 @@ def test_applying_a_delta_twice_changes_nothing_more():
     assert applied(base, delta, delta) == payload
 
 
-def test_a_mixture_of_two_versions_becomes_the_later_one_by_the_delta_between_them():
-    base, payload = bfloat16(ONE, *UNCHANGED, ONE), bfloat16(TWO, *UNCHANGED, MINUS_ZERO)
-    delta = delta_between(base, payload)
-    for cut in range(len(base) + 1):
-        assert applied(payload[:cut] + base[cut:], delta) == payload
-
-
 def test_a_delta_of_which_one_tensor_does_not_fit_changes_no_byte():
     base = bytearray(bfloat16(ONE, ONE))
     fitting = {"weight:gaps": ([0], "u1"), "weight:values": ([TWO], "u2")}

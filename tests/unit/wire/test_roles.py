@@ -37,7 +37,7 @@ METHODS = {
     for method in service.methods
 }
 WORK = {f"/vcpo.wire.v1.WorkService/{name}" for name in ("Lease", "Submit", "Release", "Recall")}
-POLICY = {f"/vcpo.wire.v1.PolicyService/{name}" for name in ("GetManifest", "Fetch")}
+POLICY = {f"/vcpo.wire.v1.PolicyService/{name}" for name in ("GetManifest",)}
 CONTROL = {
     f"/vcpo.wire.v1.ControlService/{name}"
     for name in ("GetSignals", "SetThrottle", "Drain", "ReleaseWorker")
@@ -45,7 +45,6 @@ CONTROL = {
 ALLOWED = {
     "worker": WORK | POLICY,
     "steering": CONTROL,
-    "peer": {"/vcpo.wire.v1.PolicyService/Fetch"},
     "reward": {"/vcpo.wire.v1.RewardService/Score"},
 }
 KEYS = {role: f"key-of-{role}" for role in CallerRole}
@@ -109,34 +108,32 @@ def test_what_is_not_a_whole_key_is_no_role(shown):
 
 
 def test_a_key_that_this_server_was_not_given_opens_nothing():
-    assert role_of("Bearer key-of-peer", {CallerRole.WORKER: "key-of-worker"}) is None
+    assert role_of("Bearer key-of-steering", {CallerRole.WORKER: "key-of-worker"}) is None
 
 
 def test_the_keys_of_a_run_differ_and_are_made_anew():
     one, other = new_run_keys(), new_run_keys()
     assert set(one) == set(RUN_ROLES)
-    assert len({*one.values(), *other.values()}) == 6
+    assert len({*one.values(), *other.values()}) == 4
 
 
 def test_keys_come_from_the_environment_and_an_empty_one_is_none(monkeypatch):
     monkeypatch.setenv("VCPO_WORKER_KEY", "w")
-    monkeypatch.setenv("VCPO_PEER_KEY", "")
-    monkeypatch.delenv("VCPO_STEERING_KEY", raising=False)
+    monkeypatch.setenv("VCPO_STEERING_KEY", "")
     assert keys_from_environment(RUN_ROLES) == {CallerRole.WORKER: "w"}
 
 
 def test_a_process_gets_the_keys_of_its_roles_and_empty_variables_for_the_others():
-    assert key_variables(KEYS, [CallerRole.PEER]) == {
+    assert key_variables(KEYS, [CallerRole.STEERING]) == {
         "VCPO_WORKER_KEY": "",
-        "VCPO_STEERING_KEY": "",
-        "VCPO_PEER_KEY": "key-of-peer",
+        "VCPO_STEERING_KEY": "key-of-steering",
     }
 
 
 def test_a_key_from_a_file_is_read_without_the_newline_at_its_end(monkeypatch):
     monkeypatch.setenv("VCPO_WORKER_KEY", "secret\n")
-    monkeypatch.setenv("VCPO_PEER_KEY", "")
-    roles = (CallerRole.WORKER, CallerRole.PEER)
+    monkeypatch.setenv("VCPO_STEERING_KEY", "")
+    roles = (CallerRole.WORKER, CallerRole.STEERING)
     assert keys_from_environment(roles) == {CallerRole.WORKER: "secret"}
 
 

@@ -16,7 +16,6 @@ from tests.unit.wire.echo_service import (
     SERVICE,
     TIMEOUT_S,
     Echo,
-    chunks,
     manifest,
 )
 from vcpo.wire.access.roles import RoleKeys
@@ -51,7 +50,7 @@ async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
         yield opened
 
 
-@pytest.mark.parametrize(("call", "answer"), [(manifest, 7), (chunks, [0, 1, 2])])
+@pytest.mark.parametrize(("call", "answer"), [(manifest, 7)])
 class TestKey:
     async def test_the_right_key_is_let_in(self, channel, call, answer):
         assert await call(channel) == answer
@@ -71,7 +70,7 @@ class TestKey:
         await server.stop(grace_s=0)
 
 
-@pytest.mark.parametrize("call", [manifest, chunks])
+@pytest.mark.parametrize("call", [manifest])
 class TestDeadline:
     async def test_a_call_without_one_is_refused(self, channel, call):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -86,7 +85,7 @@ class TestDeadline:
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("call", [manifest, chunks])
+@pytest.mark.parametrize("call", [manifest])
 @pytest.mark.parametrize(
     ("error", "code", "details"),
     [

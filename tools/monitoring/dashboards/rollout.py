@@ -227,8 +227,8 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
             slug="sync-bytes",
             title="Bytes of weights",
             question="Where do the weights come from, and how many bytes?",
-            reading="Received by source, and sent by the learner. Peers relieve the learner; "
-            "deltas are smaller than full versions.",
+            reading="Read by source, and sent by the learner. A store that workers see relieves "
+            "the learner; deltas are smaller than full versions.",
             unit=AxisUnit.BYTES_PER_SECOND,
             queries=(
                 Query(
@@ -245,19 +245,14 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
         Panel(
             id=34,
             slug="swaps",
-            title="Swaps while generating, peers avoided",
-            question="Are weights swapped in without a pause, and do peers deliver?",
-            reading="A swap in flight costs no generation. `corrupt` peers are a broken disk or "
-            "network.",
+            title="Swaps while generating",
+            question="Are weights swapped in without a pause?",
+            reading="A swap in flight costs no generation.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(
                     worker_rates("sum", "vcpo_rollout_weight_updates_in_flight_total"),
                     "swaps in flight",
-                ),
-                Query(
-                    worker_rates("sum", "vcpo_rollout_peers_avoided_total", "reason"),
-                    "peer {{reason}}",
                 ),
             ),
         ),

@@ -216,7 +216,7 @@ WORKERS_SET_ASIDE = counter(
 CALLS_REFUSED = counter(
     "vcpo_learner_calls_refused_total",
     "Calls refused: key, role, identity (another's name or lease), calls, deadline, message, "
-    "streams, stalled.",
+    "connections, stalled.",
     Label("reason", tuple(CallRefusal)),
 )
 WEIGHTS_SERVED = counter(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from vcpo.metrics.catalogue.declare import counter, gauge, histogram, measure
 from vcpo.metrics.label_values import (
     EnvironmentFault,
-    PeerFault,
     SampleOutcome,
     WeightSource,
 )
@@ -70,13 +69,8 @@ WEIGHT_SYNC_DURATION = histogram(
 )
 WEIGHT_SYNC_BYTES = counter(
     "vcpo_rollout_weight_sync_bytes_total",
-    "Bytes received to update weights, by source: learner, peer or archive.",
+    "Bytes read to update weights, by source: store or server.",
     Label("source", tuple(WeightSource)),
-)
-PEERS_AVOIDED = counter(
-    "vcpo_rollout_peers_avoided_total",
-    "Weight transfers from other workers given up, by reason: slow, failed or corrupt.",
-    Label("reason", tuple(PeerFault)),
 )
 WEIGHT_UPDATES_IN_FLIGHT = counter(
     "vcpo_rollout_weight_updates_in_flight_total",
@@ -145,7 +139,6 @@ ROLLOUT = (
     WEIGHTS_AGE,
     WEIGHT_SYNC_DURATION,
     WEIGHT_SYNC_BYTES,
-    PEERS_AVOIDED,
     WEIGHT_UPDATES_IN_FLIGHT,
     ENVIRONMENT_DURATION,
     ENVIRONMENT_FAILURES,

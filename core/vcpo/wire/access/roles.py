@@ -3,11 +3,11 @@
 ```
 role       methods                              key held by
 worker     WorkService, PolicyService           learner, workers
+           files of the server of weights
 steering   ControlService                       learner, operator or local host
-peer       Fetch of PolicyService               workers
 reward     RewardService                        workers, the user's reward server
 ```
-A key opens its own row and nothing else. The first three keys belong to one run. The fourth is the
+A key opens its own row and nothing else. The first two keys belong to one run. The third is the
 user's, so that no key of a run reaches a server outside of it.
 """
 
@@ -37,7 +37,6 @@ class CallerRole(StrEnum):
 
     WORKER = "worker"
     STEERING = "steering"
-    PEER = "peer"
     REWARD = "reward"
 
     @property
@@ -46,13 +45,13 @@ class CallerRole(StrEnum):
         return f"VCPO_{self.name}_KEY"
 
 
-RUN_ROLES: Final = (CallerRole.WORKER, CallerRole.STEERING, CallerRole.PEER)
+RUN_ROLES: Final = (CallerRole.WORKER, CallerRole.STEERING)
 """Roles whose keys are made for each run."""
 
 LEARNER_ROLES: Final = (CallerRole.WORKER, CallerRole.STEERING)
 """Roles that call a learner, and so the keys that it holds."""
-WORKER_ROLES: Final = (CallerRole.WORKER, CallerRole.PEER)
-"""Roles of a worker, and so the keys that it holds; it serves peers only."""
+WORKER_ROLES: Final = (CallerRole.WORKER,)
+"""Roles of a worker, and so the keys that it holds."""
 
 RoleKeys = Mapping[CallerRole, str]
 """Keys by role."""
@@ -64,12 +63,12 @@ def _methods(file: FileDescriptor, service: str) -> frozenset[str]:
     return frozenset(f"/{described.full_name}/{method.name}" for method in described.methods)
 
 
-_POLICY = _methods(policy_pb2.DESCRIPTOR, "PolicyService")
-
 METHODS_OF: Final[Mapping[CallerRole, frozenset[str]]] = {
-    CallerRole.WORKER: _methods(work_pb2.DESCRIPTOR, "WorkService") | _POLICY,
+    CallerRole.WORKER: (
+        _methods(work_pb2.DESCRIPTOR, "WorkService")
+        | _methods(policy_pb2.DESCRIPTOR, "PolicyService")
+    ),
     CallerRole.STEERING: _methods(control_pb2.DESCRIPTOR, "ControlService"),
-    CallerRole.PEER: frozenset(path for path in _POLICY if path.endswith("/Fetch")),
     CallerRole.REWARD: _methods(reward_pb2.DESCRIPTOR, "RewardService"),
 }
 """Paths of the methods that a role may call."""

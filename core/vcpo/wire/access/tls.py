@@ -79,6 +79,24 @@ class CertificateFolder:
             _LOGGER.warning("%s: the authority in use stays: %s", self._path, error)
         return Trust(authority=self._authority, server_name=server_name)
 
+    def server_context(self) -> ssl.SSLContext:
+        """Return a context to serve with the certificate that the files hold now.
+
+        Raises:
+            OSError: if a file cannot be read, or is no certificate.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return a context that trusts the authority of `trust`, and checks the host's name.
+
+        Raises:
+            OSError: as `trust`; also if the file is no certificate.
+        """
+        return ssl.create_default_context(cadata=self.trust().authority.decode("ascii", "replace"))
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return credentials that follow the files.
 

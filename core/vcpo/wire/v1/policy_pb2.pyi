@@ -24,30 +24,26 @@ class GetManifestRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     HELD_POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    HELD_INCARNATION_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
-    SERVING_PORT_FIELD_NUMBER: _builtins.int
+    HELD_INCARNATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     held_policy_version: _builtins.int
     """Version that the worker holds; absent if it holds none."""
-    held_incarnation: _builtins.str
-    """Incarnation of the learner that made it; empty if the worker holds none."""
     wait_seconds: _builtins.float
     """How long the server may hold the call open, in seconds, 0 to 30."""
-    serving_port: _builtins.int
-    """Port on the caller's host where it serves Fetch to other workers; 0 if it does not."""
+    held_incarnation: _builtins.str
+    """Incarnation of the learner that made it; empty if the worker holds none."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         held_policy_version: _builtins.int | None = ...,
-        held_incarnation: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
-        serving_port: _builtins.int = ...,
+        held_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_policy_version", b"held_policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_incarnation", b"held_incarnation", "held_policy_version", b"held_policy_version", "serving_port", b"serving_port", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_incarnation", b"held_incarnation", "held_policy_version", b"held_policy_version", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_policy_version: _TypeAlias = _typing.Literal["held_policy_version"]  # noqa: Y015
     _WhichOneofArgType__held_policy_version: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version"]  # noqa: Y015
@@ -66,55 +62,42 @@ class PolicyManifest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DELTAS_FIELD_NUMBER: _builtins.int
-    PEER_FIELD_NUMBER: _builtins.int
-    ARCHIVED_FIELD_NUMBER: _builtins.int
-    OTHER_PEERS_FIELD_NUMBER: _builtins.int
+    FULL_SET_VERSION_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
     OTHER_SHARDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file, in bytes."""
     incarnation: _builtins.str
     """Incarnation of the learner that made the version."""
-    peer: _builtins.str
-    """host:port of the worker to fetch from first; empty: fetch from the learner. For the caller
-    only.
+    full_set_version: _builtins.int
+    """Version of the full set in the folder: this one, or one from which deltas lead to it."""
+    folder: _builtins.str
+    """Folder of the files: a path, or a URL that fsspec knows. vcpo.wire.weights names the files."""
+    address: _builtins.str
+    """Where an HTTP server sends the files to who does not see the folder: host:port; ":port" is a port
+    on the host at which the caller reaches the learner; empty: nowhere.
     """
     traceparent: _builtins.str
-    """W3C traceparent of the version's publication; set if its step is traced. For the caller only."""
+    """W3C traceparent of the version's publication; set if its step is traced."""
     shard: _builtins.int
     """Number of the shard that this manifest describes, from 0."""
-    address: _builtins.str
-    """Learner's server that sends this shard: host:port; ":port" is a port on the host at which the
-    caller reaches the learner; empty: the server that sent the manifest.
-    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
-        """Every tensor of the full set, also if the version travels as deltas."""
+        """Every tensor of the full set, also if the version is read as deltas."""
 
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
-        """Deltas from the held version to this one, in order; none: fetch the full set. For the caller
-        only.
-        """
-
-    @_builtins.property
-    def archived(self) -> Global___ArchivedSet:
-        """Set if the full set is in the run's archive as well: read it there first. For the caller only."""
-
-    @_builtins.property
-    def other_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """host:port of the workers to fetch from, in this order, if the peer fails; then the learner. For
-        the caller only.
+        """Deltas in the folder, in order: each starts at the version that the one before it leads to, and
+        the last one leads to this version.
         """
 
     @_builtins.property
     def other_shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyManifest]:
-        """Manifests of shards 1, 2 and so on of the same version; in the manifest of shard 0 only.
-        Their peers and other_peers are empty: a peer of this manifest has every shard.
-        """
+        """Manifests of shards 1, 2 and so on of the same version; in the manifest of shard 0 only."""
 
     def __init__(
         self,
@@ -124,17 +107,16 @@ class PolicyManifest(_message.Message):
         tensors: _abc.Iterable[Global___TensorEntry] | None = ...,
         incarnation: _builtins.str = ...,
         deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
-        peer: _builtins.str = ...,
-        archived: Global___ArchivedSet | None = ...,
-        other_peers: _abc.Iterable[_builtins.str] | None = ...,
+        full_set_version: _builtins.int = ...,
+        folder: _builtins.str = ...,
+        address: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         shard: _builtins.int = ...,
-        address: _builtins.str = ...,
         other_shards: _abc.Iterable[Global___PolicyManifest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "other_shards", b"other_shards", "peer", b"peer", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deltas", b"deltas", "folder", b"folder", "full_set_version", b"full_set_version", "incarnation", b"incarnation", "other_shards", b"other_shards", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,101 +190,3 @@ class DeltaEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeltaEntry: _TypeAlias = DeltaEntry  # noqa: Y015
-
-@_typing.final
-class ArchivedSet(_message.Message):
-    """Files of a version in an archive; vcpo.wire.archive names them."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    ANCHOR_POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    DELTAS_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    anchor_policy_version: _builtins.int
-    """Version of the full set to start from."""
-    @_builtins.property
-    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
-        """Deltas from that full set to the version, in order."""
-
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        anchor_policy_version: _builtins.int = ...,
-        deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_policy_version", b"anchor_policy_version", "deltas", b"deltas", "policy_version", b"policy_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ArchivedSet: _TypeAlias = ArchivedSet  # noqa: Y015
-
-@_typing.final
-class FetchRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    BASE_POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    policy_version: _builtins.int
-    offset: _builtins.int
-    """First byte to send, counted from the start of the full set or delta."""
-    incarnation: _builtins.str
-    base_policy_version: _builtins.int
-    """Set: send the delta from this version. Absent: send the full set."""
-    shard: _builtins.int
-    """Number of the shard to send."""
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        policy_version: _builtins.int = ...,
-        offset: _builtins.int = ...,
-        incarnation: _builtins.str = ...,
-        base_policy_version: _builtins.int | None = ...,
-        shard: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version", "incarnation", b"incarnation", "offset", b"offset", "policy_version", b"policy_version", "shard", b"shard", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__base_policy_version: _TypeAlias = _typing.Literal["base_policy_version"]  # noqa: Y015
-    _WhichOneofArgType__base_policy_version: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_policy_version) -> _WhichOneofReturnType__base_policy_version | None: ...
-
-Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
-
-@_typing.final
-class PolicyChunk(_message.Message):
-    """A run of bytes of a full set or delta."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    offset: _builtins.int
-    """Position of the first byte of data."""
-    data: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        offset: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "policy_version", b"policy_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PolicyChunk: _TypeAlias = PolicyChunk  # noqa: Y015

@@ -30,14 +30,13 @@ class PolicyServiceStub:
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     def __init__(self, channel):
@@ -51,11 +50,6 @@ class PolicyServiceStub:
                 request_serializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.GetManifestRequest.SerializeToString,
                 response_deserializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyManifest.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
-                '/vcpo.wire.v1.PolicyService/Fetch',
-                request_serializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.FetchRequest.SerializeToString,
-                response_deserializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyChunk.FromString,
-                _registered_method=True)
 
 
 class PolicyServiceServicer:
@@ -63,29 +57,18 @@ class PolicyServiceServicer:
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     def GetManifest(self, request, context):
         """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
         version. NOT_FOUND before the first version is published.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Fetch(self, request, context):
-        """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
-        that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
-        if the server does not hold the version: if a learner returns it, ask for the newest manifest;
-        if a worker returns it, ask the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,11 +81,6 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.GetManifest,
                     request_deserializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.GetManifestRequest.FromString,
                     response_serializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyManifest.SerializeToString,
-            ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.FetchRequest.FromString,
-                    response_serializer=vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -117,14 +95,13 @@ class PolicyService:
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     @staticmethod
@@ -144,33 +121,6 @@ class PolicyService:
             '/vcpo.wire.v1.PolicyService/GetManifest',
             vcpo_dot_wire_dot_v1_dot_policy__pb2.GetManifestRequest.SerializeToString,
             vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyManifest.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/vcpo.wire.v1.PolicyService/Fetch',
-            vcpo_dot_wire_dot_v1_dot_policy__pb2.FetchRequest.SerializeToString,
-            vcpo_dot_wire_dot_v1_dot_policy__pb2.PolicyChunk.FromString,
             options,
             channel_credentials,
             insecure,

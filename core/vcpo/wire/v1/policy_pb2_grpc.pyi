@@ -31,14 +31,13 @@ class PolicyServiceStub:
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     @_typing.overload
@@ -49,12 +48,6 @@ class PolicyServiceStub:
     """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
     version. NOT_FOUND before the first version is published.
     """
-    Fetch: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]
-    """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
-    that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
-    if the server does not hold the version: if a learner returns it, ask for the newest manifest;
-    if a worker returns it, ask the learner.
-    """
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
@@ -62,14 +55,13 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -77,26 +69,19 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
     version. NOT_FOUND before the first version is published.
     """
-    Fetch: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]  # type: ignore[assignment]
-    """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
-    that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
-    if the server does not hold the version: if a learner returns it, ask for the newest manifest;
-    if a worker returns it, ask the learner.
-    """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
     persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
     a checkpoint is a new incarnation, and its version n is another set of weights.
 
-    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
-    the manifest describes the full set, and the worker checks its result against the manifest. Only
-    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
-    only Fetch.
+    The learner writes a version's files into a folder: now and then the full set, and else a delta to
+    the version before. The manifest says which files lead to the version. It describes the full set,
+    and a worker checks its result against it, wherever the bytes came from.
 
     If several ranks hold the model in shards, each of them publishes its rows of every tensor. A
-    shard has a file, deltas and a manifest of its own. Shard 0's manifest lists those of the others,
-    and is announced once every rank can send its shard.
+    shard has a folder, files and a manifest of its own. Shard 0's manifest lists those of the others,
+    and is announced once every rank has written its files.
     """
 
     @_abc_1.abstractmethod
@@ -107,18 +92,6 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_policy_pb2.PolicyManifest, _abc.Awaitable[_policy_pb2.PolicyManifest]]:
         """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
         version. NOT_FOUND before the first version is published.
-        """
-
-    @_abc_1.abstractmethod
-    def Fetch(
-        self,
-        request: _policy_pb2.FetchRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_policy_pb2.PolicyChunk], _abc.AsyncIterator[_policy_pb2.PolicyChunk]]:
-        """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
-        that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
-        if the server does not hold the version: if a learner returns it, ask for the newest manifest;
-        if a worker returns it, ask the learner.
         """
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -73,7 +73,7 @@ class Workload:
     mounts: Sequence[Manifest]
     volumes: Sequence[Manifest]
     shares_memory: bool
-    """Whether processes of the container exchange tensors through /dev/shm."""
+    """Whether processes of the container exchange tensors, or files of weights, in /dev/shm."""
     template: Mapping[str, Any]
     """The user's part of the pod template."""
 

@@ -44,7 +44,7 @@ def test_the_trust_in_a_worker_is_that_of_the_list_and_that_in_a_new_one_if_it_i
     registry, clock
 ):
     registry.record_contact("first", num_accepted=1)
-    registry.record_address("silent", "10.0.0.1:7600")
+    registry.record_weights_call("silent")
     assert {each.worker_id: each.trust for each in registry.workers()} == {"first": Trust.TRUSTED}
     asked = [registry.trust_of(name) for name in ("first", "silent", "unknown")]
     assert asked == [Trust.TRUSTED, Trust.NEW, Trust.NEW]
@@ -127,32 +127,21 @@ def test_a_request_is_given_up_with_the_next_one(registry):
     assert not registry.record_contact("first", request_number=request_number)
 
 
-def test_a_worker_that_only_fetches_weights_is_a_peer_and_no_worker_yet(registry):
-    registry.record_address("peer", "host:1")
-    assert registry.serving_address("peer") == "host:1"
-    assert not registry.record_contact("peer", num_accepted=1)
+def test_a_worker_that_only_fetches_weights_is_known_and_no_worker_yet(registry):
+    registry.record_weights_call("second")
+    assert registry.is_alive("second")
+    assert not registry.record_contact("second", num_accepted=1)
     assert names(registry) == ["first"]
-    registry.record_request("peer", "main", 3)
-    assert names(registry) == ["first", "peer"]
+    registry.record_request("second", "main", 3)
+    assert names(registry) == ["first", "second"]
 
 
 def test_a_worker_that_fetches_weights_while_it_generates_is_not_lost(registry, clock):
     registry.record_contact("first", num_accepted=1)
     clock.advance(WORKER_LOST_AFTER_S)
-    registry.record_address("first", "host:1")
+    registry.record_weights_call("first")
     clock.advance(WORKER_LOST_AFTER_S)
     assert [worker.trust for worker in registry.workers()] == ["trusted"]
-
-
-def test_a_lost_or_deregistered_worker_serves_nobody(registry, clock):
-    registry.record_address("first", "host:1")
-    clock.advance(WORKER_LOST_AFTER_S)
-    assert registry.serving_address("first") == "host:1"
-    clock.advance(0.001)
-    assert registry.serving_address("first") == ""
-    registry.record_address("first", "host:1")
-    registry.deregister("first")
-    assert registry.serving_address("first") == ""
 
 
 def test_counts_of_workers_that_are_gone_stay_in_the_total():

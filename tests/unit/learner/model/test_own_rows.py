@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.harness.changes import store_in_process
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api.workloads import Lora, Precision
@@ -11,7 +12,6 @@ from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import PublishedState, first_rows, own_rows
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.sharding import local_part, place_model
-from vcpo_learner.weights.store import PolicyStore
 
 VERSIONS = 4
 
@@ -51,7 +51,7 @@ def values(model, version):
 def publish(model, ranks, precision, starts):
     """The rank's shard of each version: its bytes, and whether it is a delta."""
     parameters = PublishedState(model)
-    store = PolicyStore(incarnation="i", clock=lambda: 0.0)
+    store = store_in_process("i", lambda: 0.0)
     shards = []
     for version in range(VERSIONS):
         if version:
@@ -63,9 +63,8 @@ def publish(model, ranks, precision, starts):
                 buffer.view(-1)[:1] = version % 2
         prepared = store.prepare(version, parameters.take(precision))
         store.publish(prepared)
-        verify(prepared.full_set.buffer, prepared.manifest)
-        is_delta = prepared.delta is not None
-        shards.append((bytes(prepared.full_set.buffer), is_delta))
+        verify(store.content, prepared.manifest)
+        shards.append((bytes(store.content), bool(prepared.manifest.deltas)))
     return shards
 
 

@@ -13,15 +13,14 @@ from vcpo_learner.model.published_state import (
     changes_on_cpu,
     changes_on_device,
 )
-from vcpo_learner.shared_file import SharedFile
-from vcpo_learner.weights.published_set import PublishedSet
+from vcpo_learner.weights.deltas import write_changes
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BFLOAT16, FLOAT32 = Precision.BFLOAT16, Precision.FLOAT32
 
 
 def load(payload):
-    return safetensors.torch.load(bytes(payload.content))
+    return safetensors.torch.load(bytes(payload))
 
 
 def test_a_payload_holds_every_parameter():
@@ -109,28 +108,27 @@ def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(preci
     torch.manual_seed(0)
     model = llama(tied=True)
     parameters = PublishedState(model)
-    published = PublishedSet(0, parameters.take(precision))
-    for version in (1, 2, 3):
+    published = parameters.take(precision)
+    for _ in range(3):
         for each in model.parameters():
             each.add_((torch.rand_like(each) < 0.05) * torch.randn_like(each))
         changes = parameters.take(precision)
         num_changes = sum(change.positions.size for change in changes.values())
         assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
-        published.patch(version, changes)
-        assert published.buffer == PublishedState(model).whole(precision).content
+        write_changes(published, changes)
+        assert published == PublishedState(model).whole(precision)
 
 
 @torch.no_grad()
-def test_a_version_in_which_most_elements_differ_is_a_new_file():
+def test_a_version_in_which_most_elements_differ_is_a_whole_file():
     model = llama()
     parameters = PublishedState(model)
     before = parameters.take(FLOAT32)
-    kept = bytes(before.content)
     for each in model.parameters():
         each.add_(1.0)
     after = parameters.take(FLOAT32)
-    assert before.content == kept
-    assert after.content == PublishedState(model).whole(FLOAT32).content
+    assert after == PublishedState(model).whole(FLOAT32)
+    assert after is before  # whose memory it takes
     model.lm_head.weight[0, 0] = 5.0
     assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
 
@@ -145,8 +143,8 @@ def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_o
         if name != EMBEDDING:
             each.copy_(torch.randn_like(each) + 9.0)
     after = parameters.take(BFLOAT16)
-    assert isinstance(after, SharedFile)
-    assert after.content == PublishedState(model).whole(BFLOAT16).content
+    assert isinstance(after, bytearray)
+    assert after == PublishedState(model).whole(BFLOAT16)
 
 
 @torch.no_grad()

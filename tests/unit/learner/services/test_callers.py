@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from benchmarks.harness.changes import store_in_process
 from tests.fixtures.learner.dispatcher import (
     INCARNATION,
     dispatcher_fixture,
@@ -35,8 +36,6 @@ from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.weights.peer_assignment import PeerAssignment
-from vcpo_learner.weights.store import PolicyStore
 
 LEASE_S = 10.0
 
@@ -149,13 +148,12 @@ class Served:
 async def served():
     fixture = dispatcher_fixture()
     callers = Callers(fixture.dispatcher)
-    store = PolicyStore(incarnation=INCARNATION, clock=fixture.clock)
-    peers = PeerAssignment(fixture.registry)
+    store = store_in_process(INCARNATION, fixture.clock)
     server = WireServer(keys=KEYS)
     work = WorkService(fixture.dispatcher, make_run().spec, callers=callers)
     add_WorkServiceServicer_to_server(work, server.grpc_server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-        PolicyService(store, peers, callers=callers), server.grpc_server
+        PolicyService(store, fixture.registry, callers), server.grpc_server
     )
     control = ControlService(dispatcher=fixture.dispatcher, signals=None, drain=None, event=None)
     control_pb2_grpc.add_ControlServiceServicer_to_server(control, server.grpc_server)
@@ -181,9 +179,8 @@ async def test_no_call_in_another_workers_name_reaches_the_learner_and_each_is_c
             (granted,) = (await WorkServiceStub(one).Lease(request, timeout=30)).leases
             lease_id = granted.lease_id
             work, policy = WorkServiceStub(other), policy_pb2_grpc.PolicyServiceStub(other)
-            manifest = policy_pb2.GetManifestRequest(worker_id="w", serving_port=1)
+            manifest = policy_pb2.GetManifestRequest(worker_id="w")
             release = work_pb2.ReleaseRequest(worker_id="w")
-            fetch = policy.Fetch(policy_pb2.FetchRequest(worker_id="w"), timeout=30)
             calls = [
                 work.Lease(request, timeout=30),
                 work.Submit(submission(lease_id, "w"), timeout=30),
@@ -194,7 +191,6 @@ async def test_no_call_in_another_workers_name_reaches_the_learner_and_each_is_c
                 ),
                 work.Recall(work_pb2.RecallRequest(worker_id="w"), timeout=30),
                 policy.GetManifest(manifest, timeout=30),
-                fetch.read(),
             ]
             assert {await learner.refusal(call) for call in calls} == {"PERMISSION_DENIED"}
             assert learner.guard.refusals == {"identity": len(calls)}
@@ -203,7 +199,6 @@ async def test_no_call_in_another_workers_name_reaches_the_learner_and_each_is_c
                 await WorkServiceStub(one).Submit(submission(lease_id, "w"), timeout=30)
             ).outcomes
         assert outcome == work_pb2.SUBMIT_OUTCOME_ACCEPTED
-        assert learner.fixture.registry.serving_address("w") == ""
 
 
 async def test_whoever_steers_releases_a_worker_that_is_gone_and_frees_its_name():
@@ -246,7 +241,6 @@ def calls_of(channel, lease_id):
         work.Release(work_pb2.ReleaseRequest(worker_id="w"), timeout=30),
         work.Recall(work_pb2.RecallRequest(worker_id="w"), timeout=30),
         policy.GetManifest(policy_pb2.GetManifestRequest(worker_id="w"), timeout=30),
-        policy.Fetch(policy_pb2.FetchRequest(worker_id="w"), timeout=30).read(),
     ]
 
 

@@ -16,15 +16,11 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.fixtures.rollout.worker import learner_fixture, serve_services
-from vcpo.metrics.label_values import WeightForm
-from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.shared_file import SharedFile
-from vcpo_learner.weights.published_set import PublishedSet
 
 
 @pytest_asyncio.fixture
@@ -243,32 +239,7 @@ async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, cha
     assert caught.value.details().startswith(problem)
 
 
-async def test_a_version_is_streamed_in_chunks_from_any_offset(fixture):
-    payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
-    policy = fixture.store.get(INCARNATION, 0)
-    full_set = PublishedSet(0, SharedFile.of(payload))
-    fixture.store.publish(type(policy)(manifest=policy.manifest, full_set=full_set))
-    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
-    request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=2)
-    chunks = [chunk async for chunk in stub.Fetch(request, timeout=5)]
-    assert [(chunk.offset, len(chunk.data)) for chunk in chunks] == [
-        (2, CHUNK_BYTES),
-        (2 + CHUNK_BYTES, 2),
-    ]
-    assert b"".join(chunk.data for chunk in chunks) == payload[2:]
-    assert fixture.policy_service.served_bytes == {WeightForm.FULL: len(payload) - 2}
-
-
-async def test_an_offset_behind_the_end_is_refused(fixture):
-    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
-    request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=1 << 40)
-    with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
-        await stub.Fetch(request, timeout=5).read()
-
-
-async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and_can_fetch_them(
-    fixture,
-):
+async def test_every_worker_is_told_the_same_files_whatever_it_holds(fixture):
     for version in (1, 2):
         weight = torch.zeros(1000)
         weight[version] = 1.0
@@ -278,12 +249,7 @@ async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and
     ask = policy_pb2.GetManifestRequest(
         worker_id="w", held_policy_version=1, held_incarnation=INCARNATION
     )
-    (delta,) = (await stub.GetManifest(ask, timeout=5)).deltas
-    assert (delta.base_policy_version, delta.policy_version) == (1, 2)
-    request = policy_pb2.FetchRequest(
-        worker_id="w", incarnation=INCARNATION, policy_version=2, base_policy_version=1
-    )
-    (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
-    assert chunk.data == fixture.store.get_delta(INCARNATION, 2, 1).file.content
-    assert len(chunk.data) == delta.total_bytes
-    assert fixture.policy_service.served_bytes == {WeightForm.DELTA: delta.total_bytes}
+    told = await stub.GetManifest(ask, timeout=5)
+    assert told == await stub.GetManifest(policy_pb2.GetManifestRequest(worker_id="v"), timeout=5)
+    assert told == fixture.store.newest.manifest
+    assert [(each.base_policy_version, each.policy_version) for each in told.deltas] == [(1, 2)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import make_run
@@ -18,10 +17,11 @@ from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.options import options
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
+from tests.fixtures.rollout.policy_versions import ELSEWHERE
 from vcpo.api.workloads import Precision
+from vcpo.metrics import RolloutMetrics
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo.wire.weights import verify
 from vcpo_learner.follower import _follow
 from vcpo_learner.model.published_state import own_rows
 from vcpo_learner.ranks.commands import Commands
@@ -29,17 +29,25 @@ from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.ranks.sharding import place_model, whole
+from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
-from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
-from vcpo_rollout.transport.channels import server_address
-from vcpo_rollout.weights.deltas import apply_deltas
+from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_rollout.engines.payload_tensors import joined_tensors
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.transport.weight_files import WeightFiles
+from vcpo_rollout.weights.fetcher import WeightFetcher
 
 PATIENCE_S = 20.0
+
+
+def run_in(run_dir):
+    """A run whose versions are in its directory."""
+    return make_run(weights={"storeUrl": str(run_dir / "store")})
 
 
 class Rank:
@@ -73,7 +81,10 @@ class Leader(Rank):
         super().__init__(ranks)
         fixture = TrainingFixture(run_dir)
         self.dispatcher = fixture.dispatcher
-        self.policies = PolicyStore(incarnation=ranks.incarnation, clock=time.monotonic)
+        folder = VersionFolder.open(
+            run_in(run_dir).spec.weights, "run", run_dir, incarnation=ranks.incarnation, shard=0
+        )
+        self.policies = PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic)
         update = MirroredUpdate(CountingUpdate(self.model), self.commands, self.model)
         self.thread = TensorThread(make_run().spec, time.monotonic, pytest.fail)
         self.publication = Publication(
@@ -84,7 +95,6 @@ class Leader(Rank):
             ranks=ranks,
             policies=self.policies,
             weight_server=None,
-            archive_writer=None,
             gauges=fixture.gauges,
             traces=fixture.traces,
             clock=time.monotonic,
@@ -92,7 +102,7 @@ class Leader(Rank):
         )
         self.server = WireServer(keys=None)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, PeerAssignment(fixture.registry)),
+            PolicyService(self.policies, fixture.registry, Callers(self.dispatcher)),
             self.server.grpc_server,
         )
 
@@ -111,13 +121,13 @@ class Leader(Rank):
 
 
 class Worker:
-    """Holds the shards of a version, and patches them with the deltas of the next."""
+    """Brings the shards of a version to the next."""
 
     def __init__(self, port):
         self._learner = f"127.0.0.1:{port}"
-        self.manifest = None
-        self.shards = []
-        self.num_deltas = 0
+        self.metrics = RolloutMetrics(run="run", group="main")
+        self._fetcher = WeightFetcher(WeightFiles(self._learner, RolloutGauges(self.metrics)))
+        self.manifest = self.weights = None
 
     async def manifest_after(self, wait_s):
         """The newest manifest; one of a later version than the held one, if there is in time."""
@@ -132,47 +142,17 @@ class Worker:
 
     async def take(self):
         """Bring every shard to the next version, and verify it."""
-        manifest = await self.manifest_after(PATIENCE_S)
-        shards = []
-        for number, shard in enumerate((manifest, *manifest.other_shards)):
-            deltas = [await self._fetch(shard, each) for each in shard.deltas]
-            self.num_deltas += len(deltas)
-            payload = self.shards[number] if deltas else bytearray(await self._fetch(shard))
-            apply_deltas(payload, deltas)
-            verify(payload, shard)
-            shards.append(payload)
-        self.manifest, self.shards = manifest, shards
-
-    async def _fetch(self, shard, delta=None):
-        request = policy_pb2.FetchRequest(
-            worker_id="w",
-            incarnation=shard.incarnation,
-            policy_version=shard.policy_version if delta is None else delta.policy_version,
-            shard=shard.shard,
-        )
-        if delta is not None:
-            request.base_policy_version = delta.base_policy_version
-        address = server_address(shard.address, self._learner)
-        async with grpc.aio.insecure_channel(address) as channel:
-            fetching = policy_pb2_grpc.PolicyServiceStub(channel).Fetch(request, timeout=PATIENCE_S)
-            return b"".join([chunk.data async for chunk in fetching])
+        self.manifest = await self.manifest_after(PATIENCE_S)
+        for shard in self.manifest.other_shards:  # rank 0 alone is without a server
+            shard.folder = ELSEWHERE
+        self.weights = await self._fetcher.fetch(self.manifest)
 
     def tensors(self):
         """The whole tensors by name, of the rows of all shards."""
-        parts = {}
-        for shard, payload in zip(
-            (self.manifest, *self.manifest.other_shards), self.shards, strict=True
-        ):
-            rows = safetensors.torch.load(bytes(payload))
-            for entry in shard.tensors:
-                parts.setdefault(entry.name, []).append((entry.first_row, rows[entry.name]))
-        return {
-            name: torch.cat([rows for _, rows in sorted(found, key=lambda part: part[0])])
-            for name, found in parts.items()
-        }
+        return joined_tensors(self.weights)
 
 
-def follow(ranks):
+def follow(ranks, run_dir):
     """A rank other than 0, as its process runs it."""
     rank = Rank(ranks)
     policy = PolicyOnRanks(
@@ -182,10 +162,10 @@ def follow(ranks):
         update=MirroredUpdate(CountingUpdate(rank.model), rank.commands, rank.model),
         commands=rank.commands,
     )
-    given = options(Path("run"), plain_text=True)
+    given = options(run_dir, plain_text=True)
     policy.update.close = lambda: None
     environment = RankEnvironment(rank=ranks.rank, size=ranks.size)
-    asyncio.run(_follow(policy, given, environment, "run", given.listen))
+    asyncio.run(_follow(policy, given, environment, run_in(run_dir)))
 
 
 @dataclass(frozen=True)
@@ -202,7 +182,7 @@ class Publishing:
             return asyncio.run(self._lead(ranks))
         if self.break_rank_1 is not None:
             self.break_rank_1()
-        return follow(ranks)
+        return follow(ranks, self.run_dir)
 
     async def _lead(self, ranks):
         leader = Leader(ranks, self.run_dir)
@@ -219,25 +199,26 @@ class Publishing:
 
 async def publish_four(leader, worker):
     """Take four versions in, and compare each with what one rank would have published."""
-    is_equal = []
+    is_equal, bases = [], []
     for version in range(4):
         if version:
             await leader.begin_next()
         await worker.take()
+        bases.append(worker.weights.changes and worker.weights.changes.base_policy_version)
         await leader.publication.join()
         held, expected = worker.tensors(), await leader.on_ranks("gather", leader.gather)
         is_equal.append(
             held.keys() == expected.keys()
             and all(torch.equal(held[name], each) for name, each in expected.items())
         )
-    return is_equal, worker.num_deltas, leader.policies.newest.full_set.file.size_bytes
+    return is_equal, bases, len(leader.policies.content)
 
 
 def test_a_worker_that_fetches_from_two_ranks_has_every_version_bit_for_bit(tmp_path):
     work = Publishing(publish_four, tmp_path)
-    (_, (is_equal, num_deltas, size_bytes)), none = run_ranks(2, work)
+    (_, (is_equal, bases, size_bytes)), none = run_ranks(2, work)
     assert is_equal == [True] * 4
-    assert num_deltas == 2 * 3  # versions 1 to 3, of each shard
+    assert bases == [None, 0, 1, 2]  # versions 1 to 3 are deltas, of each shard
     assert none is None
     # Rank 0 holds its half, and no more.
     num_parameters = sum(each.numel() for each in llama().parameters())
@@ -245,7 +226,7 @@ def test_a_worker_that_fetches_from_two_ranks_has_every_version_bit_for_bit(tmp_
 
 
 def rank_1_dies_before_it_reports_version_2():
-    """It is killed when it has patched its set and workers can fetch it."""
+    """It is killed when it has written its files and workers can read them."""
     send = ShardReports.send
 
     def fatal(self, manifest):

@@ -1,13 +1,21 @@
 import asyncio
+import shutil
+import stat
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from benchmarks.harness.changes import prepare
+from benchmarks.harness.changes import prepare, store_in_process
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
+from vcpo.api.workloads import Weights
+from vcpo.wire.deltas import chain_to
 from vcpo.wire.errors import NotFoundError
+from vcpo.wire.weights import delta_name, full_set_name, verify
 from vcpo_learner.weights.store import PolicyStore
+from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_rollout.weights.deltas import apply_deltas
 
 
 @pytest.fixture
@@ -17,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def store(clock):
-    return PolicyStore(incarnation=INCARNATION, clock=clock)
+    return store_in_process(INCARNATION, clock)
 
 
 def publish(store, version):
@@ -74,20 +82,6 @@ async def test_waiting_for_the_first_version_ends_with_it(store):
     assert (await waiting).manifest.policy_version == 0
 
 
-def test_the_last_three_versions_can_be_fetched_and_no_older_one(store):
-    for version in range(4):
-        publish(store, version)
-    assert store.get(INCARNATION, 1).manifest.policy_version == 1
-    with pytest.raises(NotFoundError, match="policy_version: 0 is dropped"):
-        store.get(INCARNATION, 0)
-
-
-def test_a_version_of_another_incarnation_cannot_be_fetched(store):
-    publish(store, 1)
-    with pytest.raises(NotFoundError, match="ask for the newest"):
-        store.get("before", 1)
-
-
 def publish_sparse(store, *versions, size=1000):
     """Versions that differ in one element each."""
     for version in versions:
@@ -97,65 +91,135 @@ def publish_sparse(store, *versions, size=1000):
         store.publish(prepare(store, version, payload))
 
 
-def chain(store, version, *, incarnation=INCARNATION):
-    return [
-        (delta.entry.base_policy_version, delta.entry.policy_version)
-        for delta in store.deltas_from(incarnation, version)
-    ]
+def chain(store):
+    deltas = store.newest.manifest.deltas
+    return [(delta.base_policy_version, delta.policy_version) for delta in deltas]
 
 
-def test_deltas_lead_from_a_version_to_the_newest(store):
-    publish_sparse(store, 0, 1, 2, 3)
-    assert chain(store, 1) == [(1, 2), (2, 3)]
-    assert chain(store, 3) == []
+def files(store):
+    """What is in the folder."""
+    found = store._folder._files.ls(store._folder._path, detail=False)
+    return sorted(path.rpartition("/")[2] for path in found)
 
 
-def test_versions_that_differ_little_share_one_full_set_in_memory(store):
-    publish_sparse(store, *range(4))
-    sets = [store.get(INCARNATION, version).full_set for version in range(4)]
-    assert all(each is sets[0] for each in sets)
-    assert sets[0].file.read(0, 1) == (sets[0].buffer[:1], 3)
-    assert safetensors.torch.load(bytes(sets[0].buffer))["weight"].tolist() == [
-        float(element == 3) for element in range(1000)
-    ]
+def read_whole(store):
+    """The newest version, as a worker reads it that holds nothing."""
+    is_whole, deltas = chain_to(store.newest.manifest, None)
+    assert is_whole
+    read = store._folder._files.cat_file
+    folder = store._folder._path
+    payload = bytearray(read(f"{folder}/{full_set_name(store.newest.manifest.full_set_version)}"))
+    apply_deltas(payload, [read(f"{folder}/{delta_name(each)}") for each in deltas])
+    return payload
 
 
-def test_deltas_take_at_most_0_15_of_a_full_set(store):
+def test_versions_that_differ_little_are_deltas_after_one_full_set(store):
+    publish_sparse(store, 0, 1, 2)
+    assert store.newest.manifest.full_set_version == 0
+    assert chain(store) == [(0, 1), (1, 2)]
+    assert files(store) == ["00000000-00000001.delta", "00000000.full", "00000001-00000002.delta"]
+
+
+def test_every_version_of_many_can_be_read_whole_with_a_quarter_more_than_its_room(store):
+    full_sets = set()
+    for version in range(60):
+        publish_sparse(store, version)
+        manifest = store.newest.manifest
+        full_sets.add(manifest.full_set_version)
+        _, deltas = chain_to(manifest, None)
+        assert sum(each.total_bytes for each in deltas) <= 0.25 * manifest.total_bytes
+        verify(read_whole(store), manifest)
+    assert len(full_sets) == 60 // (1 + len(chain(store))) + 1
+
+
+def test_deltas_take_at_most_a_quarter_of_a_full_set(store):
     publish_sparse(store, *range(60))
-    delta_bytes = store.get_delta(INCARNATION, 59, 58).file.size_bytes
-    full_bytes = store.get(INCARNATION, 59).full_set.file.size_bytes
-    most = full_bytes * 15 // 100 // delta_bytes
-    assert len(chain(store, 59 - most)) == most
-    assert chain(store, 59 - most - 1) == []
+    manifest = store.newest.manifest
+    most = manifest.total_bytes // 4 // manifest.deltas[0].total_bytes
+    assert chain(store) == [(version, version + 1) for version in range(59 - most, 59)]
 
 
-def test_a_version_without_deltas_onward_cannot_be_fetched_once_it_is_patched(store):
-    publish_sparse(store, *range(60))
-    with pytest.raises(NotFoundError):
-        store.get(INCARNATION, 0)
-    assert store.get(INCARNATION, 58).policy_version == 58
+def test_what_a_version_replaces_stays_until_the_next_one_is_written(store):
+    publish(store, 0)
+    publish(store, 1)
+    publish(store, 2)
+    assert files(store) == ["00000000.full", "00000001.full", "00000002.full"]
+    publish(store, 3)
+    assert files(store) == ["00000001.full", "00000002.full", "00000003.full"]
 
 
-def test_a_delta_of_more_than_0_15_of_a_full_set_is_kept_until_the_next(store):
+def test_a_folder_in_memory_holds_one_full_set(tmp_path, clock):
+    folder = VersionFolder(str(tmp_path), INCARNATION, 0, is_temporary=True)
+    store = PolicyStore(folder, incarnation=INCARNATION, clock=clock)
+    for version in range(4):
+        publish(store, version)
+    assert files(store) == ["00000003.full"]
+
+
+def test_a_delta_of_more_than_a_quarter_of_a_full_set_is_kept_until_the_next(store):
     weight = torch.zeros(1000)
-    for version in range(3):
+    for version in range(4):
         weight[:400] += 1.0
         store.publish(prepare(store, version, safetensors.torch.save({"weight": weight})))
-    assert chain(store, 1) == [(1, 2)]
-    assert chain(store, 0) == []
+        verify(read_whole(store), store.newest.manifest)
+    assert chain(store) == [(2, 3)]
 
 
 def test_a_version_that_changes_too_much_has_no_delta_and_starts_a_new_chain(store):
     publish_sparse(store, 0, 1)
     publish(store, 2)
-    publish(store, 3)
-    assert chain(store, 1) == []
-    with pytest.raises(NotFoundError, match="no delta from 1 to 2 is stored; fetch the full set"):
-        store.get_delta(INCARNATION, 2, 1)
+    assert (chain(store), store.newest.manifest.full_set_version) == ([], 2)
 
 
-def test_deltas_of_another_incarnation_lead_nowhere(store):
-    publish_sparse(store, 0, 1)
-    assert chain(store, 0, incarnation="before") == []
-    with pytest.raises(NotFoundError):
-        store.get_delta("before", 1, 0)
+def test_files_are_of_one_incarnation_and_shard(store, tmp_path, clock):
+    assert store._folder.url.endswith(f"/{INCARNATION}/0")
+    folder = VersionFolder(f"{tmp_path}/run", "i", 3, is_temporary=False)
+    assert folder.url == f"{tmp_path}/run/i/3"
+    assert folder.served_root == tmp_path / "run"
+
+
+def opened(run_dir, incarnation, **settings):
+    return VersionFolder.open(Weights(**settings), "run", run_dir, incarnation=incarnation, shard=0)
+
+
+def test_by_default_files_are_in_memory_for_this_user_alone_and_old_ones_are_removed(tmp_path):
+    before = opened(tmp_path, "killed")
+    before.write("00000000.full", b"left")
+    folder = opened(tmp_path, "next")
+    try:
+        assert not Path(before.url).exists()
+        root = folder.served_root
+        assert root.parent == Path("/dev/shm")
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        assert opened(tmp_path / "other", "next").served_root != root
+    finally:
+        shutil.rmtree(root)
+        shutil.rmtree(opened(tmp_path / "other", "next").served_root)
+
+
+def test_a_store_on_a_volume_is_named_by_the_run_and_left_to_its_owner(tmp_path):
+    before = opened(tmp_path, "before", storeUrl=str(tmp_path / "store"))
+    before.write("00000000.full", b"kept")
+    folder = opened(tmp_path, "next", storeUrl=str(tmp_path / "store"))
+    assert folder.url == f"{tmp_path}/store/run/next/0"
+    assert (Path(before.url) / "00000000.full").read_bytes() == b"kept"
+    assert stat.S_IMODE((Path(before.url) / "00000000.full").stat().st_mode) & 0o044
+    before.empty()
+    assert not list(Path(before.url).iterdir())
+
+
+def test_a_store_that_cannot_be_used_is_named_with_its_field(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"spec\.weights\.storeUrl: cannot write to '.*file/run"):
+        opened(tmp_path, "i", storeUrl=str(tmp_path / "file" / "run"))
+    with pytest.raises(ValueError, match=r"spec\.weights\.storeUrl: .*unknownproto"):
+        opened(tmp_path, "i", storeUrl="unknownproto://bucket/folder")
+
+
+def test_a_full_store_is_named_with_its_field_and_the_bytes(tmp_path, clock):
+    folder = VersionFolder(str(tmp_path), INCARNATION, 0, is_temporary=True)
+    store = PolicyStore(folder, incarnation=INCARNATION, clock=clock)
+    Path(folder.url).rmdir()
+    Path(folder.url).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"spec\.weights\.storeUrl: cannot write [0-9]+ bytes to"):
+        publish(store, 0)

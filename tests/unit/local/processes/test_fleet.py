@@ -78,10 +78,10 @@ class TestCommands:
         learner = keys_of(fleet.start_learner(resume=False)[0])
         fleet.scale({"main": 1}, 7600, {})
         worker = keys_of(fleet.workers["main"][0])
-        assert (learner["peer"], worker["steering"]) == ("", "")
+        assert worker["steering"] == ""
         assert learner["steering"] == fleet.steering_key
         assert learner["worker"] == worker["worker"]
-        assert len({*learner.values(), *worker.values()}) == 4  # three keys, and none
+        assert len({*learner.values(), *worker.values()}) == 3  # two keys, and none
 
     def test_no_two_runs_share_a_key(self, fleet, run_dir):
         assert fleet.steering_key != Fleet(RUN, run_dir).steering_key

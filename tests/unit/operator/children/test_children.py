@@ -59,6 +59,7 @@ EVERYTHING = {
 TWO_PODS_OF_FOUR = {"learner": {"replicas": 2, "gpusPerReplica": 4, "drainSeconds": 60}}
 THREE_PODS_OF_ONE = {"learner": {"replicas": 3}}
 ONE_POD_OF_TWO = {"learner": {"processes": 2}}
+IN_STORE = {"weights": {"storeUrl": "s3://bucket/versions"}}
 
 
 def build(**spec: Any) -> dict[str, Child]:
@@ -226,9 +227,9 @@ def test_one_pod_of_several_ranks_needs_no_service_of_its_own_to_meet():
 
 @pytest.mark.parametrize(
     ("spec", "is_shared"),
-    [({}, False), (THREE_PODS_OF_ONE, False), (ONE_POD_OF_TWO, True), (TWO_PODS_OF_FOUR, True)],
+    [({}, True), (IN_STORE, False), (IN_STORE | ONE_POD_OF_TWO, True), (TWO_PODS_OF_FOUR, True)],
 )
-def test_ranks_of_one_pod_have_memory_to_exchange_tensors(spec, is_shared):
+def test_learners_have_memory_for_the_files_of_weights_and_to_exchange_tensors(spec, is_shared):
     pod = pod_spec(build(**spec)["StatefulSet demo-learner"])
     shared = [each for each in pod["volumes"] if each.get("emptyDir") == {"medium": "Memory"}]
     mounts = {each["mountPath"]: each["name"] for each in pod["containers"][0]["volumeMounts"]}
@@ -376,11 +377,6 @@ def test_pods_mount_the_certificate_that_the_run_names(workload):
     assert {each["key"] for each in volume["items"]} == {"ca.crt", "tls.crt", "tls.key"}
 
 
-def test_workers_know_each_other_by_one_name():
-    (container,) = pod_spec(build()["Deployment demo-rollout-main"])["containers"]
-    assert "--peer-name=demo-rollout" in container["command"]
-
-
 @pytest.mark.parametrize(
     ("workload", "held"),
     [
@@ -388,7 +384,7 @@ def test_workers_know_each_other_by_one_name():
             "StatefulSet demo-learner",
             {"VCPO_WORKER_KEY": "worker", "VCPO_STEERING_KEY": "steering"},
         ),
-        ("Deployment demo-rollout-main", {"VCPO_WORKER_KEY": "worker", "VCPO_PEER_KEY": "peer"}),
+        ("Deployment demo-rollout-main", {"VCPO_WORKER_KEY": "worker"}),
     ],
 )
 def test_a_pod_has_the_keys_of_its_roles_and_no_others(workload, held):

@@ -4,14 +4,12 @@ import asyncio
 
 import torch
 
-from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.models import build_model, request_for
-from tests.fixtures.rollout.worker import learner_fixture
+from tests.fixtures.rollout.worker import learner_fixture, receiver_of
 from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.weights.receiver import WeightReceiver
 
 ENDLESS = 1 << 16
 
@@ -36,12 +34,10 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         def publish(version):
             weights = parameters.take(Precision.BFLOAT16)
             fixture.store.publish(fixture.store.prepare(version, weights))
-            return fixture.store.newest.full_set.file.size_bytes
+            return len(fixture.store.content)
 
         full_bytes = publish(0)
-        receiver = WeightReceiver(
-            learner=fixture.client(), engine=engine, gauges=RolloutGauges(fixture.metrics)
-        )
+        receiver = receiver_of(fixture.client(), engine, RolloutGauges(fixture.metrics))
         following = asyncio.create_task(receiver.run())
         held = await receiver.wait_for_other(None)
         generating = asyncio.create_task(
@@ -56,12 +52,12 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         following.cancel()
         generating.cancel()
         await asyncio.wait([following, generating])
-        assert len(fixture.store.deltas_from(INCARNATION, 0)) == 3
+        assert len(fixture.store.newest.manifest.deltas) == 3
     await engine.close()
     assert engine.policy_version == 3
     assert all(torch.equal(bits(workers)[name], one) for name, one in bits(learners).items())
     received = fixture.metrics.registry.get_sample_value(
         "vcpo_rollout_weight_sync_bytes_total",
-        {"run": "run", "group": "main", "source": "learner"},
+        {"run": "run", "group": "main", "source": "store"},
     )
     assert received < 1.2 * full_bytes

@@ -1,4 +1,4 @@
-"""A worker's channels follow the authority in its folder, without a restart."""
+"""A worker's channel follows the authority in its folder, without a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, l
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
-from vcpo_rollout.transport.channels import LearnerChannel, PeerChannels
+from vcpo_rollout.transport.channels import LearnerChannel
 
 NAME = "localhost"
 
@@ -40,14 +40,3 @@ async def test_a_worker_follows_its_learner_to_another_authority(tmp_path):
         await client.newest_policy(None, wait_s=0)
     await channel.close()
     assert len(learner.requests) == 3
-
-
-async def test_a_peer_is_trusted_by_the_name_of_workers_at_any_address(tmp_path):
-    write_certificates(tmp_path, ["demo-rollout"])
-    folder, peer = CertificateFolder(tmp_path), FailingLearner()
-    async with (
-        serve(peer, tmp_path) as port,
-        PeerChannels("k", folder, "demo-rollout").open(f"127.0.0.1:{port}") as channel,
-    ):
-        await learner_at(channel).newest_policy(None, wait_s=0)
-    assert len(peer.requests) == 1

@@ -7,8 +7,6 @@ from functools import partial
 import pytest
 from grpc import StatusCode, aio
 
-from tests.fixtures.rollout.policy_versions import payload_of, store_of
-from tests.fixtures.rollout.worker import quick_retries, serve_services
 from tests.unit.rollout.transport.failing_service import (
     HELD,
     FailingLearner,
@@ -17,12 +15,9 @@ from tests.unit.rollout.transport.failing_service import (
 )
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import SetAsideError, WireError
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
 from vcpo_rollout.transport.identity import worker_identity
-from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
-from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
 
 DOUBTFUL = [
     StatusCode.INTERNAL,
@@ -189,46 +184,3 @@ def test_it_ends_with_a_status_and_a_line_of_its_own_and_the_next_has_another_ke
     line = "vcpo: ends: set aside by the learner: mismatch: 0.4 nats a token off"
     assert capsys.readouterr().err.splitlines()[-1] == line
     assert worker_identity(file) != first
-
-
-class Breaking(policy_pb2_grpc.PolicyServiceServicer):
-    """Sends so many bytes of a version each time, and breaks."""
-
-    def __init__(self, num_bytes):
-        self.num_bytes, self.num_fetches = num_bytes, 0
-
-    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
-        self.num_fetches += 1
-        data = payload_of(4)[request.offset :][: self.num_bytes]
-        if data:
-            yield policy_pb2.PolicyChunk(offset=request.offset, data=data)
-        if request.offset + len(data) < len(payload_of(4)):
-            raise trouble(StatusCode.INTERNAL)
-
-
-async def fetch_over(breaking):
-    version = Transfer(
-        TransferKey(incarnation="now", policy_version=4, base_policy_version=None),
-        store_of(4).get("now", 4).manifest.total_bytes,
-    )
-    async with serve_services(
-        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(breaking, server)
-    ) as channel:
-        learner = LearnerClient(
-            channel, worker_id="w", rollout_group="main", retries=quick_retries()
-        )
-        await learner.fetch(version)
-    return version
-
-
-async def test_a_transfer_that_breaks_again_and_again_is_retried_while_bytes_arrive():
-    breaking = Breaking(num_bytes=200)
-    assert (await fetch_over(breaking)).buffer == payload_of(4)
-    assert breaking.num_fetches > 20
-
-
-async def test_a_transfer_that_breaks_before_its_first_byte_is_given_up():
-    breaking = Breaking(num_bytes=0)
-    with pytest.raises(LearnerFailedError, match="Fetch failed 10 times in a row"):
-        await fetch_over(breaking)
-    assert breaking.num_fetches == 10

@@ -1,61 +1,54 @@
 """Weights arrive whole or by deltas, through broken connections, exactly or not at all."""
 
+import asyncio
 import contextlib
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.harness.changes import prepare
-from tests.fixtures.learner.dispatcher import INCARNATION
+from benchmarks.harness.changes import prepare, store_in_process
+from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock
 from tests.fixtures.rollout.policy_versions import (
-    FailingService,
+    cut_at,
     flip_bit,
     payload_of,
-    publish,
-    store_of,
+    served_versions,
+    weight_files,
 )
-from tests.fixtures.rollout.worker import quick_retries, serve_services
 from vcpo.metrics import RolloutMetrics
-from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_learner.shared_file import SharedFile
-from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.weights.fetcher import WeightFetcher
 
 
-class FetcherFixture:
-    """A learner's store, the service in front of it, and a worker's fetcher."""
+class Worker:
+    """A fetcher that asks the learner for its newest version."""
 
-    def __init__(self, store, service, channel):
-        self.store, self.service = store, service
-        self.learner = LearnerClient(
-            channel, worker_id="w", rollout_group="main", retries=quick_retries()
-        )
-        metrics = RolloutMetrics(run="run", group="main")
-        self.fetcher = WeightFetcher(self.learner, RolloutGauges(metrics))
+    def __init__(self, learner, **options):
+        self.learner = learner
+        self.metrics = RolloutMetrics(run="run", group="main")
+        self.fetcher = WeightFetcher(weight_files(self.metrics, **options))
 
-    async def manifest(self, held=None):
-        policy = None if held is None else HeldPolicy(incarnation=INCARNATION, policy_version=held)
-        return await self.learner.newest_policy(policy, wait_s=0)
+    async def fetch(self, manifest=None):
+        return await self.fetcher.fetch(manifest or self.learner.manifest())
 
-    async def fetch(self, held=None):
-        return await self.fetcher.fetch(await self.manifest(held))
+    def num_bytes(self, source):
+        labels = {"run": "run", "group": "main", "source": source}
+        name = "vcpo_rollout_weight_sync_bytes_total"
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-@contextlib.asynccontextmanager
-async def fetcher_fixture(*versions):
-    store = store_of(*versions)
-    service = FailingService(store)
-    add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
-    async with serve_services(lambda server: add(service, server)) as channel:
-        yield FetcherFixture(store, service, channel)
+@contextlib.contextmanager
+def learner_and_worker(*versions):
+    with served_versions(*versions) as learner:
+        yield learner, Worker(learner)
 
 
-async def test_whoever_holds_nothing_gets_the_full_set():
-    async with fetcher_fixture(0, 1) as fixture:
-        weights = await fixture.fetch()
+async def test_whoever_holds_nothing_gets_the_full_set_and_the_deltas_after_it():
+    with learner_and_worker(0, 1) as (learner, worker):
+        weights = await worker.fetch()
+        assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
     assert (weights.policy_version, weights.shards[0].payload, weights.changes) == (
         1,
         payload_of(1),
@@ -64,12 +57,12 @@ async def test_whoever_holds_nothing_gets_the_full_set():
 
 
 async def test_whoever_holds_a_version_gets_the_deltas_from_there():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 3, 5)
-        fixture.service.num_bytes = 0
-        weights = await fixture.fetch(held=0)
-        assert fixture.service.num_bytes < len(payload_of(5)) / 10
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        learner.publish(3, 5)
+        learner.num_bytes = 0
+        weights = await worker.fetch()
+        assert learner.num_bytes < len(payload_of(5)) / 10
     assert weights.shards[0].payload == payload_of(5)
     assert weights.changes.base_policy_version == 0
     ((name, positions),) = weights.changes.positions.items()
@@ -77,50 +70,68 @@ async def test_whoever_holds_a_version_gets_the_deltas_from_there():
 
 
 async def test_elements_that_change_twice_stand_once_among_the_changes():
-    async with fetcher_fixture(1) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 0, 2)
-        weights = await fixture.fetch(held=1)
+    with learner_and_worker(1) as (learner, worker):
+        await worker.fetch()
+        learner.publish(0, 2)
+        weights = await worker.fetch()
     (positions,) = weights.changes.positions.values()
     assert positions.tolist() == [0, 1]
     assert weights.shards[0].payload == payload_of(2)
 
 
+async def test_a_worker_that_is_too_far_behind_gets_the_full_set():
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        learner.publish(*range(1, 90))
+        learner.requested()
+        weights = await worker.fetch()
+        *deltas, full = learner.requested()
+        assert full.endswith(".full")
+        assert all(each.endswith(".delta") for each in deltas)
+    assert (weights.shards[0].payload, weights.changes) == (payload_of(89), None)
+
+
 async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
-    async with fetcher_fixture(0) as fixture:
-        manifest = await fixture.manifest()
-        for version in (1, 2, 3):  # three full sets, without deltas between them
-            payload = SharedFile.of(payload_of(version))
-            fixture.store.publish(fixture.store.prepare(version, payload))
-        assert await fixture.fetcher.fetch(manifest) is None
+    with learner_and_worker(0) as (learner, worker):
+        manifest = learner.manifest()
+        for version in (1, 2):  # full sets, without deltas between them
+            prepared = learner.store.prepare(version, bytearray(payload_of(version)))
+            learner.store.publish(prepared)
+        assert await worker.fetch(manifest) is None
+        assert (await worker.fetch()).shards[0].payload == payload_of(2)
 
 
-@pytest.mark.parametrize("held", [None, 0], ids=["whole", "delta"])
+@pytest.mark.parametrize("is_held", [False, True], ids=["whole", "delta"])
 @settings(deadline=None, max_examples=15)
 @given(offsets=st.lists(st.integers(0, 4000), max_size=3))
-async def test_a_transfer_broken_anywhere_resumes_where_it_stopped(held, offsets):
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 7)
-        manifest = await fixture.manifest(held)
-        fixture.service.fetches.clear()
-        fixture.service.num_bytes = 0
-        fixture.service.failures = [lambda data, at=at: data[: at % len(data)] for at in offsets]
-        weights = await fixture.fetcher.fetch(manifest)
+async def test_a_transfer_broken_anywhere_resumes_where_it_stopped(is_held, offsets):
+    with learner_and_worker(0) as (learner, worker):
+        if is_held:
+            await worker.fetch()
+            learner.publish(7)
+        manifest = learner.manifest()
+        learner.num_bytes, learner.failures = 0, [cut_at(each) for each in offsets]
+        for _ in offsets:
+            assert await worker.fetch(manifest) is None
+        weights = await worker.fetch(manifest)
         once = sum(delta.total_bytes for delta in manifest.deltas) or manifest.total_bytes
-        assert fixture.service.num_bytes == once
-    assert weights.shards[0].payload == payload_of(7)
+        assert (
+            learner.num_bytes
+            == once
+            == worker.num_bytes("server") - (manifest.total_bytes if is_held else 0)
+        )
+    assert weights.shards[0].payload == payload_of(7 if is_held else 0)
 
 
 @settings(deadline=None, max_examples=60)
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 async def test_a_flipped_bit_of_a_delta_is_refused_or_changes_nothing(position, bit):
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 7)
-        fixture.service.failures = [flip_bit(position, bit)]
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        learner.publish(7)
+        learner.failures = [flip_bit(position, bit)]
         try:
-            weights = await fixture.fetch(held=0)
+            weights = await worker.fetch()
         except CorruptWeightsError:
             return
     assert weights.shards[0].payload == payload_of(7)
@@ -129,129 +140,196 @@ async def test_a_flipped_bit_of_a_delta_is_refused_or_changes_nothing(position, 
 @settings(deadline=None, max_examples=30)
 @given(position=st.integers(0, 3999), bit=st.integers(0, 7))
 async def test_a_flipped_bit_of_a_full_set_is_refused_and_the_tensor_named(position, bit):
-    async with fetcher_fixture(7) as fixture:
+    with learner_and_worker(7) as (learner, worker):
         header_bytes = len(payload_of(7)) - 4000
-        fixture.service.failures = [flip_bit(header_bytes + position, bit)]
+        learner.failures = [flip_bit(header_bytes + position, bit)]
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
-            await fixture.fetch()
+            await worker.fetch()
+        assert (await worker.fetch()).shards[0].payload == payload_of(7)
 
 
-async def test_a_flipped_value_of_a_delta_is_refused_and_the_tensor_named():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 7)
-        fixture.service.failures = [flip_bit(-1, 0)]
+async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        learner.publish(7)
+        learner.failures = [flip_bit(-1, 0)]
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
-            await fixture.fetch(held=0)
+            await worker.fetch()
+        learner.requested()
+        assert (await worker.fetch()).shards[0].payload == payload_of(7)
+        assert learner.requested() == ["00000000-00000007.delta", "00000000.full"]
 
 
-async def test_deltas_from_another_version_than_the_held_one_are_refused():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 1, 2)
-        with pytest.raises(CorruptWeightsError, match="at version 1, must start at 0"):
-            await fixture.fetch(held=1)
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"base_policy_version": 3}, "starts at version 1, must start at 5"),
+        ({"policy_version": 5}, "starts at version 2, must start at 5"),
+    ],
+)
+async def test_deltas_that_do_not_follow_each_other_are_refused(change, problem):
+    with learner_and_worker(0, 1, 2, 3) as (learner, worker):
+        manifest = learner.manifest()
+        for name, value in change.items():
+            setattr(manifest.deltas[1 if "base" not in name else 0], name, value)
+        if "base_policy_version" in change:
+            manifest.deltas[0].policy_version = 5
+        with pytest.raises(CorruptWeightsError, match=problem):
+            await worker.fetch(manifest)
 
 
-async def test_deltas_of_another_incarnation_are_left_and_its_full_set_is_asked_for():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 1)
-        manifest = await fixture.manifest(held=0)
-        manifest.incarnation = "another"
-        fixture.service.fetches.clear()
-        assert await fixture.fetcher.fetch(manifest) is None
-    (request,) = fixture.service.fetches
-    assert (request.incarnation, request.HasField("base_policy_version")) == ("another", False)
+async def test_a_full_set_from_which_no_deltas_lead_on_is_refused():
+    with learner_and_worker(0, 1) as (learner, worker):
+        manifest = learner.manifest()
+        manifest.full_set_version = 9
+        with pytest.raises(CorruptWeightsError, match="full_set_version: no deltas lead from 9"):
+            await worker.fetch(manifest)
+
+
+async def test_another_incarnation_at_the_same_port_is_fetched_whole():
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        before = learner.manifest()
+        learner.restart("another")
+        learner.publish(0, 1)
+        learner.requested()
+        assert (await worker.fetch()).shards[0].payload == payload_of(1)
+        assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
+        # What the incarnation before has written can be told from it by its path.
+        paths = [path for path, _ in learner.requests]
+        assert await Worker(learner).fetch(before) is not None
+        assert [path for path, _ in learner.requests] == [*paths, f"/{INCARNATION}/0/00000000.full"]
+
+
+async def test_what_broke_off_is_not_completed_by_another_incarnations_bytes():
+    with learner_and_worker(0) as (learner, worker):
+        learner.failures = [cut_at(1000)]
+        assert await worker.fetch() is None
+        learner.restart("another")
+        learner.publish(0)
+        assert (await worker.fetch()).shards[0].payload == payload_of(0)
+        assert [offset for _, offset in learner.requests] == [0, 0]
 
 
 async def test_a_held_set_that_is_no_longer_what_it_was_is_found_out():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 1)
-        manifest = await fixture.manifest(held=0)
+    with learner_and_worker(0) as (learner, worker):
+        await worker.fetch()
+        learner.publish(1)
+        manifest = learner.manifest()
         manifest.tensors[0].xxh3 ^= 1
         with pytest.raises(CorruptWeightsError, match="tensor 'layer"):
-            await fixture.fetcher.fetch(manifest)
-        assert (await fixture.fetch()).shards[0].payload == payload_of(1)
+            await worker.fetch(manifest)
+        assert (await worker.fetch()).shards[0].payload == payload_of(1)
 
 
-async def test_a_transfer_that_ends_early_without_an_error_is_refused():
-    async with fetcher_fixture(0) as fixture:
-        fixture.service.failures = [lambda data: None]
-        manifest = await fixture.manifest()
+async def test_a_file_of_another_size_is_refused():
+    with learner_and_worker(0) as (learner, worker):
+        manifest = learner.manifest()
         manifest.total_bytes += 1
-        with pytest.raises(CorruptWeightsError, match="stream ended after"):
-            await fixture.fetcher.fetch(manifest)
+        with pytest.raises(CorruptWeightsError, match=r"full: must be .* bytes, is"):
+            await worker.fetch(manifest)
 
 
-@settings(deadline=None, max_examples=15)
-@given(num_bytes=st.integers(0, 4100))
-async def test_a_full_set_that_is_patched_while_it_is_sent_becomes_the_newest_version(num_bytes):
-    async with fetcher_fixture(4) as fixture:
-
-        def patched(data):
-            publish(fixture.store, 5, 6)
-            return data[: num_bytes % len(data)]
-
-        fixture.service.failures = [patched]
-        assert await fixture.fetch() is None
-        assert fixture.fetcher.base.policy_version == 4
-        weights = await fixture.fetch(held=4)
-    assert (weights.policy_version, weights.shards[0].payload, weights.changes) == (
-        6,
-        payload_of(6),
-        None,
-    )
-
-
-async def test_a_mixture_up_to_a_version_that_is_not_announced_waits_for_that_one():
-    async with fetcher_fixture(4) as fixture:
-        coming = []
-
-        def patched(data):
-            publish(fixture.store, 5)
-            coming.append(prepare(fixture.store, 6, payload_of(6)))
-            return data[:100]
-
-        fixture.service.failures = [patched]
-        assert await fixture.fetch() is None
-        assert await fixture.fetch(held=4) is None
-        assert fixture.fetcher.base.policy_version == 5
-        fixture.store.publish(coming[0])
-        weights = await fixture.fetch(held=5)
-    assert (weights.shards[0].payload, weights.changes) == (payload_of(6), None)
+async def test_a_size_beyond_all_memory_is_refused():
+    with learner_and_worker(0) as (learner, worker):
+        manifest = learner.manifest()
+        manifest.total_bytes = 1 << 62
+        with pytest.raises(CorruptWeightsError, match="total_bytes: must fit into memory"):
+            await worker.fetch(manifest)
 
 
 async def test_the_full_set_in_memory_is_patched_and_not_replaced():
-    async with fetcher_fixture(0) as fixture:
-        first = await fixture.fetch()
-        publish(fixture.store, 1)
-        second = await fixture.fetch(held=0)
+    with learner_and_worker(0) as (learner, worker):
+        first = await worker.fetch()
+        learner.publish(1)
+        second = await worker.fetch()
     assert second.shards[0].payload is first.shards[0].payload
     assert second.shards[0].payload == payload_of(1)
 
 
-async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 7)
-        fixture.service.failures = [flip_bit(-1, 0)]
-        with pytest.raises(CorruptWeightsError):
-            await fixture.fetch(held=0)
-        assert fixture.fetcher.base is None
-        fixture.service.num_bytes = 0
-        assert (await fixture.fetch(held=0)).shards[0].payload == payload_of(7)
-        assert fixture.service.num_bytes == len(payload_of(7))
-        assert (await fixture.fetch()).shards[0].payload == payload_of(7)
+async def test_a_file_that_is_removed_while_it_is_sent_is_sent_to_its_end():
+    with learner_and_worker(0) as (learner, worker):
+
+        def removed(data):
+            learner.store_folder.keep([])
+            return data
+
+        learner.failures = [removed]
+        manifest = learner.manifest()
+        assert (await worker.fetch(manifest)).shards[0].payload == payload_of(0)
+        assert await Worker(learner).fetch(manifest) is None
 
 
-async def test_a_version_that_is_retired_leaves_the_base_as_it_is():
-    async with fetcher_fixture(0) as fixture:
-        await fixture.fetch()
-        publish(fixture.store, 1)
-        manifest = await fixture.manifest(held=0)
-        publish(fixture.store, 2000)  # every element differs: the deltas are gone
-        assert await fixture.fetcher.fetch(manifest) is None
-        assert fixture.fetcher.base.policy_version == 0
-        assert (await fixture.fetch()).shards[0].payload == payload_of(2000)
+async def test_whoever_sees_the_folder_reads_in_place_and_asks_no_server():
+    with learner_and_worker(0, 1) as (learner, worker):
+        manifest = learner.manifest()
+        manifest.folder = str(learner.root / INCARNATION / "0")
+        weights = await worker.fetch(manifest)
+        assert learner.requested() == []
+        assert worker.num_bytes("store") == manifest.total_bytes + manifest.deltas[0].total_bytes
+        learner.store_folder.keep([])
+        assert await Worker(learner).fetch(manifest) is None
+    assert weights.shards[0].payload == payload_of(1)
+
+
+async def test_an_object_store_is_read_by_its_url_and_corrupt_files_are_refused():
+    store = store_in_process(INCARNATION, ManualClock())
+    for version in (0, 1):
+        store.publish(prepare(store, version, payload_of(version)))
+    manifest = store.newest.manifest
+    worker = Worker(None)
+    assert (await worker.fetch(manifest)).shards[0].payload == payload_of(1)
+    assert worker.num_bytes("store") > manifest.total_bytes
+    files = store._folder._files
+    path = f"{store._folder._path}/00000000.full"
+    files.pipe_file(path, flip_bit(-1, 0)(files.cat_file(path)))
+    with pytest.raises(CorruptWeightsError, match="tensor 'layer"):
+        await Worker(None).fetch(manifest)
+
+
+async def test_a_server_that_cannot_be_reached_is_reported_once(caplog):
+    with learner_and_worker(0) as (learner, worker):
+        manifest = learner.manifest()
+    for _ in range(3):
+        assert await worker.fetch(manifest) is None
+    (line,) = caplog.messages
+    assert "version 0 cannot be read: ConnectionRefusedError" in line
+
+
+async def test_without_a_server_or_a_folder_there_is_nothing_to_read(caplog):
+    with learner_and_worker(0) as (learner, worker):
+        manifest = learner.manifest()
+        manifest.address = ""
+        assert await worker.fetch(manifest) is None
+    assert "nobody sends its files" in caplog.text
+
+
+async def test_a_worker_without_the_key_is_refused_and_one_with_it_is_not(caplog):
+    with served_versions(0, keys={"worker": "right"}) as learner:
+        assert await Worker(learner, key="wrong").fetch() is None
+        assert "the server answered 401: show the key" in caplog.text
+        assert (await Worker(learner, key="right").fetch()).policy_version == 0
+
+
+async def test_a_silent_server_is_given_up_and_a_cancelled_worker_waits_for_no_server(monkeypatch):
+    monkeypatch.setattr("vcpo_rollout.transport.weight_files.SILENCE_S", 0.05)
+    with learner_and_worker(0) as (learner, worker):
+        silent = threading.Event()
+
+        def says_nothing(data):
+            silent.wait()
+            return data[:100]
+
+        learner.failures = [says_nothing]
+        assert await worker.fetch() is None
+        silent.set()
+        assert (await worker.fetch()).policy_version == 0
+        silent.clear()
+        learner.failures = [says_nothing]
+        fetching = asyncio.create_task(Worker(learner).fetch())
+        while learner.failures:
+            await asyncio.sleep(0.001)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        silent.set()

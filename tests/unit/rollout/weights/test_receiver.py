@@ -8,43 +8,48 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import ManualClock
-from tests.fixtures.rollout.policy_versions import FailingService, flip_bit, publish, store_of
+from tests.fixtures.rollout.policy_versions import flip_bit, payload_of, served_versions
 from tests.fixtures.rollout.worker import (
     FakeEngine,
     eventually,
     learner_fixture,
     quick_retries,
+    receiver_of,
     serve_services,
-    weights_manifest,
     weights_payload,
 )
 from vcpo.api.workloads import Quantization
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.wire.errors import NotFoundError, UnavailableError
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.weights.postprocess import WeightPostprocessing
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
-from vcpo_rollout.weights.receiver import WeightReceiver
 
 
 class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
-    """Serves the newest of its versions; each fetch meets the next of its failures."""
+    """Describes the newest of its versions; each transfer meets the next of its failures."""
 
-    def __init__(self):
-        self.newest = None
-        self.payload = b""
+    def __init__(self, served):
+        self._served, self.incarnation = served, "now"
         self.offer(0)
         self.failures = []
-        self.offsets = []
+        served.failures = _Failures(self)
 
-    def offer(self, version, *, incarnation="now"):
-        self.payload = weights_payload(float(version))
-        self.newest = weights_manifest(self.payload, version=version, incarnation=incarnation)
+    def offer(self, version, *, incarnation="now", payload=None):
+        if incarnation != self.incarnation or not self._served.store.newest:
+            self._served.restart(incarnation)
+            self.incarnation = incarnation
+        payload = bytearray(payload or weights_payload(float(version)))
+        self._served.store.publish(self._served.store.prepare(version, payload))
+        self.newest = self._served.manifest()
+
+    @property
+    def offsets(self):
+        return [offset for _, offset in self._served.requests]
 
     async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
         held = (request.held_incarnation, request.held_policy_version)
@@ -53,19 +58,19 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
                 await asyncio.sleep(0.001)
         return self.newest
 
-    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
-        self.offsets.append(request.offset)
-        trouble = self.failures.pop(0) if self.failures else None
-        if trouble == "retired":
-            self.offer(request.policy_version + 1)
-            raise NotFoundError("policy_version: retired")
-        data = self.payload[request.offset :]
-        if trouble == "corrupt":
-            data = data[:-1] + bytes([data[-1] ^ 1])
-        if trouble == "broken":
-            yield policy_pb2.PolicyChunk(offset=request.offset, data=data[:100])
-            raise UnavailableError("the connection is gone")
-        yield policy_pb2.PolicyChunk(offset=request.offset, data=data)
+
+class _Failures(list):
+    """The failures of the server of files, by the names that the tests give them."""
+
+    def __init__(self, server):
+        self._server = server
+
+    def __bool__(self):
+        return bool(self._server.failures)
+
+    def pop(self, _):
+        trouble = self._server.failures.pop(0)
+        return flip_bit(-1, 0) if trouble == "corrupt" else lambda data: data[:100]
 
 
 @contextlib.asynccontextmanager
@@ -73,14 +78,12 @@ async def follow_server(server, engine, postprocess=None, adapters=None, clock=t
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with serve_services(lambda grpc_server: add(server, grpc_server)) as channel:
-        receiver = WeightReceiver(
-            learner=LearnerClient(
-                channel, worker_id="w", rollout_group="main", retries=quick_retries()
-            ),
-            engine=engine,
+        receiver = receiver_of(
+            LearnerClient(channel, worker_id="w", rollout_group="main", retries=quick_retries()),
+            engine,
+            RolloutGauges(RolloutMetrics(run="run", group="main")),
             postprocess=postprocess,
             adapters=adapters,
-            gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
             clock=clock,
         )
@@ -94,7 +97,8 @@ async def follow_server(server, engine, postprocess=None, adapters=None, clock=t
 
 @pytest.fixture
 def server():
-    return PolicyServer()
+    with served_versions() as served:
+        yield PolicyServer(served)
 
 
 @pytest.fixture
@@ -140,8 +144,8 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
     rounding = WeightPostprocessing(
         transforms=[QuantizationAndNoise(quantization=Quantization.INT8, noise=None, seed=0)]
     )
-    server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
-    server.newest = weights_manifest(server.payload, version=3)
+    weight = torch.tensor([[1.27, 0.014]])
+    server.offer(3, payload=safetensors.torch.save({"layer.weight": weight}))
     async with follow_server(server, engine, rounding) as (receiver, _):
         assert (await receiver.wait_for_other(None)).policy_version == 3
     assert [weights.policy_version for weights in taken] == [3]
@@ -191,31 +195,18 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
 
 
 async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
-    store = store_of(0)
-    service = FailingService(store)
-    async with follow_server(service, engine) as (receiver, _):
-        held = await receiver.wait_for_other(None)
-        service.failures = [flip_bit(-1, 0)]
-        publish(store, 1)
-        await receiver.wait_for_other(held)
-    asked = [request.HasField("base_policy_version") for request in service.fetches]
-    assert asked == [False, True, False]
+    with served_versions() as served:
+        server = PolicyServer(served)
+        server.offer(0, payload=payload_of(0))
+        async with follow_server(server, engine) as (receiver, _):
+            held = await receiver.wait_for_other(None)
+            server.failures = ["corrupt"]
+            served.publish(1)
+            server.newest = served.manifest()
+            await receiver.wait_for_other(held)
+        delta, full = "00000000-00000001.delta", "00000000.full"
+        assert served.requested() == [full, delta, delta, full]
     assert engine.swapped == [0, 1]
-
-
-async def test_a_full_set_that_is_patched_while_it_is_sent_waits_for_its_deltas(engine):
-    store = store_of(0)
-    service = FailingService(store)
-
-    def patched(data):
-        publish(store, 1)
-        return data[:100]
-
-    service.failures = [patched]
-    async with follow_server(service, engine) as (receiver, _):
-        held = await receiver.wait_for_other(None)
-    assert held.policy_version == 1
-    assert engine.swapped == [1]
 
 
 async def test_a_broken_transfer_resumes_where_it_stopped(server, engine):
@@ -226,10 +217,15 @@ async def test_a_broken_transfer_resumes_where_it_stopped(server, engine):
 
 
 async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
-    server.failures = ["retired"]
+    newest = server.newest
+    server.offer(1)
+    server.offer(2)  # which removes the files of version 0
+    server.newest, later = newest, server.newest
     async with follow_server(server, engine) as (receiver, _):
-        assert (await receiver.wait_for_other(None)).policy_version == 1
-    assert engine.swapped == [1]
+        await eventually(lambda: receiver._longest_pause_s > 0.2)
+        server.newest = later
+        assert (await receiver.wait_for_other(None)).policy_version == 2
+    assert engine.swapped == [2]
 
 
 async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, engine):
@@ -264,9 +260,7 @@ async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine)
 async def test_the_learners_own_store_is_followed(engine):
     async with learner_fixture() as fixture:
         fixture.publish(0)
-        receiver = WeightReceiver(
-            learner=fixture.client(), engine=engine, gauges=RolloutGauges(fixture.metrics)
-        )
+        receiver = receiver_of(fixture.client(), engine, RolloutGauges(fixture.metrics))
         task = asyncio.create_task(receiver.run())
         held = await receiver.wait_for_other(None)
         fixture.publish(1)

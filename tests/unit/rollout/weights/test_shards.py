@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.rollout.policy_versions import flip_bit
+from tests.fixtures.rollout.policy_versions import cut_at, flip_bit
 from tests.fixtures.rollout.shards import (
     TWO_RANKS,
     ShardedWorker,
@@ -27,27 +27,23 @@ THREE_RANKS = {
     "layer.bias": (0, 64, 64, 64),
     "scale": (0, 0, 0, 1),
 }
-PATIENCE_S = 60.0
 VERSIONS = [first_tensors()]
 for seed in range(1, 4):
     VERSIONS.append(with_changes(VERSIONS[-1], seed))
 
 
-def cut_at(num_bytes):
-    return lambda data: data[:num_bytes]
-
-
 def sent(learner):
     """Bytes that each rank has sent since the last call."""
-    counts = [service.num_bytes for service in learner.services]
-    for service in learner.services:
-        service.num_bytes = 0
+    counts = [server.num_bytes for server in learner.servers]
+    for server in learner.servers:
+        server.num_bytes = 0
     return counts
 
 
 @pytest.mark.parametrize("cuts", [TWO_RANKS, THREE_RANKS], ids=["two ranks", "three ranks"])
 async def test_shards_arrive_whole_and_then_as_deltas_each_from_its_own_server(cuts):
-    async with sharded_learner(cuts) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(cuts) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
         whole = await worker.take()
         files = [learner.shard_file(n, VERSIONS[0]) for n in range(learner.num_shards)]
@@ -67,7 +63,8 @@ async def test_changes_stand_where_they_are_in_the_whole_tensor():
     after = {name: tensor.clone() for name, tensor in VERSIONS[0].items()}
     after["layer.weight"].view(-1)[[0, 24 * 128 - 1, 24 * 128, 8191]] += 1.0
     after["layer.bias"][10] = 9.0
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
         await worker.take()
         learner.publish(1, after)
@@ -77,24 +74,24 @@ async def test_changes_stand_where_they_are_in_the_whole_tensor():
 
 
 async def test_a_corrupt_shard_is_fetched_again_and_the_other_is_kept():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
-        learner.services[1].failures = [flip_bit(-1, 3)]
+        learner.servers[1].failures = [flip_bit(-1, 3)]
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.\w+': differs"):
             await worker.take()
-        assert worker.fetcher.base.policy_version == 0
-        assert not worker.fetcher.is_level
         sent(learner)
         assert (await worker.take()).policy_version == 0
         assert sent(learner) == [0, len(learner.shard_file(1, VERSIONS[0]))]
 
 
 async def test_a_shard_that_a_delta_spoiled_comes_whole_while_the_other_is_patched():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
         await worker.take()
         learner.publish(1, VERSIONS[1])
-        learner.services[1].failures = [flip_bit(-1, 0)]
+        learner.servers[1].failures = [flip_bit(-1, 0)]
         with pytest.raises(CorruptWeightsError):
             await worker.take()
         learner.publish(2, VERSIONS[2])
@@ -102,116 +99,71 @@ async def test_a_shard_that_a_delta_spoiled_comes_whole_while_the_other_is_patch
         weights = await worker.take()
         by_first, by_second = sent(learner)
         assert by_first < len(learner.shard_file(0, VERSIONS[2])) / 2
-        assert by_second == len(learner.shard_file(1, VERSIONS[2]))
+        assert by_second > len(learner.shard_file(1, VERSIONS[2]))
     assert (weights.policy_version, weights.changes) == (2, None)
 
 
 async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
-        # It breaks off, and then accepts calls without an answer until the worker gives it up.
-        learner.services[1].failures = [cut_at(1000), *[cut_at(0)] * 11]
+        learner.servers[1].failures = [cut_at(1000), cut_at(0)]
         assert await worker.take() is None
-        await learner.stop(1)
         assert await worker.take() is None
-        await learner.start(1)
+        learner.stop(1)
+        assert await worker.take() is None
+        learner.start(1)
         assert (await worker.take()).policy_version == 0
-        assert [one.offset for one in learner.services[1].fetches] == [0, *[1000] * 12]
+        assert [offset for _, offset in learner.servers[1].requests] == [0, 1000, 1000]
         assert sent(learner) == [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
 
 
 async def test_a_shard_that_stayed_behind_takes_more_deltas_than_the_others():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
         await worker.take()
-        await learner.stop(1)
+        learner.stop(1)
         learner.publish(1, VERSIONS[1])
         assert await worker.take() is None
-        assert worker.fetcher.base.policy_version == 0
-        await learner.start(1)
+        learner.start(1)
         learner.publish(2, VERSIONS[2])
-        for service in learner.services:
-            service.fetches.clear()
+        for server in learner.servers:
+            server.requested()
         weights = await worker.take()
-        bases = [[one.base_policy_version for one in each.fetches] for each in learner.services]
-        assert bases == [[1], [0, 1]]
+        assert [server.requested() for server in learner.servers] == [
+            ["00000001-00000002.delta"],
+            ["00000000-00000001.delta", "00000001-00000002.delta"],
+        ]
     assert (weights.policy_version, weights.changes) == (2, None)
 
 
-async def test_a_shard_that_is_patched_while_it_is_sent_keeps_the_version_waiting_for_the_next():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
-        learner.publish(0, VERSIONS[0])
-        early = []
-
-        def patched(data):
-            early.append(learner.prepare(1, 1, VERSIONS[1]))
-            return data[:500]
-
-        learner.services[1].failures = [patched]
-        assert await worker.take() is None
-        assert not worker.fetcher.lacks(await worker.manifest())
-        learner.announce(1, VERSIONS[1], [learner.prepare(0, 1, VERSIONS[1]), *early])
-        weights = await worker.take()
-    assert (weights.policy_version, weights.changes) == (1, None)
-
-
-async def test_a_worker_joins_from_a_peer_whose_shards_are_of_three_versions():
-    async with (
-        sharded_learner(THREE_RANKS) as learner,
-        ShardedWorker(learner, "peer") as peer,
-        ShardedWorker(learner, "joiner") as joiner,
-    ):
-        learner.publish(0, VERSIONS[0])
-        await peer.take()
-        manifest = await joiner.manifest()
-        manifest.peer = f"127.0.0.1:{peer.port}"
-        for version in (1, 2):
-            await learner.stop(3 - version)
-            learner.publish(version, VERSIONS[version])
-            assert await peer.take() is None
-        assert await joiner.take(manifest) is None
-        sizes = [len(learner.shard_file(n, VERSIONS[0])) for n in range(3)]
-        assert (joiner.num_bytes("peer"), joiner.num_bytes("learner")) == (sum(sizes), 0)
-        for number in (1, 2):
-            await learner.start(number)
-        assert joiner.fetcher.base.policy_version == 0
-        assert (await joiner.take()).policy_version == 2
-        assert (await peer.take()).policy_version == 2
-
-
-async def test_a_peer_passes_shards_on_while_it_waits_for_another():
-    async with (
-        sharded_learner(TWO_RANKS) as learner,
-        ShardedWorker(learner, "peer") as peer,
-        ShardedWorker(learner, "joiner") as joiner,
-    ):
-        learner.publish(0, VERSIONS[0])
-        await learner.stop(1)
-        assert await peer.take() is None
-        await learner.start(1)
-        manifest = await joiner.manifest()
-        manifest.peer = f"127.0.0.1:{peer.port}"
-        assert (await joiner.take(manifest)).policy_version == 0
-        sizes = [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
-        assert (joiner.num_bytes("peer"), joiner.num_bytes("learner")) == tuple(sizes)
-
-
 async def test_no_version_reaches_the_engine_before_every_shard_is_here():
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
-        engine = FakeEngine()
+    with sharded_learner(TWO_RANKS) as learner:
+        worker, engine, heard = ShardedWorker(learner), FakeEngine(), []
+
+        class Client:
+            """As much of the learner's client as the receiver calls."""
+
+            async def newest_policy(self, held, *, wait_s):
+                heard.append(held)
+                while held is not None and held.policy_version == max(learner.versions):
+                    await asyncio.sleep(0.001)
+                return learner.manifest()
+
         receiver = WeightReceiver(
-            learner=worker.client,
+            learner=Client(),
             engine=engine,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             fetcher=worker.fetcher,
         )
         learner.publish(0, VERSIONS[0])
-        await learner.stop(1)
+        learner.stop(1)
         async with asyncio.TaskGroup() as group:
             receiving = group.create_task(receiver.run())
-            await eventually(lambda: worker.fetcher.base is not None)
+            await eventually(lambda: len(heard) > 1)
             assert engine.swapped == []
-            await learner.start(1)
+            learner.start(1)
             held = await receiver.wait_for_other(None)
             learner.publish(1, VERSIONS[1])
             await receiver.wait_for_other(held)
@@ -234,7 +186,7 @@ def cuts_of_model(draw):
 
 
 class History:
-    """A learner's versions, some of whose patches are written before they are announced."""
+    """A learner's versions, some of whose files are written before they are announced."""
 
     def __init__(self, learner):
         self._learner = learner
@@ -253,7 +205,7 @@ class History:
         self._early = {}
         self._learner.announce(self.version, self._tensors, ready)
 
-    def patch_early(self, number):
+    def write_early(self, number):
         self._renew(0.002)
         if number not in self._early:
             self._early[number] = self._prepare(number, self.version + 1)
@@ -266,18 +218,12 @@ class History:
         return self._learner.prepare(number, version, self._tensors)
 
 
-def patched_while_sent(history, number, size):
-    def patch(data):
-        history.patch_early(number)
+def written_while_sent(history, number, size):
+    def write(data):
+        history.write_early(number)
         return data[: size % len(data)]
 
-    return patch
-
-
-async def restart(learner, number):
-    if number:  # the first rank's server is the learner itself
-        await learner.stop(number)
-        await learner.start(number)
+    return write
 
 
 async def take(worker):
@@ -288,7 +234,7 @@ async def take(worker):
 
 async def step(action, rank, size, *, history, learner, worker):
     """What happens next; a failure is met by the next transfer from the rank."""
-    failures = learner.services[rank].failures
+    failures = learner.servers[rank].failures
     match action:
         case "publish":
             history.publish()
@@ -298,17 +244,17 @@ async def step(action, rank, size, *, history, learner, worker):
             failures.append(flip_bit(size, size % 8))
         case "break":
             failures.append(lambda data: data[: size % len(data)])
-        case "patch":
-            failures.append(patched_while_sent(history, rank, size))
-        case "stop" if rank:
-            await learner.stop(rank)
-        case "restart":
-            await restart(learner, rank)
+        case "write":
+            failures.append(written_while_sent(history, rank, size))
+        case "stop":
+            learner.stop(rank)
+        case "start":
+            learner.start(rank)
         case "take":
             await take(worker)
 
 
-ACTIONS = ("publish", "publish all", "take", "take", "flip", "break", "patch", "stop", "restart")
+ACTIONS = ("publish", "publish all", "take", "take", "flip", "break", "write", "stop", "start")
 
 
 @settings(deadline=None, max_examples=25)
@@ -319,27 +265,27 @@ ACTIONS = ("publish", "publish all", "take", "take", "flip", "break", "patch", "
     ),
 )
 async def test_any_cut_and_any_history_give_the_engine_the_exact_whole(cuts, steps):
-    async with sharded_learner(cuts) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(cuts) as learner:
+        worker = ShardedWorker(learner)
         history = History(learner)
         for action, number, size in steps:
             rank = number % learner.num_shards
             await step(action, rank, size, history=history, learner=learner, worker=worker)
         for rank in range(learner.num_shards):
-            learner.services[rank].failures.clear()
-            await restart(learner, rank)
+            learner.servers[rank].failures.clear()
+            learner.start(rank)
         history.publish()
-        async with asyncio.timeout(PATIENCE_S):
-            # A spoiled shard is fetched again, and gRPC tries an address again after a while only.
-            while worker.in_use != history.version:
-                await take(worker)
-        assert not worker.fetcher.lacks(await worker.manifest())
+        for _ in range(2):  # what broke off may be spoiled, and is then read again
+            await take(worker)
+        assert worker.in_use == history.version
 
 
 async def test_nan_and_negative_zero_arrive_as_they_are():
     odd = {name: tensor.clone() for name, tensor in VERSIONS[0].items()}
     odd["layer.weight"][30, 5] = torch.nan
     odd["layer.bias"][3] = -0.0
-    async with sharded_learner(TWO_RANKS) as learner, ShardedWorker(learner, "w") as worker:
+    with sharded_learner(TWO_RANKS) as learner:
+        worker = ShardedWorker(learner)
         learner.publish(0, VERSIONS[0])
         await worker.take()
         learner.publish(1, odd)

@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from benchmarks.harness.changes import store_in_process
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.rollout.models import forward_logprobs, request_for
+from tests.fixtures.rollout.policy_versions import weight_files
 from vcpo.api.workloads import Lora, Precision
 from vcpo_learner.model.loading import policy_tensors
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.policy_state import persistent_buffers, policy_state
-from vcpo_learner.weights.store import PolicyStore
-from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.held_state import StateChecksums, held_tensors
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.loading import load_model_skeleton, load_state, torch_dtype
 from vcpo_rollout.engines.loading_weights import copy_weights, read_weights, stage_weights
-from vcpo_rollout.weights.deltas import apply_deltas
+from vcpo_rollout.weights.fetcher import WeightFetcher
 from vcpo_rollout.weights.lora_merge import LoraMerge
 
 CHANGES = st.fixed_dictionaries(
@@ -36,31 +37,22 @@ CHANGES = st.fixed_dictionaries(
 
 
 class Worker:
-    """A model, and the payload that deltas patch."""
+    """A model, and the fetcher that brings versions to it."""
 
     def __init__(self, model, precision):
         self.model = model.to(torch_dtype(precision))
         # `Module.to` casts floating buffers as well; a skeleton has them so too.
         for each in held_tensors(self.model).values():
             each.data = torch.full_like(each, 1)
-        self.payload, self.in_use = bytearray(), None
+        self.fetcher, self.in_use = WeightFetcher(weight_files()), None
 
-    def take(self, store):
+    async def take(self, store):
         """Take the newest version: by the deltas from the version in use, or whole."""
-        newest = store.newest
-        deltas = [] if self.in_use is None else store.deltas_from("i", self.in_use)
-        changes = None
-        if deltas:
-            positions = apply_deltas(self.payload, [bytes(one.file.content) for one in deltas])
-            changes = WeightChanges(base_policy_version=self.in_use, positions=positions)
-        else:
-            self.payload = bytearray(newest.full_set.buffer)
-        weights = PolicyWeights.whole(newest.policy_version, self.payload, changes=changes)
+        weights = await self.fetcher.fetch(store.newest.manifest)
         copy_weights(self.model, stage_weights(self.model, weights, in_use=self.in_use))
         expected = StateChecksums.of_version(self.model, read_weights(self.model, weights))
         assert expected.differing(self.model) == []
-        self.in_use = newest.policy_version
-        return changes is not None
+        self.in_use = weights.policy_version
 
 
 @torch.no_grad()
@@ -80,16 +72,16 @@ def change(model, seed, share, buffers):
 
 @settings(max_examples=15, deadline=None)
 @given(steps=st.lists(CHANGES, min_size=1, max_size=5), precision=st.sampled_from(Precision))
-def test_after_any_versions_a_worker_holds_the_learners_state_bit_for_bit(steps, precision):
+async def test_after_any_versions_a_worker_holds_the_learners_state_bit_for_bit(steps, precision):
     torch.manual_seed(0)
     learner = with_buffers(llama(tied=True))
     worker = Worker(copy.deepcopy(learner), precision)
-    state, store = PublishedState(learner), PolicyStore(incarnation="i", clock=lambda: 0.0)
+    state, store = PublishedState(learner), store_in_process("i", lambda: 0.0)
     for version, step in enumerate(steps):
         change(learner, version, step["share"], step["buffers"])
         store.publish(store.prepare(version, state.take(precision)))
         if step["is_taken"] or version == len(steps) - 1:
-            worker.take(store)
+            await worker.take(store)
     held = held_tensors(worker.model)
     expected = policy_state(learner)
     assert held.keys() == expected.keys()
