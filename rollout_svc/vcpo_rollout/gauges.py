@@ -27,7 +27,7 @@ class EngineStep:
     prefix_cache_queries: int
     """Prompt tokens that this step looked up in the prefix cache."""
     prefix_cache_hits: int
-    """Those of them that were found."""
+    """Prompt tokens that were found in the prefix cache."""
 
 
 class RolloutGauges:

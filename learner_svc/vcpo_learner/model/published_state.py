@@ -70,9 +70,9 @@ class PublishedState:
         self._model = model
         self._dtype: torch.dtype | None = None
         self._file: _PayloadFile | None = None
-        """Of the last whole file, whose memory the next one takes."""
+        """The last whole file, whose memory the next one takes."""
         self._bits: dict[str, Tensor] = {}
-        """As published last, flat, by name; on the tensors' device."""
+        """Bits that were published last, flat, by tensor name, on the tensors' device."""
 
     def take(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
         """Return what changed since the last call, by tensor, or all as a safetensors file.

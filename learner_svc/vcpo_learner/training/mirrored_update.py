@@ -54,7 +54,7 @@ class MirroredUpdate:
         self._commands = commands
         self._published = PublishedState(model)
         self._pending: PendingStep | None = None
-        """Of the ranks other than 0, between `begin` and `finish`."""
+        """The step of the ranks other than 0, between `begin` and `finish`."""
         commands.on("begin", self._begin)
         commands.on("finish", self._finish)
         commands.on("rehearse", self._rehearse)

@@ -88,10 +88,10 @@ class Publication:
         self._sleep = sleep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._announcing: asyncio.Task[None] | None = None
-        """Of the newest version, until it is announced."""
+        """Announcement of the newest version, until it is made."""
         self._reports = ShardReports(ranks)
         self._given_up_s = math.inf
-        """When a version that the ledger cannot keep is given up, because the run ends."""
+        """Time at which a version that the ledger cannot keep is given up, because the run ends."""
         self._is_announced = True
         """Whether the newest version that was to be announced was."""
 

@@ -66,7 +66,7 @@ class PolicyStore:
         self.content = bytearray()
         """The full set of the version that was prepared last. Only this object writes it."""
         self._deltas: Sequence[policy_pb2.DeltaEntry] = ()
-        """Those that are kept, in order."""
+        """The deltas that are kept, in order."""
         self._full_sets: deque[int] = deque()
         """Versions whose full set is written, the newest last."""
         self._changed = ChangeNotifier()

@@ -48,7 +48,8 @@ class VersionFolder:
         self._files, self._path = fsspec.core.url_to_fs(self.url)
         is_local = isinstance(self._files, LocalFileSystem)
         self.served_root = Path(self._path).parents[1] if is_local else None
-        """What a server has to serve, for workers that do not see the folder; None: all see it."""
+        """Folder that the server sends to workers that do not see it; None if it is in a storage
+        that all reach."""
         self.kept_full_sets = 1 if is_local else 2
         """Full sets to keep: where an open file can be read to its end, only the newest."""
         self._is_shared = is_local and not is_temporary

@@ -120,7 +120,7 @@ class WeightChanges:
 
     base_policy_version: int
     positions: Mapping[str, NDArray[np.int64]]
-    """By tensor: rising positions in the flat tensor, [num_changes]; other tensors are equal."""
+    """Rising positions in the flat tensor, [num_changes], by tensor; other tensors are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +143,8 @@ class PolicyWeights:
     """Together they hold every parameter and persistent buffer under its `transformers` name, each
     row once."""
     changes: WeightChanges | None = None
-    """If known: an engine that uses the base version may write only these elements."""
+    """Elements that differ from a base version, if they are known: an engine that uses that version
+    may write only these."""
 
     @classmethod
     def whole(

@@ -50,7 +50,7 @@ class ShardVersion:
     base_policy_version: int | None = None
     """The version that was patched; None if the set arrived whole, or was here."""
     positions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """What differs from the base, by tensor: rising positions in the shard's flat tensor."""
+    """Rising positions in the shard's flat tensor that differ from the base, by tensor."""
 
 
 class WeightFetcher:

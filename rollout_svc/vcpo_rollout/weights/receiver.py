@@ -57,7 +57,7 @@ class WeightReceiver:
         self.held: HeldPolicy | None = None
         """Version in use; None before the first. Only this object writes it."""
         self.weight_updates = NO_UPDATES
-        """What was swapped in so far. Only this object writes it."""
+        """Counts of the versions that were swapped in so far. Only this object writes it."""
         self._learner = learner
         self._fetcher = fetcher
         self._engine = engine
