@@ -47,7 +47,7 @@ def swap_pauses(setting: Setting) -> Figures:
     size = setting.choose(QWEN_1_5B, TINY)
     # On the CPU, as vLLM wants half of the card.
     model = make_model(size, torch.device("cpu"))
-    payload = bytearray(PublishedState(model).whole(_sampler_precision(setting)).content)
+    payload = PublishedState(model).whole(_sampler_precision(setting))
     cases = {
         "full": None,
         "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
@@ -77,7 +77,7 @@ def sampler_against_learner(setting: Setting) -> Figures:
     model = make_model(size, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         make_config(size).save_pretrained(directory)
-        payload = bytearray(PublishedState(model).whole(_sampler_precision(setting)).content)
+        payload = PublishedState(model).whole(_sampler_precision(setting))
         settings = _settings(setting, directory, sequences=count)
         sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
     nn.Module.to(model, setting.device)

@@ -66,12 +66,12 @@ def updates(
             optimizer.step(learning_rate)
             continue
         masters = [parameter.detach().clone() for parameter in model.parameters()]
-        before = bytearray(PublishedState(model).whole(Precision.BFLOAT16).content)
+        before = PublishedState(model).whole(Precision.BFLOAT16)
         optimizer.step(learning_rate)
         yield Update(
             step=step,
             before=before,
-            after=bytearray(PublishedState(model).whole(Precision.BFLOAT16).content),
+            after=PublishedState(model).whole(Precision.BFLOAT16),
             predicted_fraction=predicted_fraction(masters, list(model.parameters())),
         )
 
