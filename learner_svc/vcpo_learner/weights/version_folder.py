@@ -112,10 +112,12 @@ class VersionFolder:
             self._written.discard(name)
 
     def empty(self) -> None:
-        """Remove all files, at the learner's end; a folder in memory is its server's to remove."""
+        """Remove all files, at the learner's end; in memory the server may have been killed."""
         try:
-            if not self.is_temporary:
-                self.keep(())
+            if self.is_temporary:
+                shutil.rmtree(self._path, ignore_errors=True)
+                return
+            self.keep(())
         except OSError as error:
             _LOGGER.warning("files of versions stay in %s: %s", self.url, error)
 

@@ -192,6 +192,9 @@ def test_by_default_files_are_in_memory_for_this_user_alone_and_old_ones_are_rem
         assert root.parent == Path("/dev/shm")
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
         assert opened(tmp_path / "other", "next").served_root != root
+        folder.write("00000000.full", b"of a server that was killed")
+        folder.empty()
+        assert not Path(folder.url).exists()
     finally:
         shutil.rmtree(root)
         shutil.rmtree(opened(tmp_path / "other", "next").served_root)
