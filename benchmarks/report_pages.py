@@ -54,7 +54,7 @@ def noisy_step(step: int, noise: random.Random) -> StepRecord:
         lag_max=12,
         step_s=noise.random(),
         idle_s=noise.random(),
-        admission_lag_steps=12,
+        lag_limit_steps=12,
         leased=128 * step,
         in_flight=noise.randrange(256),
         buffered=noise.randrange(256),

@@ -84,7 +84,7 @@ def make_record() -> StepRecord:
         step_s=1.0,
         idle_s=0.0,
         tokens_per_s=0.0,
-        admission_lag_steps=8,
+        lag_limit_steps=8,
         workers=1,
         leased=0,
         in_flight=0,

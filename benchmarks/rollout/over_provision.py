@@ -258,7 +258,7 @@ async def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure all ways, one after the other."""
     ways: dict[str, dict[str, Any]] = {"plain": {}}
     ways |= {f"ratio_{ratio:g}": {"overProvisionRatio": ratio} for ratio in arguments.ratios}
-    report: dict[str, Any] = {"lag_bound": arguments.lag}
+    report: dict[str, Any] = {"lag_limit": arguments.lag}
     plain = None
     for name, batch in ways.items():
         tally = await measure(arguments, batch)
@@ -279,7 +279,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=float, default=48, help="median length of a response")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of the length")
     parser.add_argument("--most", type=int, default=1024, help="longest response, tokens")
-    parser.add_argument("--lag", type=int, default=1, help="lag bound, policy versions")
+    parser.add_argument("--lag", type=int, default=1, help="lag limit, policy versions")
     parser.add_argument("--places", type=int, default=1024, help="sequences at a time")
     parser.add_argument("--step-ms", type=float, default=3.0, help="of a decoding step")
     parser.add_argument("--sequence-us", type=float, default=5.0, help="more for each sequence")

@@ -61,7 +61,7 @@ class Workload:
     """Responses that a worker decodes at a time; it has places for the rest of their groups too."""
     group_size: int = 8
     prompts_per_step: int = 256
-    max_lag_steps: int = 2
+    max_policy_lag_steps: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Cluster:
             ),
             prompts_per_step=workload.prompts_per_step,
             group_size=workload.group_size,
-            max_lag_steps=workload.max_lag_steps,
+            max_policy_lag_steps=workload.max_policy_lag_steps,
             step=Step(
                 token_s=self.learner_token_s(),
                 host_token_s=constants.STEP_HOST_TOKEN_S.value,

@@ -29,12 +29,14 @@ class GeneratedGroup:
 class Ledger:
     """Counts of trajectories, and the groups that wait for a step."""
 
-    def __init__(self, *, prompts_per_step: int, group_size: int, max_lag_steps: int) -> None:
+    def __init__(
+        self, *, prompts_per_step: int, group_size: int, max_policy_lag_steps: int
+    ) -> None:
         self.num_dropped = 0
         """Trajectories that were too old."""
         self._batch = prompts_per_step * group_size
         self._group_size = group_size
-        self._max_lag_steps = max_lag_steps
+        self._max_policy_lag_steps = max_policy_lag_steps
         self._buffer = GroupBuffer(prompts_per_step=prompts_per_step)
         self._in_flight = 0
         self._consumed = 0
@@ -87,7 +89,7 @@ class Ledger:
 
     def _admissible(self, held_version: int) -> int:
         return admissible_trajectories(
-            admission_lag_steps=self._max_lag_steps,
+            lag_limit_steps=self._max_policy_lag_steps,
             held_policy_version=held_version,
             batch_trajectories=self._batch,
             accepted=self._buffer.num_trajectories + self._consumed,
@@ -97,7 +99,9 @@ class Ledger:
     def _drop_late(self) -> bool:
         """Drop the groups that no step can take in time, as the learner does at every turn."""
         next_version = self._consumed // self._batch
-        late = self._buffer.late(policy_version=next_version, max_lag_steps=self._max_lag_steps)
+        late = self._buffer.late(
+            policy_version=next_version, max_policy_lag_steps=self._max_policy_lag_steps
+        )
         if late:
             self._buffer.remove([group.lease_id for group in late])
             self.num_dropped += sum(len(group.trajectories) for group in late)

@@ -69,7 +69,7 @@ class Comparison:
         """Return the comparison for JSON."""
         return {
             "workers": self.setting.workers,
-            "max_lag_steps": self.setting.lag,
+            "max_policy_lag_steps": self.setting.lag,
             "throughput_error": round(self.throughput_error, 4),
             "lag_error": round(self.lag_error, 4),
         }
@@ -117,7 +117,7 @@ def paced_system(setting: Setting, hardware: Hardware) -> System:
         ),
         prompts_per_step=GROUPS,
         group_size=GROUP_SIZE,
-        max_lag_steps=setting.lag,
+        max_policy_lag_steps=setting.lag,
         step=Step(constant_s=hardware.learner_step_s),
         versions=Versions(announced_s=hardware.publication_s),
     )

@@ -107,7 +107,7 @@ def with_larger_batch(system: System) -> System:
 
 def with_higher_lag_limit(system: System) -> System:
     """Return the system with twice the lag limit."""
-    return replace(system, max_lag_steps=2 * system.max_lag_steps)
+    return replace(system, max_policy_lag_steps=2 * system.max_policy_lag_steps)
 
 
 def with_faster_receivers(system: System) -> System:
@@ -125,7 +125,7 @@ LEVERS: Final = {
 """What may move a bottleneck, by its name."""
 
 
-def balanced_system(*, sigma: float, max_lag_steps: int) -> System:
+def balanced_system(*, sigma: float, max_policy_lag_steps: int) -> System:
     """Return a system without overheads in which neither side waits if lag has no limit.
 
     All places together hold one batch of 32 groups of 8; lengths have the same mean for every sigma
@@ -140,16 +140,16 @@ def balanced_system(*, sigma: float, max_lag_steps: int) -> System:
         ),
         prompts_per_step=groups,
         group_size=group,
-        max_lag_steps=max_lag_steps,
+        max_policy_lag_steps=max_policy_lag_steps,
         step=Step(constant_s=lengths.expected_longest(group) * 0.01),
     )
 
 
-def async_over_sync(sigma: float, max_lag_steps: int) -> float:
+def async_over_sync(sigma: float, max_policy_lag_steps: int) -> float:
     """Return steps per second with a lag limit over those without lag, in a balanced system."""
     synchronous_s, asynchronous_s = (
-        figures(balanced_system(sigma=sigma, max_lag_steps=lag)).step_s
-        for lag in (0, max_lag_steps)
+        figures(balanced_system(sigma=sigma, max_policy_lag_steps=lag)).step_s
+        for lag in (0, max_policy_lag_steps)
     )
     return synchronous_s / asynchronous_s
 
@@ -163,13 +163,13 @@ def paper_gain(learner_share: float) -> float:
     learner_share: of a synchronous step, in (0, 1).
     """
 
-    def system(max_lag_steps: int, step_s: float) -> System:
+    def system(max_policy_lag_steps: int, step_s: float) -> System:
         return System(
             workers=2,
             generation=Generation(lengths=_PAPER_LENGTHS, token_s=0.03, places=512),
             prompts_per_step=128,
             group_size=16,
-            max_lag_steps=max_lag_steps,
+            max_policy_lag_steps=max_policy_lag_steps,
             step=Step(constant_s=step_s),
         )
 

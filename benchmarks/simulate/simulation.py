@@ -58,7 +58,7 @@ class Simulation:
         self._ledger = Ledger(
             prompts_per_step=system.prompts_per_step,
             group_size=system.group_size,
-            max_lag_steps=system.max_lag_steps,
+            max_policy_lag_steps=system.max_policy_lag_steps,
         )
         self._fan_out = FanOut(self._environment, system)
         self._workers = [

@@ -80,7 +80,7 @@ class System:
     generation: Generation
     prompts_per_step: int
     group_size: int
-    max_lag_steps: int
+    max_policy_lag_steps: int
     """k, the largest lag of a token, in policy versions; 0 is synchronous training."""
     step: Step
     event_loop: EventLoop = EventLoop()

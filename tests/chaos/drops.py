@@ -25,7 +25,7 @@ _DEATHS: Final = 2
 class Terms:
     """What the spec of the run promises."""
 
-    max_lag_steps: int
+    max_policy_lag_steps: int
     prompts_per_step: int
     group_size: int
     lease_timeout_s: float
@@ -102,12 +102,12 @@ def _has_failed(drop: Drop, facts: Facts, _: Terms) -> bool:
 
 def _is_late(drop: Drop, facts: Facts, terms: Terms) -> bool:
     """The oldest token would be too old at the turn of the group, or in the very next batch."""
-    return _lag_at_turn(drop, facts, terms.max_lag_steps, terms) > terms.max_lag_steps
+    return _lag_at_turn(drop, facts, terms.max_policy_lag_steps, terms) > terms.max_policy_lag_steps
 
 
 def _is_throttled(drop: Drop, facts: Facts, terms: Terms) -> bool:
     """A tighter limit was in force, and the oldest token would be beyond it at its turn."""
-    if drop.limit is None or not 0 <= drop.limit < terms.max_lag_steps:
+    if drop.limit is None or not 0 <= drop.limit < terms.max_policy_lag_steps:
         return False
     return _lag_at_turn(drop, facts, drop.limit, terms) > drop.limit
 

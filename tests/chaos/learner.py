@@ -156,7 +156,7 @@ def _watched_drop_late(witness: Witness) -> Callable[..., None]:
     @wraps(drop_late)
     def watched(self: TrajectoryLedger, **limits: Any) -> None:
         nonlocal said
-        if (limit := limits["admission_lag_steps"]) != said:
+        if (limit := limits["lag_limit_steps"]) != said:
             said = limit
             witness.say("limited", lag_steps=limit)
         drop_late(self, **limits)

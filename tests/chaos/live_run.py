@@ -47,7 +47,7 @@ _END_S = 120.0
 _HOPELESS = 5
 """Learners in a row that say that they cannot start, after which no other will."""
 _LINES_BYTES = 32_768
-TERMS = Terms(max_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
+TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
 """What the spec says of drops."""
 
 SPEC = f"""
@@ -62,7 +62,7 @@ spec:
   steps: 1000000
   sampling: {{maxNewTokens: 8}}
   batch: {{promptsPerStep: {TERMS.prompts_per_step}, trajectoriesPerPrompt: {TERMS.group_size}}}
-  algorithm: {{maxPolicyLagSteps: {TERMS.max_lag_steps}}}
+  algorithm: {{maxPolicyLagSteps: {TERMS.max_policy_lag_steps}}}
   optimizer: {{learningRate: 3e-4}}
   evaluation: {{everySteps: 100, prompts: 16}}
   checkpoint: {{everySteps: 10}}

@@ -28,7 +28,7 @@ from tests.chaos.recorder import digest_of_message
 from tests.chaos.recorder import judge as judge_on_terms
 from vcpo.wire.v1 import work_pb2
 
-TERMS = Terms(max_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
+TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=8, group_size=4, lease_timeout_s=10.0)
 FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
 PASSED = {
     **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),

@@ -30,7 +30,7 @@ from vcpo.wire.trajectory import trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.contents import LedgerContents
 
-TERMS = Terms(max_lag_steps=4, prompts_per_step=2, group_size=2, lease_timeout_s=TIMEOUT_S)
+TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=2, group_size=2, lease_timeout_s=TIMEOUT_S)
 
 
 def encoded(trajectory):

@@ -79,7 +79,7 @@ def a_step(step: int) -> StepRecord:
         lag_mean=2.0,
         lag_p50=2,
         lag_max=5,
-        admission_lag_steps=8,
+        lag_limit_steps=8,
         diagnostics={"kl_per_token": 10.0 ** -(step % 4)},
         ess_by_lag={"0": 0.9, "2": 0.4},
         dropped={"lag": step // 10},

@@ -17,37 +17,39 @@ def first_critical_step(steps: Sequence[StepRecord]) -> int | None:
     return next((each.step for each in steps if is_critical(each)), None)
 
 
-def first_tightened_step(steps: Sequence[StepRecord], max_lag_steps: int) -> int | None:
+def first_tightened_step(steps: Sequence[StepRecord], max_policy_lag_steps: int) -> int | None:
     """The first step whose batch was taken under an admission lag below the run's own bound."""
-    return next((each.step for each in steps if each.admission_lag_steps < max_lag_steps), None)
+    return next((each.step for each in steps if each.lag_limit_steps < max_policy_lag_steps), None)
 
 
-def critical_to_throttle_steps(steps: Sequence[StepRecord], max_lag_steps: int) -> int | None:
+def critical_to_throttle_steps(
+    steps: Sequence[StepRecord], max_policy_lag_steps: int
+) -> int | None:
     """Steps from the first critical warning to the first step under a tightened admission lag.
 
     0 when the limit was tightened before the warning; None when one of the two never came.
     """
     critical = first_critical_step(steps)
-    tightened = first_tightened_step(steps, max_lag_steps)
+    tightened = first_tightened_step(steps, max_policy_lag_steps)
     if critical is None or tightened is None:
         return None
     return max(0, tightened - critical)
 
 
-def steps_on_older_data(steps: Sequence[StepRecord], max_lag_steps: int) -> int:
+def steps_on_older_data(steps: Sequence[StepRecord], max_policy_lag_steps: int) -> int:
     """Steps that used a token older than the first tightened admission lag, while it was in force.
 
     They are counted from the first step whose batch was taken under that limit, up to the step at
     which the limit is above it again.
     """
-    first = first_tightened_step(steps, max_lag_steps)
+    first = first_tightened_step(steps, max_policy_lag_steps)
     if first is None:
         return 0
     after = [each for each in steps if each.step >= first]
-    tightened = after[0].admission_lag_steps
+    tightened = after[0].lag_limit_steps
     older = 0
     for each in after:
-        if each.admission_lag_steps > tightened:
+        if each.lag_limit_steps > tightened:
             break
         older += each.lag_max > tightened
     return older

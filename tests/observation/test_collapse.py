@@ -19,7 +19,7 @@ BOUND = 8
 def history(*rows: tuple[str, int, int]) -> list[StepRecord]:
     """Steps 1, 2 ... of (level of the early warning, admission lag, largest lag of a token)."""
     return [
-        step_record(step=number, warning_level=level, admission_lag_steps=limit, lag_max=lag)
+        step_record(step=number, warning_level=level, lag_limit_steps=limit, lag_max=lag)
         for number, (level, limit, lag) in enumerate(rows, start=1)
     ]
 

@@ -166,7 +166,7 @@ def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals
         reward_mean=last.reward_mean,
         lag_p50=last.lag_p50,
         lag_max=last.lag_max,
-        lag_limit_steps=last.admission_lag_steps,
+        lag_limit_steps=last.lag_limit_steps,
         buffered=last.buffered,
         in_flight=last.in_flight,
         tokens_per_s=last.tokens_per_s,

@@ -316,7 +316,7 @@ class StepRecord(UpdateRecord):
         ),
     ]
     """Response tokens accepted per second, over the window of recent steps."""
-    admission_lag_steps: int
+    lag_limit_steps: int
     """Lag limit in force when the batch was taken; no token of it is older."""
     workers: Annotated[
         int,

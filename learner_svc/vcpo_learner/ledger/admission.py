@@ -56,7 +56,7 @@ class Admission:
         current: EvaluationRound,
         *,
         policy_version: int,
-        admission_lag_steps: int,
+        lag_limit_steps: int,
     ) -> list[Lease]:
         """Grant a worker what is admissible: prompts of the evaluation first, then of training.
 
@@ -73,20 +73,20 @@ class Admission:
             return leases
         return self._ledger.grant(
             request.worker_id,
-            num_groups=self._training_groups(request, policy_version, admission_lag_steps),
+            num_groups=self._training_groups(request, policy_version, lag_limit_steps),
             policy_version=policy_version,
             # An older token could not be trained on, not even in the very next batch.
-            oldest_partial_version=max(0, self._ledger.version - admission_lag_steps),
+            oldest_partial_version=max(0, self._ledger.version - lag_limit_steps),
         )
 
     def _training_groups(
-        self, request: WorkRequest, policy_version: int, admission_lag_steps: int
+        self, request: WorkRequest, policy_version: int, lag_limit_steps: int
     ) -> int:
         """Return how many training prompts a worker may be granted now."""
         counts, batch = self._ledger.counts(), self._batch
         accepted = counts.buffered + counts.consumed
         admissible = admissible_trajectories(
-            admission_lag_steps=admission_lag_steps,
+            lag_limit_steps=lag_limit_steps,
             held_policy_version=min(request.held_policy_version, policy_version),
             batch_trajectories=batch.trajectories,
             accepted=accepted,
@@ -126,7 +126,7 @@ class Admission:
             return 0
         counts = self._ledger.counts()
         return surplus_trajectories(
-            max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             policy_version=policy_version,
             batch_trajectories=self._batch.trajectories,
             accepted=counts.buffered + counts.consumed,

@@ -59,8 +59,6 @@ class Dispatcher:
     ) -> None:
         self.accepted_tokens = 0
         """Response tokens of accepted training trajectories."""
-        self.accepted_trajectories = 0
-        """Training trajectories accepted since the start; what is dropped later counts as well."""
         self.failures = FailureWatch(spec, registry, clock, holds_lease=self._holds_lease)
         self.set_aside_workers = SetAsideWorkers(max_workers=max_workers(spec))
         self.phase = RunPhase.RUNNING
@@ -68,7 +66,7 @@ class Dispatcher:
         self.policy_version = 0
         """Version of the learner's parameters, equal to the optimizer steps taken."""
         self._spec = spec
-        self._max_lag_steps = spec.algorithm.max_policy_lag_steps
+        self._max_policy_lag_steps = spec.algorithm.max_policy_lag_steps
         self.ledger = ledger
         """The training trajectories."""
         self._incarnation = incarnation
@@ -88,17 +86,17 @@ class Dispatcher:
 
     @property
     def lag_limit(self) -> LagLimit:
-        """What host, early warning and rollbacks leave of the run's lag bound."""
-        return self.ledger.lag_limit or LagLimit(steps=self._max_lag_steps)
+        """What host, early warning and rollbacks leave of the run's lag limit."""
+        return self.ledger.lag_limit or LagLimit(steps=self._max_policy_lag_steps)
 
     @property
-    def admission_lag_steps(self) -> int:
-        """Lag limit for new work and the next batch, in policy versions; at most the lag bound."""
+    def lag_limit_steps(self) -> int:
+        """Lag limit for new work and the next batch, in policy versions; at most the lag limit."""
         return self.lag_limit_at(self.ledger.version)
 
     def lag_limit_at(self, version: int) -> int:
         """Return the lag limit for the batch that is applied to a version."""
-        return min(self._max_lag_steps, self.lag_limit.in_force(version))
+        return min(self._max_policy_lag_steps, self.lag_limit.in_force(version))
 
     def workers(self) -> list[RegisteredWorker]:
         """Return the workers that have asked for work and are not lost."""
@@ -145,13 +143,13 @@ class Dispatcher:
         self._changed.notify()
         self._arrived.notify()
 
-    def throttle(self, admission_lag_steps: int) -> int:
+    def throttle(self, lag_limit_steps: int) -> int:
         """Limit the lag of new work and of batches for the host; return the limit in force."""
-        steps = min(admission_lag_steps, self._max_lag_steps)
+        steps = min(lag_limit_steps, self._max_policy_lag_steps)
         guards = self._spec.health.guards
         self.ledger.record_lag_limit(self.lag_limit.set_by_host(steps, guards))
         self.notify()
-        return self.admission_lag_steps
+        return self.lag_limit_steps
 
     def observe_health(self, level: WarningLevel, rollbacks: Rollbacks) -> None:
         """Take in the early warning after a step, which may lower the lag limit, and rollbacks."""
@@ -318,8 +316,8 @@ class Dispatcher:
             self._expire()
             batch = self.ledger.take_batch(
                 policy_version=self.policy_version,
-                max_lag_steps=self._max_lag_steps,
-                admission_lag_steps=self.admission_lag_steps,
+                max_policy_lag_steps=self._max_policy_lag_steps,
+                lag_limit_steps=self.lag_limit_steps,
             )
             if batch is not None:
                 self._preempt_surplus()
@@ -372,7 +370,6 @@ class Dispatcher:
         """Count what the ledger accepted; wake the workers if that makes work admissible."""
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if outcome is SubmitOutcome.ACCEPTED:
-                self.accepted_trajectories += 1
                 self.accepted_tokens += trajectory.num_sampled_tokens
         counts = self.ledger.counts()
         is_preempted = counts.buffered >= self._spec.batch.trajectories and self._preempt_surplus()
@@ -407,7 +404,7 @@ class Dispatcher:
             request,
             current,
             policy_version=self.policy_version,
-            admission_lag_steps=self.admission_lag_steps,
+            lag_limit_steps=self.lag_limit_steps,
         )
 
     def _holds_lease(self, worker_id: str) -> bool:
@@ -441,8 +438,8 @@ class Dispatcher:
         """Drop late groups, end expired leases, and mark their workers as doubted."""
         self.ledger.drop_late(
             policy_version=self.ledger.version,
-            max_lag_steps=self._max_lag_steps,
-            admission_lag_steps=self.admission_lag_steps,
+            max_policy_lag_steps=self._max_policy_lag_steps,
+            lag_limit_steps=self.lag_limit_steps,
         )
         expired = self.ledger.expire() + self._round.expire()
         for worker_id in expired:

@@ -250,12 +250,12 @@ class GroupBuffer:
         self._forget(entries)
         return [group for _, group in entries]
 
-    def late(self, *, policy_version: int, max_lag_steps: int) -> list[Lease]:
-        """Return the groups that will be beyond the lag bound at their turn, by their grants.
+    def late(self, *, policy_version: int, max_policy_lag_steps: int) -> list[Lease]:
+        """Return the groups that will be beyond the lag limit at their turn, by their grants.
 
         policy_version: version that the next batch is applied to.
         """
-        num_in_time = self._num_in_time(policy_version, max_lag_steps)
+        num_in_time = self._num_in_time(policy_version, max_policy_lag_steps)
         if sum(num_in_time.values()) == len(self._groups):
             return []
         late, first = [], 0
@@ -265,8 +265,8 @@ class GroupBuffer:
             first = end
         return sorted(late)
 
-    def _num_in_time(self, policy_version: int, max_lag_steps: int) -> Counter[int]:
-        """Count the groups that are consumed within the lag bound, by their oldest version, rising.
+    def _num_in_time(self, policy_version: int, max_policy_lag_steps: int) -> Counter[int]:
+        """Count the groups that are consumed within the lag limit, by their oldest version, rising.
 
         Tokens of version v may be consumed up to version v + lag, so before the place
         `(v + lag + 1 - policy_version) * prompts_per_step`.
@@ -274,7 +274,7 @@ class GroupBuffer:
         num_in_time: Counter[int] = Counter()
         place = 0
         for version in sorted(self._num_of_version):
-            places = (version + max_lag_steps + 1 - policy_version) * self._prompts_per_step
+            places = (version + max_policy_lag_steps + 1 - policy_version) * self._prompts_per_step
             number = max(0, min(self._num_of_version[version], places - place))
             num_in_time[version] = number
             place += number

@@ -4,7 +4,7 @@
             grant                 the whole group arrived           take_batch
    prompt --------->  in flight  -------------------------> buffered ----------> consumed
      ^                    |                                     |
-     |                    | expired, failed, released           | beyond the lag bound
+     |                    | expired, failed, released           | beyond the lag limit
      |                    | worker set aside                    | worker set aside
      +--------------------+------------- dropped <--------------+
        requeued, until `max_attempts`
@@ -14,7 +14,7 @@ Invariants, checked by `counts().check()` at every step:
 
 * leased = in flight + buffered + consumed + dropped, and each drop has a reason. A prompt that is
   granted again is leased again.
-* A batch holds no token beyond the lag bound at the version that consumes it. Admission makes late
+* A batch holds no token beyond the lag limit at the version that consumes it. Admission makes late
   groups rare (`vcpo.control.admission`); `drop_late` removes the remaining ones. A throttled limit
   holds in the same way from the moment it is set.
 * A lease closes once, so a trajectory is accepted at most once.
@@ -261,25 +261,25 @@ class TrajectoryLedger(LedgerContents):
         return [lease.lease_id for lease in self.leases.held_by(worker_id) if lease.preempted]
 
     def drop_late(
-        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+        self, *, policy_version: int, max_policy_lag_steps: int, lag_limit_steps: int | None = None
     ) -> None:
-        """Drop the groups that exceed the lag bound when their turn comes; requeue their prompts.
+        """Drop the groups that exceed the lag limit when their turn comes; requeue their prompts.
 
         A late group in the buffer counts against admission. If it stayed there until its turn,
         admission would grant no work in its place, and the learner would wait for data.
 
         policy_version: version that the next batch is applied to.
-        admission_lag_steps: throttled limit, if it is below the run's own `max_lag_steps`.
+        lag_limit_steps: throttled limit, if it is below the run's own `max_policy_lag_steps`.
         """
-        limits = {DropReason.LAG_EXCEEDED: max_lag_steps}
-        if admission_lag_steps is not None:
-            limits[DropReason.THROTTLED] = admission_lag_steps
+        limits = {DropReason.LAG_EXCEEDED: max_policy_lag_steps}
+        if lag_limit_steps is not None:
+            limits[DropReason.THROTTLED] = lag_limit_steps
         for reason, lag_steps in limits.items():
-            late = self.buffer.late(policy_version=policy_version, max_lag_steps=lag_steps)
+            late = self.buffer.late(policy_version=policy_version, max_policy_lag_steps=lag_steps)
             self._drop_groups([group.lease_id for group in late], reason)
 
     def take_batch(
-        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+        self, *, policy_version: int, max_policy_lag_steps: int, lag_limit_steps: int | None = None
     ) -> list[Lease] | None:
         """Consume the groups of one step, oldest tokens first; return None if there are too few.
 
@@ -288,8 +288,8 @@ class TrajectoryLedger(LedgerContents):
         """
         self.drop_late(
             policy_version=policy_version,
-            max_lag_steps=max_lag_steps,
-            admission_lag_steps=admission_lag_steps,
+            max_policy_lag_steps=max_policy_lag_steps,
+            lag_limit_steps=lag_limit_steps,
         )
         batch = self.buffer.take_batch()
         if batch is not None:
@@ -343,7 +343,7 @@ class TrajectoryLedger(LedgerContents):
         self._make(ledger_pb2.Evaluated(step=step, accuracy=accuracy))
 
     def record_lag_limit(self, limit: LagLimit) -> None:
-        """Keep what is left of the lag bound."""
+        """Keep what is left of the lag limit."""
         if limit != self.lag_limit:
             self._make(limit_to_message(limit))
 

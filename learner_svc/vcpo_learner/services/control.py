@@ -42,7 +42,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
         A change is an event and a line in the log, with the reason that the host gave.
         """
-        before = self._dispatcher.admission_lag_steps
+        before = self._dispatcher.lag_limit_steps
         lag_steps = self._dispatcher.throttle(request.lag_limit_steps)
         if lag_steps != before:
             sentence = lag_change_sentence(before, lag_steps, request.reason)

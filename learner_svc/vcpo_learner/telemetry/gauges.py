@@ -186,7 +186,7 @@ class LearnerGauges:
         self._wasted_tokens = wasted_tokens
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
-        metrics.lag_limit_steps.set(dispatcher.admission_lag_steps)
+        metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
         set_aside = dict(dispatcher.set_aside_workers.counts)
         _catch_up_by_label(metrics.workers_set_aside, self._set_aside, set_aside)

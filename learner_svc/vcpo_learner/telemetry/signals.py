@@ -154,7 +154,7 @@ class SignalWindow:
             on_policy_ess_ratio=self._on_policy_ess_ratio,
             trajectories=_counts_message(counts),
             batch_trajectories=self._batch_trajectories,
-            lag_limit_steps=dispatcher.admission_lag_steps,
+            lag_limit_steps=dispatcher.lag_limit_steps,
             learner_idle_ratio=self.idle_ratio(),
             consumed_trajectories_per_second=(now.consumed - first.consumed) / span_s,
             generated_tokens_per_second=(now.tokens - first.tokens) / span_s,

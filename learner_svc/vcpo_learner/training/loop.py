@@ -202,7 +202,7 @@ class TrainingLoop:
             record = self._record(
                 result,
                 lag=lag_statistics(step.groups, step.policy_version),
-                lag_limit_steps=self._dispatcher.admission_lag_steps,
+                lag_limit_steps=self._dispatcher.lag_limit_steps,
                 idle_s=0.0,
                 step_s=0.0,
             )
@@ -427,7 +427,7 @@ class TrainingLoop:
             step_s=step_s,
             idle_s=idle_s,
             tokens_per_s=self._signals.tokens_per_s(),
-            admission_lag_steps=lag_limit_steps,
+            lag_limit_steps=lag_limit_steps,
             workers=len(workers),
             learner_peak_gibibytes=peak_memory_bytes() / 2**30,
             worker_peak_gibibytes=worker_peak_bytes / 2**30,

@@ -26,7 +26,7 @@ ONE_WORKER = System(
     generation=ONE_SECOND,
     prompts_per_step=1,
     group_size=1,
-    max_lag_steps=0,
+    max_policy_lag_steps=0,
     step=Step(constant_s=0.25),
 )
 
@@ -40,7 +40,7 @@ def test_without_lag_a_step_takes_the_time_of_a_response_and_of_the_learner():
 
 
 def test_with_lag_the_worker_generates_while_the_learner_computes():
-    assert ends(replace(ONE_WORKER, max_lag_steps=1)) == pytest.approx([1.25, 2.25, 3.25])
+    assert ends(replace(ONE_WORKER, max_policy_lag_steps=1)) == pytest.approx([1.25, 2.25, 3.25])
 
 
 def test_a_step_takes_longer_for_more_tokens():
@@ -61,13 +61,15 @@ def test_a_step_takes_longer_for_more_tokens():
 )
 def test_a_token_has_the_version_that_was_in_use_when_it_was_begun(swaps_in_flight, lag):
     generation = replace(ONE_SECOND, swaps_in_flight=swaps_in_flight)
-    steps = Simulation(replace(ONE_WORKER, generation=generation, max_lag_steps=1), seed=0).run(2)
+    steps = Simulation(
+        replace(ONE_WORKER, generation=generation, max_policy_lag_steps=1), seed=0
+    ).run(2)
     assert [step.lag_mean for step in steps] == pytest.approx([0.0, lag])
     assert [step.lag_max for step in steps] == [0, 1]
 
 
 def test_a_pause_delays_what_runs():
-    paused = replace(ONE_WORKER, max_lag_steps=1, versions=Versions(pause_s=0.5))
+    paused = replace(ONE_WORKER, max_policy_lag_steps=1, versions=Versions(pause_s=0.5))
     # The pause is from 1.25 to 1.75, so the second response ends at 2.5.
     assert ends(paused, 2) == pytest.approx([1.25, 2.75])
 
@@ -91,7 +93,7 @@ def test_responses_may_have_tokens_of_many_versions():
 
 def test_where_the_learner_is_slower_every_batch_is_as_old_as_the_limit_allows():
     generation = replace(ONE_SECOND, swaps_in_flight=False)
-    system = replace(ONE_WORKER, workers=4, generation=generation, max_lag_steps=5)
+    system = replace(ONE_WORKER, workers=4, generation=generation, max_policy_lag_steps=5)
     steps = Simulation(replace(system, step=Step(constant_s=2.0)), seed=0).run(20)
     assert steps[-1].lag_mean == 5.0
     assert max(step.lag_max for step in steps) == 5
@@ -100,7 +102,7 @@ def test_where_the_learner_is_slower_every_batch_is_as_old_as_the_limit_allows()
 
 def test_a_publication_that_is_slower_than_a_step_sets_the_time_of_a_step():
     versions = Versions(copied_s=0.5, announced_s=3.0)
-    found = figures(replace(ONE_WORKER, max_lag_steps=8, workers=8, versions=versions))
+    found = figures(replace(ONE_WORKER, max_policy_lag_steps=8, workers=8, versions=versions))
     assert found.step_s == pytest.approx(3.5)
     assert found.publication_wait == pytest.approx(3.25 / 3.5)
     assert found.limit is Limit.PUBLICATION
@@ -118,7 +120,9 @@ def test_a_publication_that_is_slower_than_a_step_sets_the_time_of_a_step():
 )
 def test_a_closed_queue_is_as_fast_as_its_workers_or_as_its_server(workers, groups_per_s, limit):
     loop = EventLoop(group_s=0.5)
-    system = replace(ONE_WORKER, workers=workers, step=Step(), event_loop=loop, max_lag_steps=40)
+    system = replace(
+        ONE_WORKER, workers=workers, step=Step(), event_loop=loop, max_policy_lag_steps=40
+    )
     found = figures(system)
     assert found.tokens_per_s == pytest.approx(10 * groups_per_s)
     assert found.event_loop_busy == pytest.approx(0.5 * groups_per_s)  # the utilization law
@@ -134,7 +138,7 @@ def test_workers_that_wait_cost_the_event_loop_its_time():
 
 def test_every_worker_costs_the_event_loop_time_for_every_version():
     loop = EventLoop(version_s=0.01)
-    found = figures(replace(ONE_WORKER, workers=5, event_loop=loop, max_lag_steps=1))
+    found = figures(replace(ONE_WORKER, workers=5, event_loop=loop, max_policy_lag_steps=1))
     assert found.event_loop_busy == pytest.approx(5 * 0.01 / found.step_s)
 
 
@@ -142,7 +146,7 @@ LONG_TAIL = paced_system(Setting(lag=64, workers=2, steps=0, seed=0), REFERENCE)
 
 
 def test_a_synchronous_step_waits_for_the_longest_response_of_its_batch():
-    step_s = ends(replace(LONG_TAIL, max_lag_steps=0), 200)[-1] / 200
+    step_s = ends(replace(LONG_TAIL, max_policy_lag_steps=0), 200)[-1] / 200
     assert step_s == pytest.approx(REFERENCE.synchronous_step_s(), rel=0.05)
 
 
@@ -236,7 +240,7 @@ def test_two_workers_share_the_core_of_the_sender():
 
 def busy_system(workers: int) -> System:
     """A system whose learner takes ten groups a second; a worker generates one."""
-    return replace(ONE_WORKER, workers=workers, step=Step(constant_s=0.1), max_lag_steps=40)
+    return replace(ONE_WORKER, workers=workers, step=Step(constant_s=0.1), max_policy_lag_steps=40)
 
 
 def test_the_bottleneck_is_where_throughput_falls_below_nine_tenths_of_linear():

@@ -17,7 +17,7 @@ MAX_LAG = 3
 
 def admit(**changes: int) -> int:
     chosen = {
-        "admission_lag_steps": 2,
+        "lag_limit_steps": 2,
         "held_policy_version": 5,
         "batch_trajectories": 10,
         "accepted": 60,
@@ -30,7 +30,7 @@ def admit(**changes: int) -> int:
     ("changes", "expected"),
     [
         pytest.param({}, 13, id="(2 + 1 + 5) * 10 - 67"),
-        pytest.param({"admission_lag_steps": 0}, 0, id="(0 + 1 + 5) * 10 - 67 is below zero"),
+        pytest.param({"lag_limit_steps": 0}, 0, id="(0 + 1 + 5) * 10 - 67 is below zero"),
         pytest.param({"held_policy_version": 6}, 23, id="a newer version admits a batch more"),
         pytest.param({"accepted": 0, "in_flight": 0, "held_policy_version": 0}, 30, id="start"),
         pytest.param({"accepted": 73}, 0, id="exactly at the bound"),
@@ -48,7 +48,7 @@ def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("admission_lag_steps", -1),
+        ("lag_limit_steps", -1),
         ("held_policy_version", -1),
         ("batch_trajectories", 0),
         ("accepted", -1),
@@ -65,7 +65,7 @@ def test_a_senseless_count_is_refused_by_name(name, value):
     ("changes", "expected"),
     [
         pytest.param({}, 2, id="8 in flight - (4 + 0.5 * 4)"),
-        pytest.param({"max_lag_steps": 0}, 8, id="at lag 0 a batch is all that can be used"),
+        pytest.param({"max_policy_lag_steps": 0}, 8, id="at lag 0 a batch is all that can be used"),
         pytest.param({"policy_version": 1}, 0, id="after the step there is room again"),
         pytest.param({"accepted": 5, "in_flight": 7}, 3, id="7 in flight - (3 + floor(1.5))"),
         pytest.param({"over_provision_ratio": 2.0}, 0, id="exactly at the limit"),
@@ -73,7 +73,7 @@ def test_a_senseless_count_is_refused_by_name(name, value):
 )
 def test_what_is_in_flight_beyond_the_limit_is_surplus(changes, expected):
     chosen = {
-        "max_lag_steps": 1,
+        "max_policy_lag_steps": 1,
         "policy_version": 0,
         "batch_trajectories": 4,
         "accepted": 4,
@@ -100,10 +100,10 @@ class _System:
     queue: deque[_Grant] = field(default_factory=deque)
     lags: list[int] = field(default_factory=list)
 
-    def lease(self, worker: int, admission_lag_steps: int) -> None:
+    def lease(self, worker: int, lag_limit_steps: int) -> None:
         done = sum(grant.done for grant in self.queue)
         count = admissible_trajectories(
-            admission_lag_steps=admission_lag_steps,
+            lag_limit_steps=lag_limit_steps,
             held_policy_version=self.version if self.use_learner_version else self.held[worker],
             batch_trajectories=BATCH,
             accepted=self.consumed + done,

@@ -24,7 +24,7 @@ _STEP = StepRecord(
     step_s=3.0,
     idle_s=1.0,
     tokens_per_s=200.0,
-    admission_lag_steps=8,
+    lag_limit_steps=8,
     workers=2,
     leased=100,
     in_flight=30,
@@ -36,7 +36,7 @@ _STEP = StepRecord(
 
 @pytest.fixture
 def run() -> VCPORun:
-    """A run of 4 steps with lag bound 8 and ESS floor 0.1."""
+    """A run of 4 steps with lag limit 8 and ESS floor 0.1."""
     return parse_run("""
         apiVersion: vcpo.dev/v1alpha1
         kind: VCPORun

@@ -224,7 +224,7 @@ def _lag(recorded: RecordedRun) -> Chart:
             _line("max", steps, lambda step: step.lag_max, Ink.SECOND, thin),
             _line("p50", steps, lambda step: step.lag_p50, Ink.SOFT, thin),
             _smoothed(mean, "mean, smoothed"),
-            _line("lag limit", steps, lambda step: step.admission_lag_steps, Ink.THIRD),
+            _line("lag limit", steps, lambda step: step.lag_limit_steps, Ink.THIRD),
             _line(f"most {allowed}", steps, lambda _: allowed, Ink.LIMIT, dashed),
         ),
         low=0.0,

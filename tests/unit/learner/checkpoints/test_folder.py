@@ -388,7 +388,7 @@ def changes_to(other):
             }
         },
     ],
-    ids=["steps", "lag bound", "micro-batch", "prompts"],
+    ids=["steps", "lag limit", "micro-batch", "prompts"],
 )
 def test_what_may_change_between_a_run_and_its_continuation(change):
     assert changes_to(make_run(**change)) == []

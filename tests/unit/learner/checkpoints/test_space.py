@@ -38,7 +38,7 @@ def test_one_checkpoint_must_fit(free_gib, lacks):
         ({"redoLogGibibytes": 1}, {}, 342),
         ({"keep": 1, "keepBest": False}, {"rollBackOn": "never"}, 191),  # 1 + 1
         ({"keep": 1, "keepBest": False}, {}, 269),  # one from before beside the newest: 2 + 1
-        ({"everySteps": 5}, {}, 426),  # younger than 10 + lag bound of 1: three, best + 1
+        ({"everySteps": 5}, {}, 426),  # younger than 10 + lag limit of 1: three, best + 1
     ],
 )
 def test_the_volume_has_room_for_what_is_kept(checkpoint, health, gibibytes):

@@ -202,10 +202,10 @@ class LedgerModel:
         ]
 
     def take(
-        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+        self, failures_of: Mapping[int, int], max_policy_lag_steps: int, limit: int | None = None
     ) -> list[int] | None:
         """Take a step's groups, in the order of their numbers: their grants, or None."""
-        self.drop_late(failures_of, max_lag_steps, limit)
+        self.drop_late(failures_of, max_policy_lag_steps, limit)
         if len(self.buffered) < PROMPTS:
             return None
         taken = sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one))[:PROMPTS]
@@ -217,10 +217,10 @@ class LedgerModel:
         return taken
 
     def drop_late(
-        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+        self, failures_of: Mapping[int, int], max_policy_lag_steps: int, limit: int | None = None
     ) -> None:
         """Drop what will be too old for the run, then what will be for the throttle."""
-        self._drop_beyond(failures_of, max_lag_steps, "lag_exceeded")
+        self._drop_beyond(failures_of, max_policy_lag_steps, "lag_exceeded")
         if limit is not None:
             self._drop_beyond(failures_of, limit, "throttled")
 

@@ -26,14 +26,14 @@ def test_the_limit_stays_after_the_warning_until_the_host_sets_another():
     dispatcher = make_dispatcher()
     observe(dispatcher, CRITICAL)
     observe(dispatcher, OK)
-    assert dispatcher.admission_lag_steps == 0
-    assert dispatcher.throttle(3) == dispatcher.admission_lag_steps == 3
+    assert dispatcher.lag_limit_steps == 0
+    assert dispatcher.throttle(3) == dispatcher.lag_limit_steps == 3
 
 
 def test_a_host_that_has_not_heard_of_the_warning_does_not_raise_the_limit():
     dispatcher = make_dispatcher()
     observe(dispatcher, CRITICAL)
-    assert dispatcher.throttle(5) == dispatcher.admission_lag_steps == 0
+    assert dispatcher.throttle(5) == dispatcher.lag_limit_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -50,24 +50,24 @@ def test_the_spec_says_from_which_level_on_the_learner_reacts(health, limits):
     dispatcher, seen = make_dispatcher(**health), []
     for level in (OK, WARN, CRITICAL):
         observe(dispatcher, level)
-        seen.append(dispatcher.admission_lag_steps)
+        seen.append(dispatcher.lag_limit_steps)
     assert seen == limits
 
 
 def test_a_limit_that_was_left_above_the_bound_of_a_changed_spec_is_the_bound():
     dispatcher = make_dispatcher()
     dispatcher.ledger.record_lag_limit(LagLimit(steps=BOUND + 3))
-    assert dispatcher.admission_lag_steps == BOUND
+    assert dispatcher.lag_limit_steps == BOUND
 
 
 def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
     dispatcher = make_dispatcher()
     dispatcher.observe_health(CRITICAL, NONE)  # of the checkpoint
-    assert (dispatcher.admission_lag_steps, dispatcher.throttle(4)) == (0, 0)
+    assert (dispatcher.lag_limit_steps, dispatcher.throttle(4)) == (0, 0)
 
 
 def test_a_run_whose_limit_was_never_changed_is_at_its_bound():
-    assert make_dispatcher().admission_lag_steps == BOUND
+    assert make_dispatcher().lag_limit_steps == BOUND
 
 
 def test_after_a_rollback_no_limit_reaches_back_before_it():
@@ -108,11 +108,11 @@ def test_a_limit_comes_back_from_its_message(limit):
 def test_the_limit_is_never_above_what_the_host_set_last_nor_above_the_bound(happenings):
     dispatcher, host = make_dispatcher(), BOUND
     for each in happenings:
-        before = dispatcher.admission_lag_steps
+        before = dispatcher.lag_limit_steps
         if isinstance(each, WarningLevel):
             observe(dispatcher, each)
-            assert dispatcher.admission_lag_steps <= before, "a warning raised the limit"
+            assert dispatcher.lag_limit_steps <= before, "a warning raised the limit"
         else:
             host = each
             dispatcher.throttle(each)
-        assert 0 <= dispatcher.admission_lag_steps <= min(host, BOUND)
+        assert 0 <= dispatcher.lag_limit_steps <= min(host, BOUND)

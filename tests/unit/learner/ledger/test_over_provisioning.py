@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import (
     work_request,
 )
 
-# 2 prompts of 2 trajectories a step, lag bound 1: 8 trajectories can be used before the first step.
+# 2 prompts of 2 trajectories a step, lag limit 1: 8 trajectories can be used before the first step.
 SECTIONS = {
     "steps": 100,
     "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0},
@@ -90,7 +90,7 @@ async def test_a_worker_receives_each_preemption_once_while_it_waits():
 
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
     fixture = dispatcher_fixture(**SECTIONS)
-    # Six groups of version 0 at lag bound 1: the steps at versions 0 and 1 take four of them.
+    # Six groups of version 0 at lag limit 1: the steps at versions 0 and 1 take four of them.
     submit(fixture, await take_leases(fixture))
     assert await take_leases(fixture) == []
     assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}

@@ -77,7 +77,7 @@ def test_a_group_that_was_too_old_restarts(ledger):
     release_with(ledger, UNDER_WAY)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1)))
-    assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
+    assert ledger.take_batch(policy_version=2, max_policy_lag_steps=1) is None
     again = grant_one(ledger)
     assert (again.prompt_index, again.partial_responses) == (0, ())
 
@@ -128,12 +128,12 @@ def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
 
 
 async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
-    # Two batches are consumed and the lag bound is 1: the next may train on tokens of version 1.
+    # Two batches are consumed and the lag limit is 1: the next may train on tokens of version 1.
     fixture = dispatcher_fixture()
     for version in (0, 1):
         for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
             fixture.ledger.submit(lease.lease_id, make_trajectories(lease, versions=(version,)))
-        assert fixture.ledger.take_batch(policy_version=version, max_lag_steps=1)
+        assert fixture.ledger.take_batch(policy_version=version, max_policy_lag_steps=1)
     fixture.dispatcher.resume_at(2)
     old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     for partial, assignment in ((UNDER_WAY, old), (COMPLETE, young)):

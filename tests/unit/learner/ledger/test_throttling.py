@@ -112,7 +112,7 @@ async def test_drops_by_the_runs_own_bound_are_counted_separately(run):
     await run.complete_all()
     run.dispatcher.throttle(4)
     # Two steps are made up: the oldest two batches are now nine and ten versions old.
-    run.ledger.drop_late(policy_version=14, max_lag_steps=8, admission_lag_steps=4)
+    run.ledger.drop_late(policy_version=14, max_policy_lag_steps=8, lag_limit_steps=4)
     assert run.dropped() == {"lag_exceeded": 2 * BATCH, "throttled": 4 * BATCH}
 
 

@@ -228,8 +228,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def drop_late(self, limit):
         self.ledger.drop_late(
             policy_version=self.model.version,
-            max_lag_steps=MAX_LAG_STEPS,
-            admission_lag_steps=limit,
+            max_policy_lag_steps=MAX_LAG_STEPS,
+            lag_limit_steps=limit,
         )
         self.model.drop_late(self.failures_of, MAX_LAG_STEPS, limit)
 
@@ -237,7 +237,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def take_batch(self, limit):
         version = self.model.version
         batch = self.ledger.take_batch(
-            policy_version=version, max_lag_steps=MAX_LAG_STEPS, admission_lag_steps=limit
+            policy_version=version, max_policy_lag_steps=MAX_LAG_STEPS, lag_limit_steps=limit
         )
         expected = self.model.take(self.failures_of, MAX_LAG_STEPS, limit)
         assert (batch and [group.grant_number for group in batch]) == expected

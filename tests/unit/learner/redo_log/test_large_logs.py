@@ -36,7 +36,7 @@ async def train(log, *, steps=STEPS, between=nothing):
         for lease in ledger.grant("w", num_groups=2, policy_version=version):
             for number in range(2):
                 ledger.submit(lease.lease_id, [long_response(lease, number, version)])
-        batch = ledger.take_batch(policy_version=version, max_lag_steps=0)
+        batch = ledger.take_batch(policy_version=version, max_policy_lag_steps=0)
         fresh = batch[0].trajectories[:1]
         ledger.record_step(batch, policy_version=version, fresh=fresh)
         await log.committed()
@@ -92,7 +92,7 @@ def test_steps_that_a_rollback_undid_give_their_groups_back_from_the_log(tmp_pat
                 1, [one for version in (1, 2) for one in log.read_step(steps[version]).groups]
             )
             # What step 2 was trained on has no later token, and is trained on again.
-            batch = ledger.take_batch(policy_version=1, max_lag_steps=0)
+            batch = ledger.take_batch(policy_version=1, max_policy_lag_steps=0)
             ledger.record_step(batch, policy_version=1, fresh=())
             await log.committed()
             return [group.trajectories for group in batch]

@@ -76,7 +76,7 @@ async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
     for worker in ("a", "b", "c"):
         (lease,) = ledger.grant(worker, num_groups=1, policy_version=0)
         ledger.submit(lease.lease_id, make_trajectories(lease))
-    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
     fresh = ledger.newest_trajectories(0, num_tokens=1)
     ledger.record_step(batch, policy_version=0, fresh=fresh)
     await log.committed()

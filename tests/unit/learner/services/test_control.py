@@ -13,7 +13,7 @@ from vcpo_learner.telemetry.signals import SignalWindow
 
 
 class Parts:
-    """A served control service of a run with a lag bound of 8, and the events that it wrote."""
+    """A served control service of a run with a lag limit of 8, and the events that it wrote."""
 
     def __init__(self) -> None:
         fixture = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 8})

@@ -54,7 +54,7 @@ async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_on
     fixture.submit(stale, versions=(0, 0, 0))
     fixture.dispatcher.release("w", [late.lease_id])
     fixture.submit(late, versions=(0,))
-    fixture.ledger.take_batch(policy_version=2, max_lag_steps=1)
+    fixture.ledger.take_batch(policy_version=2, max_policy_lag_steps=1)
     for _ in range(2):
         gauges.refresh()
     assert value(gauges, "vcpo_tokens_wasted_total", reason="lag_exceeded") == 6

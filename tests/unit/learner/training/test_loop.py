@@ -191,7 +191,7 @@ async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_t
     make_learner, tmp_path
 ):
     # Each step has 4 fresh responses of one token, hence 4 blocks; the comparison takes 8. With a
-    # lag bound above 0, fewer tokens are fresh the longer a step takes.
+    # lag limit above 0, fewer tokens are fresh the longer a step takes.
     sections = {
         "steps": 6,
         "algorithm": {"maxPolicyLagSteps": 0, "onPolicyEssRatio": 0.9},

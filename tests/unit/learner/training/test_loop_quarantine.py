@@ -81,7 +81,7 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
 ):
     first = make_learner()
     first.accept(*await first.dispatcher.lease(work_request(room=4), wait_s=0))
-    batch = first.dispatcher.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    batch = first.dispatcher.ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
     Quarantine(tmp_path / "quarantine").keep(
         batch[0].lease_id, batch[0].trajectories, prompt_index=0, reason="it was odd", step=0
     )

@@ -222,7 +222,7 @@ async def test_a_throttled_run_resumes_throttled_also_without_its_host_and_its_j
         (tmp_path / METRICS_FILE).unlink()
     later = make_learner()
     later.training.resume()
-    assert later.dispatcher.admission_lag_steps == 0
+    assert later.dispatcher.lag_limit_steps == 0
 
 
 BEST_OF_TWO = {

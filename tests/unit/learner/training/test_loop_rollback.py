@@ -1,7 +1,7 @@
 """A run whose rewards collapsed goes back to its last good checkpoint, and on with the next step.
 
 The rewards are 1 in the first ten steps and 0 after them. The mean of ten steps is below half of
-the best at step 16. The lag bound is 1, so a checkpoint must be 10 + 1 steps old: that of step 5.
+the best at step 16. The lag limit is 1, so a checkpoint must be 10 + 1 steps old: that of step 5.
 """
 
 import pytest
@@ -102,7 +102,7 @@ async def test_every_trajectory_is_counted_across_a_rollback_and_none_from_befor
     counts = learner.dispatcher.ledger.counts()
     counts.check()
     assert counts.consumed == 20 * 4
-    limits = {step.step: step.admission_lag_steps for step in read_metrics(tmp_path).steps}
+    limits = {step.step: step.lag_limit_steps for step in read_metrics(tmp_path).steps}
     assert [limits[step] for step in (16, 17, 18)] == [1, 0, 1]
 
 
@@ -129,7 +129,7 @@ async def test_a_learner_that_restarts_after_a_rollback_goes_on_from_it(make_run
     assert later.training.resume() == COLLAPSE
     assert later.update.value - learner.update.value == 0
     assert later.update.health.rollbacks.number == 1
-    assert later.dispatcher.admission_lag_steps == 0
+    assert later.dispatcher.lag_limit_steps == 0
     assert await later.run() is RunPhase.COMPLETE
 
 
@@ -151,7 +151,7 @@ async def test_a_redo_after_a_rollback_keeps_the_lag_limit_of_the_last_step(make
     begin_step = later.update.begin
 
     def watched(groups, *, policy_version):
-        limits.append(later.dispatcher.admission_lag_steps)
+        limits.append(later.dispatcher.lag_limit_steps)
         return begin_step(groups, policy_version=policy_version)
 
     later.update.begin = watched

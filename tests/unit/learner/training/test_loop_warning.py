@@ -15,13 +15,13 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
     take_weights = update.take_weights
 
     def watched(precision, policy_version):
-        limits.append(learner.dispatcher.admission_lag_steps)
+        limits.append(learner.dispatcher.lag_limit_steps)
         return take_weights(precision, policy_version)
 
     update.take_weights = watched
     await learner.run()
     assert limits == [1, 0, 0, 0]
-    assert [step.admission_lag_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
+    assert [step.lag_limit_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
     told = [event.message for event in read_events(tmp_path) if event.kind == "Throttled"]
     assert told == ["Lag limit 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
 
@@ -30,7 +30,7 @@ async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner,
     learner = make_learner(health={"enabled": False})
     learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
     await learner.run()
-    assert {step.admission_lag_steps for step in read_metrics(tmp_path).steps} == {1}
+    assert {step.lag_limit_steps for step in read_metrics(tmp_path).steps} == {1}
 
 
 async def test_a_far_reward_is_an_event_with_its_worker_and_its_prompt(make_learner, tmp_path):

@@ -119,7 +119,7 @@ async def test_a_redone_critical_step_takes_nothing_that_was_accepted_since(make
     later.update.warnings = {0: WarningLevel.CRITICAL}
     later.training.resume()
     before = later.dispatcher.ledger.counts()
-    assert later.dispatcher.admission_lag_steps == 4
+    assert later.dispatcher.lag_limit_steps == 4
     assert await later.run() is RunPhase.COMPLETE
     after = later.dispatcher.ledger.counts()
     assert before.buffered >= 4, "the batch of the step that killed it"
@@ -226,7 +226,7 @@ HARMS = {
     "absent": lambda journal: journal.unlink(),
     "null": each_line(b"null\n"),
     "not UTF-8": each_line(b"\xff\xfe\n"),
-    "of another run": each_line(b'{"type":"step","step":4000,"admission_lag_steps":0}\n'),
+    "of another run": each_line(b'{"type":"step","step":4000,"lag_limit_steps":0}\n'),
     "one bit": lambda journal: journal.write_bytes(b"\xfb" + journal.read_bytes()[1:]),
 }
 

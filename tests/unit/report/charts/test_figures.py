@@ -91,7 +91,7 @@ def test_the_course_of_the_base_rate_is_told(recorded):
 
 
 def test_the_lag_shows_mean_median_maximum_and_both_limits(recorded):
-    step = {"lag_mean": 1.5, "lag_p50": 1, "lag_max": 4, "admission_lag_steps": 6}
+    step = {"lag_mean": 1.5, "lag_p50": 1, "lag_max": 4, "lag_limit_steps": 6}
     chart = charts_of(recorded(step))["lag"]
     shown = {curve.label: curve.values for curve in chart.curves}
     assert shown == {
