@@ -81,6 +81,7 @@ class TrajectoryGradients:
         self._matrix_sums = matrix_sums if weights is not None else None
         self._bias_sums = bias_sums if weights is not None else None
         self._own_rows = own_rows
+        self._offsets = self._offset_by_token()
         self._uses_products = [self._is_product_cheaper(at) for at in range(len(lengths))]
         self._grams: dict[int, Tensor] = {}
         """D_t . D_s [tokens, tokens] of the trajectories measured by products."""
@@ -113,6 +114,15 @@ class TrajectoryGradients:
                     last = group[-1].tokens.stop - tokens.start
                     self._add_products(group, vocabulary, gradient[first:last])
         self._finish_products()
+
+    def _offset_by_token(self) -> Tensor:
+        """[tokens] the offset of each token's trajectory; copied to a GPU once, and not by tile."""
+        if self._weights is None:
+            return self._logits.hidden.new_zeros(0)
+        device = self._logits.hidden.device
+        lengths = torch.tensor(self._lengths, device=device)
+        offsets = torch.tensor(self._weights.offsets, dtype=self._logits.dtype, device=device)
+        return offsets.repeat_interleave(lengths, output_size=sum(self._lengths))
 
     def _busy(self) -> list[bool]:
         """Trajectories with a weight; the others have no gradient."""
@@ -209,10 +219,8 @@ class TrajectoryGradients:
         number = self._weights.groups[group[0].trajectory]
         total = self._matrix_sums.by_group[number, vocabulary]
         add_outer_products(self._logits, total, gradient, hidden)
-        offsets = [self._weights.offsets[piece.trajectory] for piece in group]
-        if any(offsets):
-            lengths = torch.tensor([piece.length for piece in group], device=gradient.device)
-            by_token = gradient.new_tensor(offsets).repeat_interleave(lengths)[:, None]
+        if any(self._weights.offsets[piece.trajectory] for piece in group):
+            by_token = self._offsets[group[0].tokens.start : group[-1].tokens.stop, None]
             total = self._matrix_sums.weighted[vocabulary]
             add_outer_products(self._logits, total, gradient * by_token, hidden)
 

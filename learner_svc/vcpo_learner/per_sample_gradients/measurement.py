@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice
 
 import torch
 from torch import Tensor
@@ -188,13 +188,12 @@ class Measurement:
         tokens = max(each.columns.shape[1] for each in factors)
         for samples in _chunks(norms.device, len(norms), tokens**2):
             parts = [each.part(samples) for each in factors]
-            total = torch.zeros_like(norms[samples])
-            for first, second in combinations_with_replacement(parts, 2):
-                total += first.inner_products(second, self._products) * (
-                    1.0 if first is second else 2.0
-                )
+            total = parts[0].inner_products(parts[0], self._products)
+            for first, second in islice(combinations_with_replacement(parts, 2), 1, None):
+                found = first.inner_products(second, self._products)
+                total += found if first is second else 2.0 * found
             # Rounding may leave the square of a vanishing gradient just under zero.
-            norms[samples] += total.clamp_min(0.0)
+            norms[samples].add_(total.clamp_min_(0.0))
 
     def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:
         if self.weighted_sum is None:
@@ -214,7 +213,7 @@ class Measurement:
             gradients = uses[0].gradients(samples).flatten(1)
             for use in uses[1:]:
                 gradients = gradients + use.gradients(samples).flatten(1)
-            norms[samples] += torch.linalg.vector_norm(gradients, dim=1).double().square()
+            norms[samples].add_(torch.linalg.vector_norm(gradients, dim=1).double().square())
             if self.weighted_sum is not None:
                 self.weighted_sum.add_samples(slot, gradients, samples, matrix)
 

@@ -53,13 +53,13 @@ class WeightedSum:
         if len(gradients) == 1:
             if self._has_offset[samples.start]:
                 weighted.addcmul_(gradients[0], offsets)
-            by_group[first] += gradients[0]
+            by_group[first].add_(gradients[0])
             return
         numbers = torch.arange(first, last + 1, device=gradients.device)[:, None]
         members = (numbers == self._numbers[samples]).to(gradients.dtype)
         sums = torch.cat([offsets[None], members]) @ gradients
         weighted.add_(sums[0])
-        by_group[first : last + 1] += sums[1:]
+        by_group[first : last + 1].add_(sums[1:])
 
     def add_factors(self, slot: Slot, factors: Factors) -> None:
         """Add a matrix's gradients to both sums of a slot, as products over all tokens."""

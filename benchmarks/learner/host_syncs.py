@@ -1,0 +1,247 @@
+"""How often a step would wait for a GPU, and how much a host does in it; counted without a GPU.
+
+A step of the learner in bfloat16, with activation checkpoints: 8 trajectories of one group in one
+micro-step, on a Qwen2 of 28 layers with next to no numbers in them. The branches that a GPU takes
+are taken on the CPU. Counted are
+
+    syncs      what a GPU would have to be waited for: a number read from it, a list copied to it,
+               an operation whose result has a size that it decides
+    launches   operations that compute something; each is at least one kernel
+    host CPU   seconds of this process; the tensors are so small that they are the host's
+
+in the step with exact norms (`opob`), and with the group's mean as baseline (`mean`). The step
+counters of AdamW are numbers of the host and do not count; the optimizer is the CPU's, which
+launches tensor by tensor on both sides.
+
+    python -m benchmarks.learner.host_syncs
+
+The last line printed is JSON. Aims: `syncs_per_micro_step` (of `opob`) at most 60,
+`launch_ratio_vs_mean` at most 1.25, `host_cpu_ratio_vs_mean` at most 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.harness.random_llama import random_groups
+from vcpo.api import VCPORunSpec
+from vcpo_learner.output_head import logit_tiles, trajectory_gradients
+from vcpo_learner.output_head.logit_tiles import TiledLogits
+from vcpo_learner.per_sample_gradients import factors, layer_gradients, measurement
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+PAD_TOKEN_ID: Final = 0
+_READS: Final = ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
+"""Methods of a tensor that read its numbers."""
+_SIZED_BY_NUMBERS: Final = ("nonzero", "unique", "masked_select", "bincount")
+_NO_KERNELS: Final = (
+    *("view", "expand", "detach", "transpose", "slice", "select.int", "permute", "unsqueeze"),
+    *("squeeze", "t.default", "split", "alias", "as_strided", "size", "is_same", "empty"),
+    *("_local_scalar", "promote_types"),
+)
+"""Parts of the names of operations that compute nothing."""
+_METHODS: Final = {"opob": "vcpo2", "mean": "sequenceTis"}
+"""By side."""
+
+
+class Count(TorchDispatchMode):
+    """Counts syncs, by place, and launches, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Count:
+        for name in _READS:
+            self._stack.enter_context(self._counting(Tensor, name))
+        self._stack.enter_context(self._counting(torch, "tensor"))
+        self._stack.enter_context(self._counting(Tensor, "new_tensor"))
+        for name in ("__getitem__", "__setitem__"):
+            self._stack.enter_context(self._counting(Tensor, name, only_lists=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(func)
+        if not any(part in name for part in _NO_KERNELS):
+            self.kernels[name] += 1
+        if any(part in name for part in _SIZED_BY_NUMBERS) or _has_mask(name, args):
+            self._count(name)
+        if name == "aten.repeat_interleave.Tensor" and not (kwargs or {}).get("output_size"):
+            self._count(name)
+        return func(*args, **(kwargs or {}))
+
+    def _counting(self, owner: Any, name: str, *, only_lists: bool = False) -> Any:
+        original = getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if not only_lists or _has_list(arguments[1]):
+                self._count(name)
+            return original(*arguments, **options)
+
+        return patch.object(owner, name, counted)
+
+    def _count(self, what: str) -> None:
+        place = _place()
+        if "torch/optim" not in place:
+            self.syncs[f"{place} {what}"] += 1
+
+
+def _has_list(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, list) for part in parts)
+
+
+def _has_mask(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an operation picks elements by truth values."""
+    if not name.startswith(("aten.index.Tensor", "aten.index_put")):
+        return False
+    return any(each is not None and each.dtype is torch.bool for each in args[1])
+
+
+def _place() -> str:
+    """The line of the learner, or else of a library, that asks."""
+    frames = [frame for frame in traceback.extract_stack() if "/torch/utils/" not in frame.filename]
+    for part in ("vcpo_learner/", "site-packages/"):
+        for frame in reversed(frames):
+            if part in frame.filename:
+                return f"{frame.filename.partition(part)[2]}:{frame.lineno}"
+    return "?"
+
+
+@torch.library.custom_op(
+    "host_syncs::product", mutates_args=(), schema="(Tensor first, Tensor second) -> Tensor"
+)
+def wide_product(first: Tensor, second: Tensor) -> Tensor:
+    """Multiply matrices with sums in float32; one kernel, as on a GPU."""
+    return first.float() @ second.float()
+
+
+@contextmanager
+def gpu_branches() -> Iterator[None]:
+    """Take the branches of a GPU: its factors, sizes and decisions."""
+    gpu = "cuda"
+    changes: list[tuple[Any, str, Any]] = [
+        (layer_gradients, "_first_busy_token", lambda _gradients: 0),
+        (factors, "token_products", lambda first, second: wide_product(first, second.mT)),
+        (factors, "product", wide_product),
+        (TiledLogits, "factors", lambda self, values: values.to(self.input_dtype)),
+        (TiledLogits, "product", lambda _, left, right, out=None: wide_product(left, right)),
+    ]
+    tables: list[dict[str, Any]] = [
+        measurement._CHUNK_ELEMENTS,
+        measurement._FLOPS_PER_TOUCH,
+        trajectory_gradients._FLOPS_PER_TOUCH,
+        logit_tiles._TILE_SIZES,
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.enter_context(patch.object(owner, name, value))
+        for table in tables:
+            stack.enter_context(patch.dict(table, {"cpu": table[gpu]}))
+        yield
+
+
+def count_step(side: str, *, num_layers: int, response_tokens: int) -> dict[str, Any]:
+    """Return what a step of one side does, after one that is not counted."""
+    model = _model(num_layers)
+    update = PolicyUpdate(model, _spec(_METHODS[side]), PAD_TOKEN_ID)
+    groups = random_groups(
+        model, num_groups=1, group_size=8, prompt_tokens=8, response_tokens=response_tokens
+    )
+    update.step(groups, policy_version=0)
+    start_s = time.process_time()
+    update.step(groups, policy_version=0)
+    host_cpu_s = time.process_time() - start_s
+    with Count() as count:
+        update.step(groups, policy_version=0)
+    for name, times in count.kernels.most_common(12):
+        sys.stdout.write(f"{side}: {times:5d} {name}\n")
+    for place, times in count.syncs.most_common(8):
+        sys.stdout.write(f"{side}: {times:4d} {place}\n")
+    return {
+        "syncs": count.syncs.total(),
+        "launches": count.kernels.total(),
+        "host_cpu_s": round(host_cpu_s, 3),
+    }
+
+
+def _model(num_layers: int) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=20_000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        pad_token_id=PAD_TOKEN_ID,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.train(mode=False)
+    return model
+
+
+def _spec(method: str) -> VCPORunSpec:
+    return VCPORunSpec.model_validate(
+        {
+            "model": {"name": "random"},
+            "environment": {"name": "countdown"},
+            "steps": 100,
+            "sampling": {"maxNewTokens": 512},
+            "learner": {"precision": "bfloat16", "activationCheckpointing": "layers"},
+            "algorithm": {"method": method},
+            "batch": {"promptsPerStep": 1, "trajectoriesPerPrompt": 8},
+        }
+    )
+
+
+def main() -> None:
+    """Count every side and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--tokens", type=int, default=48, help="of a response")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with gpu_branches():
+        found = {
+            side: count_step(side, num_layers=arguments.layers, response_tokens=arguments.tokens)
+            for side in _METHODS
+        }
+    opob, mean = found["opob"], found["mean"]
+    line = {
+        "benchmark": "host_syncs",
+        "syncs_per_micro_step": opob["syncs"],
+        "launch_ratio_vs_mean": round(opob["launches"] / mean["launches"], 3),
+        "host_cpu_ratio_vs_mean": round(opob["host_cpu_s"] / mean["host_cpu_s"], 3),
+        "sides": found,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
