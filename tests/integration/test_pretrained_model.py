@@ -27,7 +27,7 @@ metadata: {{name: pretrained}}
 spec:
   model: {{name: {model}}}
   environment: {{name: "sums:Sums", systemPrompt: You answer with a number.}}
-  steps: 2
+  steps: 4
   sampling: {{maxNewTokens: 16}}
   batch: {{promptsPerStep: 2, trajectoriesPerPrompt: 2}}
   evaluation: {{prompts: 3, temperature: 0.05}}
@@ -60,7 +60,7 @@ def metrics(run_dir: Path) -> Metrics:
 
 
 def test_it_takes_its_steps_and_says_what_memory_they_took(metrics: Metrics, run_dir: Path):
-    assert [step.step for step in metrics.steps] == [1, 2]
+    assert [step.step for step in metrics.steps] == [1, 2, 3, 4]
     last = metrics.steps[-1]
     # float32 parameters alone are 0.5 GiB, with their gradient and two moments 2.0.
     assert 2.0 < last.learner_peak_gibibytes < 8.0

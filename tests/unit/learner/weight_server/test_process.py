@@ -167,7 +167,7 @@ async def test_a_process_that_does_not_report_is_replaced(tmp_path, monkeypatch,
 
 async def test_a_process_that_hangs_before_it_serves_is_replaced(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(process_module, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(process_module, "_START_S", 0.2)
+    monkeypatch.setattr(process_module, "_START_S", 0.001)
     server = WeightServer(tmp_path, "127.0.0.1:0")
     server.start()
     try:
@@ -177,7 +177,7 @@ async def test_a_process_that_hangs_before_it_serves_is_replaced(tmp_path, monke
             await server.address()
         await until(lambda: server.num_starts >= 2)
         monkeypatch.setattr(process_module, "_START_S", DEADLINE_S)
-        assert "did not react for 0.2 s and is killed" in caplog.text
+        assert "did not react for 0.001 s and is killed" in caplog.text
         await server.address()
     finally:
         await server.close(0.0)
