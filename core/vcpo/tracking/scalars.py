@@ -28,7 +28,7 @@ _FIELDS: Final = {
     "lag_mean": "off_policy/token_lag_mean_steps",
     "lag_p50": "off_policy/token_lag_median_steps",
     "lag_max": "off_policy/token_lag_max_steps",
-    "lag_limit_steps": "off_policy/lag_limit_steps",
+    "lag_limit_steps": "off_policy/admission_lag_steps",
     "step_s": "learner/learner_step_duration_seconds",
     "idle_s": "learner/learner_idle_seconds",
     "tokens_per_s": "rollout/accepted_tokens_per_second",
