@@ -147,7 +147,7 @@ async def run_worker(options: Options) -> RunPhase:
     """
     setting = _Setting.read(options)
     spec, group = setting.run.spec, setting.group
-    server = WireServer(keys=setting.keys or None, meter=setting.metrics.calls)
+    server = WireServer(keys=setting.keys or None)
     with setting.endpoint:
         with start_errors():
             port = await server.start(

@@ -27,7 +27,6 @@ LOCAL_PARTS: dict[str, tuple[Metric, ...]] = {
     "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),
     "rollout": (
         catalogue.BUILD_INFO,
-        *catalogue.SERVER,
         *catalogue.ROLLOUT,
         *catalogue.ROLLOUT_ENGINE,
     ),

@@ -126,7 +126,6 @@ class RolloutMetrics:
         self.environment_failures = part.counter(rollout.ENVIRONMENT_FAILURES)
         self.environment_hung_calls = part.gauge(rollout.ENVIRONMENT_HUNG_CALLS)
         self.lease_wait_s = part.counter(rollout.LEASE_WAIT)
-        self.calls = _call_meter(part)
 
     def engine(self) -> EngineMetrics:
         """Export the engine's numbers too; called once, for an engine that has them."""

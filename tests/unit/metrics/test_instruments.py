@@ -40,7 +40,7 @@ def families(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
     ("part", "listed"),
     [
         pytest.param(learner, (*catalogue.SERVER, *catalogue.LEARNER), id="learner"),
-        pytest.param(rollout, (*catalogue.SERVER, *catalogue.ROLLOUT), id="rollout"),
+        pytest.param(rollout, catalogue.ROLLOUT, id="rollout"),
         pytest.param(HostMetrics, catalogue.HOST, id="host"),
         pytest.param(OperatorMetrics, (*catalogue.HOST, *catalogue.OPERATOR), id="operator"),
     ],

@@ -249,8 +249,8 @@ AFTER_A_CRASH: Final = Row(
             id=55,
             slug="calls",
             title="Calls",
-            question="Are the calls between the processes of the run answered?",
-            reading="By status code of gRPC, of learner and workers. Codes other than OK that "
+            question="Are the calls of the workers answered?",
+            reading="By status code of gRPC, of the learner. Codes other than OK that "
             "last ask for a look at the logs.",
             unit=AxisUnit.PER_SECOND,
             queries=(

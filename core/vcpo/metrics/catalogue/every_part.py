@@ -33,4 +33,4 @@ RPC_DURATION = histogram(
 )
 
 SERVER = (RPC_REQUESTS, RPC_DURATION)
-"""Metrics of a process that serves calls: learners and rollout workers."""
+"""Metrics of a process that serves calls: a learner."""
