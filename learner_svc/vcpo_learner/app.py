@@ -63,7 +63,7 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.traces import TrajectoryTraces
-from vcpo_learner.training.assembly import training_loop
+from vcpo_learner.training.assembly import TrainingAssembly
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
@@ -179,9 +179,9 @@ class _Learner:
         self.weight_server = options.weight_server(self.folder, keys=self.keys)
         self.policies = PolicyStore(self.folder, incarnation=incarnation, clock=time.monotonic)
         self.tracker = Tracker()
-        self.training = training_loop(
-            run,
-            options.run_dir,
+        self.training = TrainingAssembly(
+            run=run,
+            run_dir=options.run_dir,
             model=policy.model,
             tokenizer=policy.tokenizer,
             update=policy.update,
@@ -196,7 +196,7 @@ class _Learner:
             clock=time.monotonic,
             weight_server=self.weight_server,
             end_within=end_within,
-        )
+        ).loop()
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(
             spec,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -183,6 +184,7 @@ def _by_kernel(flat: Sequence[Tensor], ends: Tensor, longest: int, scoring: _Sco
     return found if isinstance(found, Tensor) else found[0]
 
 
+@cache
 def _grouped(kernel: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
     """Return the argument for fewer keys than queries; torch 2.11 has none, and needs none."""
     takes_argument = "enable_gqa" in inspect.signature(kernel).parameters

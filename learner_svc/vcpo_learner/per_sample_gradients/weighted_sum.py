@@ -11,7 +11,7 @@ from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
 from vcpo_learner.per_sample_gradients.slots import Slot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class WeightedSum:
     """The sum sum_i (offset_i + slope_g(i)) grad f_i, before the slopes are known.
 
@@ -29,9 +29,8 @@ class WeightedSum:
     """`groups` on the device: a copy for each slot would wait for it each time."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_has_offset", (self.offsets != 0.0).tolist())
-        numbers = torch.tensor(self.groups, device=self.offsets.device)
-        object.__setattr__(self, "_numbers", numbers)
+        self._has_offset = (self.offsets != 0.0).tolist()
+        self._numbers = torch.tensor(self.groups, device=self.offsets.device)
 
     def coefficients(self, slopes: Tensor) -> Tensor:
         """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -39,113 +40,136 @@ _END_S: Final = 60.0
 """Time in which the process of a stuck thread ends in order; then it ends at once."""
 
 
-def training_loop(
-    run: VCPORun,
-    run_dir: Path,
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    update: MirroredUpdate,
-    dispatcher: Dispatcher,
-    log: RedoLog,
-    policies: PolicyStore,
-    ranks: Ranks,
-    signals: SignalWindow,
-    gauges: LearnerGauges,
-    records: RunRecords,
-    traces: TrajectoryTraces,
-    clock: Clock,
-    weight_server: WeightServer | None = None,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    end_within: Callable[[float], None] = lambda _: None,
-) -> TrainingLoop:
-    """Return the loop; each of the parts names its owner.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingAssembly:
+    """What a training loop is built from; `loop` gives each of its parts what that part needs."""
 
-    sleep: waits a number of seconds of `clock`.
-    end_within: ends the process after a number of seconds, whatever its threads do.
-    """
+    run: VCPORun
+    run_dir: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    update: MirroredUpdate
+    dispatcher: Dispatcher
+    log: RedoLog
+    policies: PolicyStore
+    ranks: Ranks
+    signals: SignalWindow
+    gauges: LearnerGauges
+    records: RunRecords
+    traces: TrajectoryTraces
+    clock: Clock
+    weight_server: WeightServer | None = None
+    """None: all workers see the folder of the versions."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits a number of seconds of `clock`."""
+    end_within: Callable[[float], None] = lambda _: None
+    """Ends the process after a number of seconds, whatever its threads do."""
 
-    def report_stuck(error: StuckWorkError) -> None:
+    def loop(self) -> TrainingLoop:
+        """Return the loop; call once."""
+        spec = self.run.spec
+        thread = TensorThread(spec, self.clock, self._report_stuck)
+        quarantine = Quarantine(self.run_dir / "quarantine")
+        exclusion = Exclusion(
+            update=self.update,
+            ledger=self.dispatcher.ledger,
+            records=self.records,
+            quarantine=quarantine,
+        )
+        saver = self._saver(thread)
+        step_log = StepLog(spec.steps, clock=self.clock)
+        return TrainingLoop(
+            spec,
+            self.tokenizer,
+            dispatcher=self.dispatcher,
+            log=self.log,
+            health=self.update.health,
+            guard=StepGuard(self.update, quarantine),
+            thread=thread,
+            exclusion=exclusion,
+            saver=saver,
+            rollback=self._rollback(saver, thread),
+            publication=self._publication(thread),
+            recovery=self._recovery(saver, quarantine, exclusion, step_log),
+            mismatch=MismatchWatch(
+                spec,
+                dispatcher=self.dispatcher,
+                signals=self.signals,
+                records=self.records,
+                clock=self.clock,
+            ),
+            signals=self.signals,
+            gauges=self.gauges,
+            records=self.records,
+            traces=self.traces,
+            step_log=step_log,
+            clock=self.clock,
+        )
+
+    def _report_stuck(self, error: StuckWorkError) -> None:
         """Say where the tensor thread stands, and see to it that the process ends."""
-        end_within(_END_S)
-        update.give_up()
+        self.end_within(_END_S)
+        self.update.give_up()
         _LOGGER.error("%s", error.where)
-        records.event("LearnerStuck", str(error))
+        self.records.event("LearnerStuck", str(error))
 
-    spec = run.spec
-    thread = TensorThread(spec, clock, report_stuck)
-    quarantine = Quarantine(run_dir / "quarantine")
-    exclusion = Exclusion(
-        update=update, ledger=dispatcher.ledger, records=records, quarantine=quarantine
-    )
-    saver = RunSaver(
-        run,
-        run_dir,
-        ModelExport(run.metadata.name, spec.model, model, tokenizer),
-        update=update,
-        dispatcher=dispatcher,
-        log=log,
-        tensor_thread=thread,
-        gauges=gauges,
-        records=records,
-        clock=clock,
-        sleep=sleep,
-    )
-    step_log = StepLog(spec.steps, clock=clock)
-    return TrainingLoop(
-        spec,
-        tokenizer,
-        dispatcher=dispatcher,
-        log=log,
-        health=update.health,
-        guard=StepGuard(update, quarantine),
-        thread=thread,
-        exclusion=exclusion,
-        saver=saver,
-        rollback=Rollback(
-            age_steps=spec.rollback_age_steps,
-            update=update,
-            dispatcher=dispatcher,
+    def _saver(self, thread: TensorThread) -> RunSaver:
+        name, model = self.run.metadata.name, self.run.spec.model
+        return RunSaver(
+            self.run,
+            self.run_dir,
+            ModelExport(name, model, self.model, self.tokenizer),
+            update=self.update,
+            dispatcher=self.dispatcher,
+            log=self.log,
+            tensor_thread=thread,
+            gauges=self.gauges,
+            records=self.records,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+    def _rollback(self, saver: RunSaver, thread: TensorThread) -> Rollback:
+        return Rollback(
+            age_steps=self.run.spec.rollback_age_steps,
+            update=self.update,
+            dispatcher=self.dispatcher,
             saver=saver,
             tensor_thread=thread,
-            signals=signals,
-            gauges=gauges,
-            records=records,
-        ),
-        publication=Publication(
-            spec.published_precision,
-            update=update,
+            signals=self.signals,
+            gauges=self.gauges,
+            records=self.records,
+        )
+
+    def _publication(self, thread: TensorThread) -> Publication:
+        return Publication(
+            self.run.spec.published_precision,
+            update=self.update,
             tensor_thread=thread,
-            dispatcher=dispatcher,
-            ranks=ranks,
-            policies=policies,
-            weight_server=weight_server,
-            gauges=gauges,
-            traces=traces,
-            clock=clock,
-            sleep=sleep,
-        ),
-        recovery=Recovery(
-            run,
-            run_dir,
-            update=update,
-            dispatcher=dispatcher,
-            log=log,
+            dispatcher=self.dispatcher,
+            ranks=self.ranks,
+            policies=self.policies,
+            weight_server=self.weight_server,
+            gauges=self.gauges,
+            traces=self.traces,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+    def _recovery(
+        self, saver: RunSaver, quarantine: Quarantine, exclusion: Exclusion, step_log: StepLog
+    ) -> Recovery:
+        return Recovery(
+            self.run,
+            self.run_dir,
+            update=self.update,
+            dispatcher=self.dispatcher,
+            log=self.log,
             saver=saver,
             quarantine=quarantine,
             exclusion=exclusion,
-            signals=signals,
-            gauges=gauges,
-            records=records,
+            signals=self.signals,
+            gauges=self.gauges,
+            records=self.records,
             step_log=step_log,
-        ),
-        mismatch=MismatchWatch(
-            spec, dispatcher=dispatcher, signals=signals, records=records, clock=clock
-        ),
-        signals=signals,
-        gauges=gauges,
-        records=records,
-        traces=traces,
-        step_log=step_log,
-        clock=clock,
-    )
+        )
