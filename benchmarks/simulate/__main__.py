@@ -1,10 +1,9 @@
 """Simulate runs from 10 to 10,000 workers, beside a real run of this machine.
 
 A discrete-event model: workers generate groups, the learner's event loop takes them in, the ledger
-admits, drops and batches them, the learner steps and publishes, and versions reach the workers from
-peer to peer. Admission, buffer and assignment of peers are the product's own code; times are
-constants (`constants`), measured by other benchmarks or, of GPUs, calculated. docs/scaling.md says
-what the numbers mean.
+admits, drops and batches them, the learner steps and publishes, and the workers read the files of
+versions. Admission and buffer are the product's own code; times are constants (`constants`),
+measured by other benchmarks or, of GPUs, calculated. docs/scaling.md says what the numbers mean.
 
     python -m benchmarks.simulate                      everything: two real runs, then the models
     python -m benchmarks.simulate --only local-run     the real runs: about 11 minutes, two cores
@@ -23,7 +22,7 @@ The last line printed is JSON, with what was asked for of:
                             log-normal with sigma 1; `async_over_sync` has other sigmas and k
     async_over_sync_k2_paper_shape  the same for the shape of the paper's longest run, by the share
                             of a synchronous step in which the learner computes
-    scaling                 by model and number of workers: throughput, lag, egress, limit
+    scaling                 by model and number of workers: throughput, lag, limit
     constants               what the simulations used, and where it comes from
 
 Exit status 1 when `matches_local_run` is above .15.
