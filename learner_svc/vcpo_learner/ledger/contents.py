@@ -68,7 +68,7 @@ class LedgerContents:
         self.accuracies: Mapping[int, float] = {}
         """Accuracies of the evaluations so far, by the step at which each began."""
         self.lag_limit: LagLimit | None = None
-        """Limit that is left of the lag limit; None if it was never limited."""
+        """The limit that host, warning or a rollback has set; None if none of them has."""
         self._leased = self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._wasted_tokens: Counter[str] = Counter()

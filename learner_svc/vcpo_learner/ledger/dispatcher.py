@@ -86,12 +86,12 @@ class Dispatcher:
 
     @property
     def lag_limit(self) -> LagLimit:
-        """What host, early warning and rollbacks leave of the run's lag limit."""
+        """What host, early warning and rollbacks leave of `maxPolicyLagSteps`."""
         return self.ledger.lag_limit or LagLimit(steps=self._max_policy_lag_steps)
 
     @property
     def lag_limit_steps(self) -> int:
-        """Lag limit for new work and the next batch, in policy versions; at most the lag limit."""
+        """Limit for new work and the next batch, in versions; at most `maxPolicyLagSteps`."""
         return self.lag_limit_at(self.ledger.version)
 
     def lag_limit_at(self, version: int) -> int:

@@ -11,7 +11,7 @@ from vcpo.wire.v1 import ledger_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagLimit:
-    """What host, early warning and rollbacks leave of the run's lag limit. The ledger holds it.
+    """What host, early warning and rollbacks leave of `maxPolicyLagSteps`. The ledger holds it.
 
     The host owns it: it sees every signal and keeps the history. The learner lowers it by itself
     only while its own early warning throttles it, since the run may be lost before the next poll.

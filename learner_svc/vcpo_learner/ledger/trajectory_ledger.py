@@ -343,7 +343,7 @@ class TrajectoryLedger(LedgerContents):
         self._make(ledger_pb2.Evaluated(step=step, accuracy=accuracy))
 
     def record_lag_limit(self, limit: LagLimit) -> None:
-        """Keep what is left of the lag limit."""
+        """Keep a new lag limit."""
         if limit != self.lag_limit:
             self._make(limit_to_message(limit))
 

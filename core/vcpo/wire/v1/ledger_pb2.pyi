@@ -114,7 +114,7 @@ class LedgerSnapshot(_message.Message):
 
     @_builtins.property
     def lag_limit(self) -> Global___LagLimit:
-        """What is left of the lag limit; absent if it was never limited."""
+        """The limit that host, warning or a rollback has set; absent if none of them has."""
 
     def __init__(
         self,
@@ -481,7 +481,7 @@ Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
 
 @_typing.final
 class LagLimit(_message.Message):
-    """What host, early warning and rollbacks leave of the lag limit."""
+    """What host, early warning and rollbacks leave of maxPolicyLagSteps."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
