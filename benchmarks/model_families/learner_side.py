@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -119,6 +120,8 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention
         )
+        # It writes zeros over what it has read of some families: of Youtu, the padding token's row.
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
         self.trajectories = trajectories
         with torch.no_grad():
             self.logprobs = [plain_logprobs(self.model, each) for each in trajectories]

@@ -2,7 +2,8 @@
 
 A model that is cut over ranks need not fit on one of them. So each rank builds the model with
 parameters on `meta`, which take no memory, cuts it, and reads its own slices of the safetensors
-files. Buffers, such as rotary frequencies, are computed when the model is built; they are real.
+files. One rank does the same: transformers writes zeros over what it has read of some families
+(Youtu's row of the padding token). Buffers, such as rotary frequencies, are computed when the model is built; they are real.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def load_on_ranks(
 ) -> tuple[PolicyNetwork, PreTrainedTokenizerBase]:
     """Load the policy of a run onto its ranks, and its tokenizer; all ranks call it.
 
-    With several ranks each reads its own shards. A rank reads the whole model if it is the only
-    one, if the run trains adapters, or if the files have other names for the parameters.
+    Each rank reads its own shards. It has transformers load the whole model if the run trains
+    adapters, or if the files have other names for the parameters.
 
     context_tokens: longest prompt and response of the run; None for the model's context.
 
@@ -62,7 +63,7 @@ def load_on_ranks(
     """
     name, revision = local_model(settings.name), settings.revision
     trust = settings.trust_remote_code
-    if ranks.communication is not None and settings.lora is None:
+    if settings.lora is None:
         skeleton = build_skeleton(name, revision, context_tokens, trust_remote_code=trust)
         folder = _weights_folder(name, revision)
         if holds_parameters(folder, skeleton):
@@ -70,7 +71,8 @@ def load_on_ranks(
             require_all_trained(skeleton)
             tokenizer = load_vocabulary(skeleton, name, revision, trust_remote_code=trust)
             network = PolicyNetwork(skeleton)
-            place_model(network, ranks, precision)
+            if ranks.communication is not None:  # one rank has nothing to cut
+                place_model(network, ranks, precision)
             fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
             return network, tokenizer
     model, tokenizer = load_policy(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import YoutuConfig, YoutuForCausalLM
 
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
@@ -17,6 +18,7 @@ from vcpo_learner.model.skeleton import (
     holds_parameters,
     load_on_ranks,
 )
+from vcpo_learner.ranks.ranks import Ranks
 
 TINY = "examples/models/tiny"
 CPU = torch.device("cpu")
@@ -76,6 +78,21 @@ def test_each_rank_reads_its_own_slices(model_files):
         assert whole.keys() == expected.keys()
         for name, each in whole.items():
             assert torch.equal(each, expected[name]), name
+
+
+def test_one_rank_has_every_number_of_the_files_in_the_padding_row_too(tmp_path):
+    heads = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    config = YoutuConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, pad_token_id=3,
+        num_attention_heads=2, num_key_value_heads=2, v_head_dim=8, **heads,
+    )  # fmt: skip
+    model = YoutuForCausalLM(config)
+    expected = torch.rand(20, 16)
+    model.model.embed_tokens.weight.data.copy_(expected)
+    model.save_pretrained(tmp_path)
+    tokenizer_of(range(20)).save_pretrained(tmp_path)
+    network, _ = load_on_ranks(Model(name=str(tmp_path)), Ranks(device=CPU), Precision.FLOAT32)
+    assert torch.equal(network.model.get_input_embeddings().weight, expected)
 
 
 def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
