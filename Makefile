@@ -6,6 +6,7 @@ RUN ?= sort-digits
 MINUTES ?= 10
 FAULTS ?= 300
 SEED ?= 1
+PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 1)
 BIN := .venv/bin
 
 .PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom bench clean
@@ -33,8 +34,8 @@ demo-ranks: .venv/installed ## the demo with a learner of two ranks, on the CPU 
 demo-vllm: .venv/installed ## the demo with vLLM and LoRA, adapters swapped while it generates (Linux; about 3 minutes)
 	@$(BIN)/vcpo run examples/sort_digits_vllm.yaml --json
 
-demo-real: .venv/installed ## train a pretrained model of 135 M parameters, SmolLM2, to add (fetches 94 MB; about 20 minutes; ENGINE=vllm)
-	@$(BIN)/python -m examples.demo_real examples/sums_smollm2$(if $(filter vllm,$(ENGINE)),_vllm).yaml
+demo-real: .venv/installed ## train a pretrained model of 135 M parameters, SmolLM2, to add (fetches 94 MB; 10 to 20 minutes; ENGINE=vllm, ENGINE=lora)
+	@$(BIN)/python -m examples.demo_real examples/sums_smollm2$(if $(ENGINE),_$(ENGINE)).yaml
 
 e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster
@@ -43,11 +44,10 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
 test: setup lint ## lint, types, layers, stub drift, then every test
-	@# One file to a process: most of them wait, others are processes by the dozen. The last of all
-	@# watch runs that have a machine for themselves.
+	@# One file to a process, one process more than cores: most tests wait, or start processes by the
+	@# dozen. The last of all watch runs that have a machine for themselves.
 	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz tests/kube tests/integration tests/e2e --ignore tests/e2e/test_cluster.py --numprocesses logical --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest tests/e2e/test_cluster.py tests/chaos --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz tests/kube tests/integration tests/e2e tests/chaos --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/observation
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`

@@ -17,9 +17,15 @@ settings.load_profile("vcpo")
 ROOT = Path(__file__).resolve().parents[1]
 LONG = tuple(
     str(ROOT / "tests" / folder)
-    for folder in ("unit/rollout/engines/vllm", "unit/learner/ranks", "integration")
+    for folder in (
+        "chaos",
+        "e2e/test_cluster.py",
+        "unit/rollout/engines/vllm",
+        "unit/learner/ranks",
+        "integration",
+    )
 )
-"""Folders of files that start engines, ranks or whole runs, and take up to minutes each."""
+"""Files that start engines, ranks or whole runs, and take up to minutes each."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

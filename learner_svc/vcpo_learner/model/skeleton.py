@@ -3,7 +3,8 @@
 A model that is cut over ranks need not fit on one of them. So each rank builds the model with
 parameters on `meta`, which take no memory, cuts it, and reads its own slices of the safetensors
 files. One rank does the same: transformers writes zeros over what it has read of some families
-(Youtu's row of the padding token). Buffers, such as rotary frequencies, are computed when the model is built; they are real.
+(Youtu's row of the padding token). Buffers, such as rotary frequencies, are computed when the model
+is built; they are real.
 """
 
 from __future__ import annotations

@@ -69,6 +69,11 @@ class FreshTokens:
         """Mean of |r|, nats per token; at least one token is needed."""
         return self.absolute_log_ratio / self.num_tokens
 
+    @property
+    def logprob_spread(self) -> float:
+        """Sum of (log mu - its mean)^2, nats^2; at least one token is needed."""
+        return self.logprob_square - self.logprob**2 / self.num_tokens
+
     def __add__(self, other: "FreshTokens") -> "FreshTokens":
         """Return the sums over the tokens of both."""
         if not self.num_blocks:
@@ -134,7 +139,7 @@ def scale_error_of(blocks: Sequence[FreshTokens]) -> Estimate | None:
     if len(blocks) < 2 or not math.isfinite(total.square):
         return None
     x, r = total.logprob / total.num_tokens, total.log_ratio / total.num_tokens
-    spread = total.logprob_square - total.num_tokens * x * x
+    spread = total.logprob_spread
     if not spread > 1e-9 * total.logprob_square:
         return None
     slope = (total.logprob_log_ratio - total.num_tokens * x * r) / spread

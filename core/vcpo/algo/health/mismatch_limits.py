@@ -9,6 +9,9 @@ the workers. Both computations are right, so their difference is rounding.
     variance      of a log ratio, at most the square of that
     scale error   at most `_LARGEST_SCALE_ERROR` beyond what the measured one surely is
 
+A gap below `NEGLIGIBLE_NATS` is no fault, whatever was measured. A policy that is nearly sure of
+each token has gaps of 1e-4 nats that differ from kernel to kernel by more than twice, and a slope.
+
 If both sides compute in float32, what is measured is bfloat16 against float32, and an eighth of it
 is explained: TF32, which a GPU may use for float32, keeps three bits more.
 
@@ -48,6 +51,9 @@ TF32, 0.037 with bfloat16, 0.02 with fp8 and 0.08 with noise of 0.05."""
 _MARGIN: Final = 2.0
 """Factor on the measured gap."""
 
+NEGLIGIBLE_NATS: Final = 1e-3
+"""Mean gap, nats per token, that harms nothing: the ESS ratio of 1,000 tokens is exp(-0.004)."""
+
 _TF32: Final = 1 / 8
 """Rounding of TF32 over that of bfloat16: 10 bits of a fraction instead of 7."""
 
@@ -57,6 +63,9 @@ _LARGEST_SCALE_ERROR: Final = 4e-3
 _VARIANCE_PER_SQUARED_GAP: Final = 4.0
 """Variance of a token's log ratio over its squared mean size. 1.6 for a normal law; 2 to 6.5 were
 measured, because most tokens agree and a few do not."""
+
+NEGLIGIBLE_VARIANCE: Final = _VARIANCE_PER_SQUARED_GAP * NEGLIGIBLE_NATS**2
+"""Variance of a log ratio per token, nats^2, that harms nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +108,10 @@ class MismatchLimits:
         if not kept or not 0.0 < total.square < math.inf:
             return None
         share = _MARGIN * (_TF32 if formats is MismatchClass.EXACT else 1.0)
+        variance = max(share**2 * total.square / total.num_tokens, NEGLIGIBLE_VARIANCE)
         slope = scale_error_of(kept)
         return cls(
-            gap_nats=share * gap_of(kept).value,
-            variance=min(share**2 * total.square / total.num_tokens, MISMATCH_CEILING),
+            gap_nats=max(share * gap_of(kept).value, NEGLIGIBLE_NATS),
+            variance=min(variance, MISMATCH_CEILING),
             scale_error=_LARGEST_SCALE_ERROR + (0.0 if slope is None else slope.least_size),
         )

@@ -38,7 +38,7 @@ from vcpo.algo.health.fresh_tokens import (
     scale_error_of,
     without_largest_gaps,
 )
-from vcpo.algo.health.mismatch_limits import MismatchLimits
+from vcpo.algo.health.mismatch_limits import NEGLIGIBLE_VARIANCE, MismatchLimits
 
 WINDOW_BLOCKS: Final = 64
 """Newest blocks of a worker by which it is judged."""
@@ -102,6 +102,8 @@ class WorkerGap:
 
     gap: Estimate
     scale_error: Estimate | None
+    logprob_variance: float
+    """Variance of log mu over tokens, nats^2."""
     num_tokens: int
     num_blocks: int
 
@@ -124,7 +126,8 @@ class WorkerGap:
         scale = self.scale_error
         if scale is None or limits.scale_error is None:
             return False
-        return scale.least_size > limits.scale_error
+        variance = scale.least_size**2 * self.logprob_variance
+        return scale.least_size > limits.scale_error and not variance <= NEGLIGIBLE_VARIANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,9 +296,11 @@ class MismatchWindow:
             ) from error
 
     def _gap(self, name: str, blocks: Sequence[FreshTokens]) -> WorkerGap:
+        total = sum(blocks, FreshTokens())
         return WorkerGap(
             gap=gap_of(blocks),
             scale_error=scale_error_of(blocks),
+            logprob_variance=total.logprob_spread / total.num_tokens,
             num_tokens=sum(each.num_tokens for each in self.workers[name].blocks),
             num_blocks=len(self.workers[name].blocks),
         )
@@ -361,9 +366,9 @@ def _cause(
     shares = []
     for blocks in pools:
         total = sum(blocks, FreshTokens())
-        spread = total.logprob_square - total.logprob**2 / total.num_tokens
         is_known = 0.0 < total.square < math.inf
-        shares.append(scale_error**2 * spread / total.square if is_known else 0.0)
+        share = scale_error**2 * total.logprob_spread / total.square if is_known else 0.0
+        shares.append(share)
     is_scaled = lower_median(shares) >= _SCALE_SHARE
     return MismatchCause.SCALE if is_scaled else MismatchCause.CONSTANT
 

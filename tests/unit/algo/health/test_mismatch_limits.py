@@ -27,6 +27,11 @@ def test_a_slope_that_rounding_has_is_explained():
     assert MismatchLimits.of_rounding(pool, ROUNDED).scale_error == pytest.approx(0.007)
 
 
+def test_a_gap_that_harms_nothing_is_explained_however_small_rounding_was():
+    limits = MismatchLimits.of_rounding(blocks(2e-4), ROUNDED)
+    assert (limits.gap_nats, limits.variance) == pytest.approx((1e-3, 4e-6))
+
+
 def test_no_rounding_explains_more_than_the_ceiling():
     assert MismatchLimits.of_rounding(blocks(0.1), ROUNDED).variance == MISMATCH_CEILING
     assert MismatchLimits.of_gap(100.0).variance == MISMATCH_CEILING

@@ -238,6 +238,15 @@ def test_a_temperature_that_is_off_is_called_so_however_small_its_gap(seed, leng
     assert review.scale_error == pytest.approx(error, rel=0.1)
 
 
+@pytest.mark.parametrize(("spread", "is_exceeded"), [(0.006, False), (0.06, True)])
+def test_a_policy_that_is_sure_of_each_token_may_round_with_a_slope(spread, is_exceeded):
+    # Measured on a solved task: 0.1 of log mu, in a gap of 5e-4 nats.
+    rng = np.random.default_rng(0)
+    logprobs = -rng.exponential(spread, (64, 32))
+    shown = [block_of_tokens(-0.1 * each + rng.normal(0, 1e-5, 32), each) for each in logprobs]
+    assert window_of(a=shown).review(LIMITS).is_exceeded is is_exceeded
+
+
 @settings(max_examples=8, deadline=None)
 @given(**SAMPLE, size=st.floats(0.0, 0.05))
 def test_rounding_below_the_limit_has_no_cause(seed, length, size):
