@@ -54,6 +54,20 @@ def test_the_gradient_is_the_estimator_written_out_by_hand(baseline, micro_batch
     assert_same(gradient_of_step(model, spec, groups), expected)
 
 
+def test_a_pessimistic_baseline_expects_the_weights_that_the_mismatch_leaves():
+    # log w ~ N(-v/2, v) on policy, with v = log 2: E min(w, c) by its closed form.
+    model = seeded_model(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    spread, edge = math.sqrt(math.log(2.0)), math.log(CAP)
+    below, above = (
+        0.5 * math.erfc(-x / math.sqrt(2))
+        for x in (edge / spread - spread / 2, -edge / spread - spread / 2)
+    )
+    expected = expected_gradient(model, groups, "pessimistic", usual_weight=below + CAP * above)
+    spec = make_spec(baseline="pessimistic", onPolicyEssRatio=0.5)
+    assert_same(gradient_of_step(model, spec, groups), expected)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_is_the_estimators_for_every_family_of_models(family):
     model = seeded_model(FAMILIES[family], dtype=torch.float64)

@@ -60,6 +60,46 @@ def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
     assert result.learning_rate == pytest.approx(1e-3 * math.sqrt(56.25 / 21.25 / 4))
 
 
+def region_rates(base, batches, *, target, horizon):
+    """Rates of a trust region's steps, as its formulas say; batches: (ESS ratio, lag in steps)."""
+    squares, nats, distance, bound = [], 0.0, 0.0, None
+    for ratio, lag in batches:
+        walked = math.sqrt(sum(squares[-lag:])) if lag else 0.0
+        if walked > 0.0:  # means of about ten steps
+            nats, distance = 0.9 * nats - 0.1 * math.log(ratio), 0.9 * distance + 0.1 * walked
+        allowed = base / horizon if bound is None else 2.0 * bound
+        if nats > 0.0:
+            allowed = min(allowed, -math.log(target) * distance / nats / math.sqrt(horizon))
+        bound = min(base, max(allowed, base / 64))
+        rate = bound * min(1.0, math.sqrt(ratio / target))
+        squares.append(rate * rate)
+        yield rate
+
+
+def test_the_rates_of_a_trust_region_are_those_of_its_formulas_step_by_step():
+    # Weights 1, 6/5, 4/5, 1 have an ESS ratio of 16 / 16.32: enough. Those of the helper damp.
+    fields = {"learningRateRule": "trustRegion", "deadBand": 0.0, "targetEssRatio": 0.9}
+    model = seeded_model(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, make_spec(maxPolicyLagSteps=4, **fields), PAD)
+    fresh, stale = (
+        [0.0, math.log(1.2), math.log(0.8), 0.0],
+        [0.0, -math.log(2), *map(math.log, (2, 4))],
+    )
+    ratios = {id(fresh): 4 / 4.08, id(stale): 56.25 / 21.25 / 4}
+    found, batches = [], []
+    for version, weights in enumerate([stale, fresh, fresh, fresh, stale, fresh]):
+        lag = min(version, 2)
+        rows = [
+            trajectory(number, reward=float(number % 2), policy_version=version - lag)
+            for number in range(4)
+        ]
+        group = [with_log_weight(model, *row) for row in zip(rows, weights, strict=True)]
+        found.append(update.step([group], policy_version=version).learning_rate)
+        batches.append((ratios[id(weights)], lag))
+    expected = list(region_rates(1e-3, batches, target=0.9, horizon=32))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():
     model = seeded_model(llama, dtype=torch.float64)
     before = flat(model)
