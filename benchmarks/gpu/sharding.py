@@ -103,7 +103,7 @@ def _step(
 ) -> dict[str, Any]:
     """Take two steps; the numbers of the first, the seconds of the second."""
     network = PolicyNetwork(model)
-    place_model(network, ranks, spec.learner.precision)
+    place_model(network, ranks, spec.learner.number_format)
     update = PolicyUpdate(network, spec, PAD_TOKEN_ID, ranks=ranks)
     before = _checksum(model)
     result = update.step(groups, policy_version=0)

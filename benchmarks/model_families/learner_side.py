@@ -51,7 +51,7 @@ def make_spec(folder: Path, **sections: Mapping[str, Any]) -> VCPORunSpec:
 
 def load_learner(spec: VCPORunSpec) -> tuple[PolicyNetwork, int]:
     """Load the policy as the only rank of a learner does, and the token that pads its rows."""
-    network, tokenizer = load_on_ranks(spec.model, Ranks(device=_CPU), spec.learner.precision)
+    network, tokenizer = load_on_ranks(spec.model, Ranks(device=_CPU), spec.learner.number_format)
     network.model.train(mode=False)
     return network, pad_token_id(tokenizer)
 

@@ -90,7 +90,7 @@ def _gradient(
     torch.set_num_threads(1)
     spec = _spec(folder, environment.size, estimator)
     ranks = join_ranks(environment, spec.learner, "cpu")
-    network, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.precision)
+    network, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.number_format)
     update = PolicyUpdate(network, spec, pad_token_id(tokenizer), ranks=ranks)
     update.begin([trajectories], policy_version=0)
     gradient = {

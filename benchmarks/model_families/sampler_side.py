@@ -67,7 +67,7 @@ async def _worse_version(spec: VCPORunSpec) -> float:
             change_state(network.model, 1.0)  # half of an adapter is 0 at first
         elif version > 1:
             change_state(network.model, 0.1)
-        payload = PublishedState(network.model).whole(group.precision)
+        payload = PublishedState(network.model).whole(group.number_format)
         weights = PolicyWeights.whole(version, bytes(payload))
         await engine.swap_weights(weights if postprocess is None else postprocess(weights))
         sampled = await _sample(engine, version)

@@ -11,12 +11,14 @@ from vcpo.api.files import (
     parse_run,
     run_to_yaml,
 )
+from vcpo.api.gpu_defaults import GpuUse, gpu_warnings, with_gpu_defaults
 from vcpo.api.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
 
 __all__ = [
     "API_VERSION",
     "KIND",
     "FieldProblem",
+    "GpuUse",
     "SpecError",
     "VCPORun",
     "VCPORunSpec",
@@ -24,6 +26,7 @@ __all__ = [
     "batch_warnings",
     "continuation_changes",
     "continuation_document",
+    "gpu_warnings",
     "json_schema",
     "load_document",
     "load_run",
@@ -32,4 +35,5 @@ __all__ = [
     "parse_run",
     "rollout_warnings",
     "run_to_yaml",
+    "with_gpu_defaults",
 ]

@@ -37,10 +37,10 @@ def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
 
 def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
     """Yield sentences about a batch, as `algorithm_warnings` does about an algorithm."""
-    default = Batch.model_fields["micro_batch_trajectories"].default
-    if batch.trajectories < batch.micro_batch_trajectories != default:
+    given = batch.micro_batch_trajectories
+    if given is not None and batch.trajectories < given:
         yield (
-            f"microBatchTrajectories {batch.micro_batch_trajectories} is more than the"
+            f"microBatchTrajectories {given} is more than the"
             f" {batch.trajectories} trajectories of a step, which are one forward pass in any"
             f" case; to save memory, give less than {batch.trajectories}"
         )
@@ -54,7 +54,7 @@ def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
 def rollout_warnings(model: Model, groups: Sequence[RolloutGroup]) -> Iterator[str]:
     """Yield sentences about rollout groups, as `algorithm_warnings` does about an algorithm."""
     for group in groups if model.lora is not None else ():
-        if group.engine == EngineName.VLLM and group.precision is Precision.FLOAT32:
+        if group.engine_name == EngineName.VLLM and group.precision is Precision.FLOAT32:
             yield (
                 f"{group.name}: precision 'float32' makes a worker with a GPU merge the adapters of"
                 " every version into a copy of the model; with 'bfloat16' vLLM serves them beside"

@@ -343,8 +343,9 @@ class Batch(Section):
     """Prompt groups that one optimizer step consumes."""
     trajectories_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
     """Responses sampled for each prompt (group size). Baselines per group need at least 2."""
-    micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Most trajectories in one forward pass. It does not change the update."""
+    micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Most trajectories in one forward pass. It does not change the update. If unset, 64 on a CPU,
+    and on a GPU as many as its memory holds."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Most tokens in one forward pass, padding included; a longer trajectory has a pass for itself.
     It does not change the update. If unset, as many as the GPU's free memory holds; on a CPU there

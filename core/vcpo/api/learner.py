@@ -47,9 +47,9 @@ class GradientMode(StrEnum):
 class Learner(Section):
     """The processes that train."""
 
-    precision: Precision = Precision.FLOAT32
+    precision: Precision | None = None
     """Number format of the forward and backward pass; parameters and optimizer state are always
-    float32."""
+    float32. If unset, `bfloat16` on a GPU, else `float32`."""
     attention: Attention = Attention.AUTO
     """How attention is computed: `sdpa` (PyTorch's own; packed rows need a mask of tokens times
     tokens), `varlen` (within each trajectory, no mask; packed rows become one row without padding),
@@ -103,6 +103,11 @@ class Learner(Section):
     template: PodTemplate = Field(default={})
     """Part of a PodTemplateSpec, merged into the learner's pod in a cluster; the container's name
     is `learner`. Use it for resources, node selection and volumes."""
+
+    @property
+    def number_format(self) -> Precision:
+        """Number format of the passes; one that is unset is that of a CPU."""
+        return self.precision or Precision.FLOAT32
 
     @property
     def ranks_per_replica(self) -> int:

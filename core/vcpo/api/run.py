@@ -61,7 +61,7 @@ BASELINES_OF_PAIRS: Final = (
 _CHECKPOINT_STORAGE_GIBIBYTES: Final = 50
 """Size of the volume where the model's size is not known, and the least one."""
 
-_MAX_VLLM_TEMPERATURE: Final = 2.0
+MAX_VLLM_TEMPERATURE: Final = 2.0
 """Highest temperature that `vllm.SamplingParams` takes (vLLM 0.32); it refuses a request above."""
 
 _Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
@@ -152,7 +152,10 @@ class VCPORunSpec(Section):
         groups = self.rollouts
         if any(each.quantization is not Quantization.NONE or each.noise for each in groups):
             return MismatchClass.QUANTIZED_OR_NOISY
-        if Precision.BFLOAT16 in {self.learner.precision, *(each.precision for each in groups)}:
+        if Precision.BFLOAT16 in {
+            self.learner.number_format,
+            *(each.number_format for each in groups),
+        }:
             return MismatchClass.ROUNDED
         return MismatchClass.EXACT
 
@@ -180,7 +183,7 @@ class VCPORunSpec(Section):
         worker gets the same values in half the bytes. Adapters are published in float32, because a
         worker multiplies them before it rounds.
         """
-        wide = any(group.precision is Precision.FLOAT32 for group in self.rollouts)
+        wide = any(group.number_format is Precision.FLOAT32 for group in self.rollouts)
         return Precision.FLOAT32 if wide or self.model.lora is not None else Precision.BFLOAT16
 
     @property
@@ -267,13 +270,13 @@ class VCPORunSpec(Section):
                 yield conflict(*location, value=longest, message=message)
 
     def _temperature_conflicts(self) -> Iterator[InitErrorDetails]:
-        groups = [group for group in self.rollouts if group.engine == EngineName.VLLM]
+        groups = [group for group in self.rollouts if group.engine_name == EngineName.VLLM]
         for section, given in (("sampling", self.sampling), ("evaluation", self.evaluation)):
             temperature = given.temperature
-            if groups and temperature > _MAX_VLLM_TEMPERATURE:
+            if groups and temperature > MAX_VLLM_TEMPERATURE:
                 name = groups[0].name
                 message = (
-                    f"must be at most {_MAX_VLLM_TEMPERATURE} for engine 'vllm',"
+                    f"must be at most {MAX_VLLM_TEMPERATURE} for engine 'vllm',"
                     f" which rollout group '{name}' uses"
                 )
                 yield conflict(section, "temperature", value=temperature, message=message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
@@ -237,9 +237,10 @@ class RolloutGroup(Section):
 
     name: Annotated[DnsLabel, Field(max_length=20)]
     """Name of the group, unique in the run; part of the workers' names."""
-    engine: Annotated[Text, Field(max_length=256)] = EngineName.HF.value
+    engine: Annotated[Text, Field(max_length=256)] | None = None
     """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU;
-    `package.module:Class` is your own."""
+    `package.module:Class` is your own. If unset, `vllm` if the group sets a field of it, or if the
+    workers have GPUs and vLLM is installed; else `hf`."""
     kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
     """Memory that engine `vllm` takes for keys and values, in GiB, on each of a worker's GPUs. If
     unset, most of a GPU, or 1 GiB on a CPU. Not for engine `hf`."""
@@ -263,9 +264,9 @@ class RolloutGroup(Section):
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] = 64
     """Responses that one worker generates at a time. At least `batch.trajectoriesPerPrompt`. Raise
     it until the worker's memory is used."""
-    precision: Precision = Precision.FLOAT32
+    precision: Precision | None = None
     """Number format of generation. A format other than the learner's lowers the on-policy ESS
-    ratio."""
+    ratio. If unset, `bfloat16` on a GPU, else `float32`."""
     quantization: Quantization = Quantization.NONE
     """Number format of the worker's weight matrices: `none`, `fp8` (E4M3, one scale per 128 x 128
     block) or `int8` (one scale per row). It lowers the on-policy ESS ratio, and the calibration
@@ -289,22 +290,40 @@ class RolloutGroup(Section):
     """Part of a PodTemplateSpec, merged into the workers' pods in a cluster; the container's name
     is `rollout`. Use it for resources, node selection and volumes."""
 
+    @property
+    def engine_name(self) -> str:
+        """Engine that generates; one that is unset is that of a CPU (`vcpo.api.gpu_defaults`)."""
+        if self.engine is not None:
+            return self.engine
+        return (EngineName.VLLM if any(self._fields_of_vllm()) else EngineName.HF).value
+
+    @property
+    def number_format(self) -> Precision:
+        """Number format of generation; one that is unset is that of a CPU."""
+        return self.precision or Precision.FLOAT32
+
+    def _fields_of_vllm(self) -> Iterator[str]:
+        """Yield the fields that the group sets and engine `hf` does not use."""
+        for name in _FIELDS_NOT_OF_HF:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield name
+
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         conflicts = []
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
-        if not is_engine(self.engine):
+        if not is_engine(self.engine_name):
             known = ", ".join(EngineName)
             message = f"is unknown; use one of {known}, or package.module:Class for your own"
             conflicts.append(conflict("engine", value=self.engine, message=message))
         message = "engine 'hf' does not use it; remove it or use engine 'vllm'"
-        for name in _FIELDS_NOT_OF_HF if self.engine == EngineName.HF else ():
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                conflicts.append(conflict(to_camel(name), value=value, message=message))
-        owned = _OWNED_ARGUMENTS if self.engine == EngineName.VLLM else {}
+        unused = self._fields_of_vllm() if self.engine == EngineName.HF else ()
+        conflicts += [
+            conflict(to_camel(name), value=getattr(self, name), message=message) for name in unused
+        ]
+        owned = _OWNED_ARGUMENTS if self.engine_name == EngineName.VLLM else {}
         for name, value in self.engine_arguments.items():
             if (cure := owned.get(name)) is not None:
                 conflicts.append(conflict("engineArguments", name, value=value, message=cure))

@@ -14,15 +14,18 @@ from rich.table import Table
 
 from vcpo.api import (
     FieldProblem,
+    GpuUse,
     SpecError,
     VCPORun,
     algorithm_warnings,
     batch_warnings,
     continuation_changes,
     continuation_document,
+    gpu_warnings,
     json_schema,
     load_run,
     rollout_warnings,
+    with_gpu_defaults,
 )
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
@@ -39,7 +42,7 @@ from vcpo.local.preflight import (
     with_local_paths,
     with_one_replica,
 )
-from vcpo.local.processes.gpu_check import gpu_problems
+from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.answers import answer_lines
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
@@ -110,13 +113,15 @@ def run(
     machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
-    loaded = _load(file, lambda run: [*_inspected(run).problems, *gpu_problems(run)])
+    given = _load(file, lambda run: [*_inspected(run).problems, *gpu_problems(run)])
+    use = local_gpu_use(given.spec)
+    loaded = given.model_copy(update={"spec": with_gpu_defaults(given.spec, use)})
     keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
     found = _inspected(loaded)
     _refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
-    _warn(loaded, found.warnings)
+    _warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
     try:
         # Before the directory is made: a run that cannot start takes no number.
@@ -154,7 +159,9 @@ def validate(file: RunFile) -> None:
     loaded = _load(file, lambda run: _inspected(run).problems)
     found = _inspected(loaded)
     _refuse(file, found.problems)
-    _warn(loaded, found.warnings)
+    uses = (local_gpu_use(loaded.spec), GpuUse.requested(loaded.spec))
+    slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
+    _warn(loaded, [*slow, *found.warnings])
     for problem in gpu_problems(loaded):  # the file may be for another machine
         ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
     batch = loaded.spec.batch

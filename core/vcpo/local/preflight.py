@@ -171,10 +171,10 @@ def _try_environment(run: VCPORun) -> MachineFindings:
 def _try_engines(run: VCPORun) -> MachineFindings:
     """Return the error that a rollout worker would report of an engine of the user's own."""
     for index, group in enumerate(run.spec.rollouts):
-        if ":" in group.engine:
+        if ":" in group.engine_name:
             field = f"spec.rollouts[{index}].engine"
             module = f"{_ROLLOUT_PACKAGE}.engines.engine_trial"
-            return _try(run, module, needs=_TENSORS, field=field, name=group.engine)
+            return _try(run, module, needs=_TENSORS, field=field, name=group.engine_name)
     return MachineFindings()
 
 

@@ -78,7 +78,7 @@ def table_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[Fie
     longest = spec.context_tokens or text.get("max_position_embeddings", original)
     for index, group in enumerate(spec.rollouts):
         own = group.max_model_len
-        if group.engine == EngineName.VLLM and own is not None and own <= original < longest:
+        if group.engine_name == EngineName.VLLM and own is not None and own <= original < longest:
             yield FieldProblem(
                 path=f"spec.rollouts[{index}].maxModelLen",
                 value=str(own),

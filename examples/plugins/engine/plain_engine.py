@@ -62,10 +62,10 @@ class PlainEngine:
             spec.model.name,
             revision=spec.model.revision,
             trust_remote_code=spec.model.trust_remote_code,
-            precision=setting.group.precision,
+            precision=setting.group.number_format,
             context_tokens=spec.context_tokens,
         )
-        place_model(model, torch.device("cpu"), torch_dtype(setting.group.precision))
+        place_model(model, torch.device("cpu"), torch_dtype(setting.group.number_format))
         return cls(model, setting, pause_ms=pause_ms)
 
     async def generate(

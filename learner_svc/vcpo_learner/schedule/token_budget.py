@@ -175,7 +175,7 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
     free, size = free_bytes(ranks.device), ModelSize.of(model)
     if free is None or size is None:
         return None
-    is_half = spec.learner.precision is Precision.BFLOAT16
+    is_half = spec.learner.number_format is Precision.BFLOAT16
     use = MemoryUse(
         activation_bytes=2 if is_half else 4,
         checkpoints_layers=wants_checkpoints(

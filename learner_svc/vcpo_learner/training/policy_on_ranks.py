@@ -50,7 +50,7 @@ class PolicyOnRanks:
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
         network, tokenizer = load_on_ranks(
-            spec.model, ranks, spec.learner.precision, spec.context_tokens
+            spec.model, ranks, spec.learner.number_format, spec.context_tokens
         )
         model = cast("PreTrainedModel", network.model)
         if problems := [*map(str, table_problems(spec, model.config.to_dict()))]:

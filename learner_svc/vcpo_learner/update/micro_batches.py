@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from vcpo.algo import GradientNormEstimator
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import RowLayout
+from vcpo.api.algorithm import Batch, RowLayout
 from vcpo.api.workloads import Precision
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
@@ -29,6 +30,8 @@ from vcpo_learner.schedule.micro_steps import (
     micro_steps,
 )
 from vcpo_learner.schedule.token_budget import MemoryBudget
+
+_TRAJECTORIES_ON_A_CPU: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +103,7 @@ class MicroBatchRunner:
         require_kept_apart(self.network, packs=self._packs, one_row=self.one_row)
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
-            trajectories=spec.batch.micro_batch_trajectories,
+            trajectories=_most_trajectories(spec.batch, memory),
             tokens=spec.batch.tokens_per_micro_batch or held_tokens,
             groups=held_groups,
             counts_padding=not self.one_row,
@@ -108,7 +111,7 @@ class MicroBatchRunner:
         # A sharded model gathers its parameters in the number type of the run.
         self.is_sharded = is_sharded(parameter)
         """Whether ranks hold a part of each parameter, also while some are gathered."""
-        is_half = spec.learner.precision is Precision.BFLOAT16
+        is_half = spec.learner.number_format is Precision.BFLOAT16
         self._use_bfloat16 = is_half and not self.is_sharded
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
@@ -177,6 +180,12 @@ class MicroBatchRunner:
         if not self._use_bfloat16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def _most_trajectories(batch: Batch, memory: MemoryBudget | None) -> int:
+    """Return how many trajectories a micro-batch may have; the memory of a GPU bounds tokens."""
+    unset = _TRAJECTORIES_ON_A_CPU if memory is None else batch.trajectories
+    return batch.micro_batch_trajectories or unset
 
 
 def mesh_place(ranks: Ranks) -> MeshPlace:

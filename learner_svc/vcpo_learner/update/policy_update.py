@@ -135,7 +135,7 @@ class PolicyUpdate:
                 one_row=self._gradient.has_one_row,
                 num_ranks=1 if ranks is None else ranks.size,
                 is_half=is_sharded(next(self._model.parameters()))
-                and spec.learner.precision is Precision.BFLOAT16,
+                and spec.learner.number_format is Precision.BFLOAT16,
             )
         release(self._network)  # so that the optimizer sees the shards of all parameters
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)

@@ -51,7 +51,7 @@ def rounding_limits(
     assumed = MismatchLimits.of_gap(MISMATCH_LIMITS_NATS[formats])
     if formats is MismatchClass.QUANTIZED_OR_NOISY or runner.is_sharded:
         return assumed
-    precisions = {group.precision for group in spec.rollouts}
+    precisions = {group.number_format for group in spec.rollouts}
     is_half = Precision.BFLOAT16 in precisions or formats is MismatchClass.EXACT
     try:
         blocks = _rounding_blocks(runner, _few(groups), is_half=is_half)

@@ -1,14 +1,15 @@
 """The ConfigMap with the run file that all pods read.
 
 It holds only the fields that processes read. Fields for the operator alone stand at their defaults:
-scaling a group or changing a deadline must not restart the learner.
+scaling a group or changing a deadline must not restart the learner. Defaults that depend on GPUs
+are decided here, where pod templates are known.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from vcpo.api import VCPORun, run_to_yaml
+from vcpo.api import GpuUse, VCPORun, run_to_yaml, with_gpu_defaults
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, build_child
 from vcpo_operator.names import RUN_FILE, config_name
 
@@ -44,7 +45,7 @@ _HOST_GROUP_FIELDS = (
 
 def run_file(run: VCPORun) -> str:
     """Return the YAML of a run for its pods; fields for the host alone stand at their defaults."""
-    spec = run.spec
+    spec = with_gpu_defaults(run.spec, GpuUse.requested(run.spec))
     learner = spec.learner.model_copy(update=_defaults(spec.learner, _HOST_LEARNER_FIELDS))
     groups = tuple(
         group.model_copy(update=_defaults(group, _HOST_GROUP_FIELDS)) for group in spec.rollouts

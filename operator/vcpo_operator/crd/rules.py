@@ -219,7 +219,7 @@ ROLLOUT_GROUP: Final = (
     _shipped_or_own("engine", EngineName),
     *(
         Rule(
-            rule=f"{unused} || (has(self.engine) && self.engine != 'hf')",
+            rule=f"{unused} || !has(self.engine) || self.engine != 'hf'",
             message=f"`{field}` may not be given where `engine` is 'hf'",
         )
         for field, unused in (

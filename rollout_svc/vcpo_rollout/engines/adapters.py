@@ -57,15 +57,17 @@ def plan_adapters(
     """
     largest, obstacle = SERVED_RANKS[-1], ""
     if device is None:
-        obstacle = f"engine '{group.engine}' takes full sets of weights"
+        obstacle = f"engine '{group.engine_name}' takes full sets of weights"
     elif rounding is not Quantization.NONE:
         obstacle = f"the worker rounds weights and adapters together to {rounding}"
     elif group.noise is not None:
         obstacle = "noise changes the weights of every version"
     elif lora.rank > largest:
         obstacle = f"vLLM serves ranks up to {largest}, and this one is {lora.rank}"
-    elif device.platform != "cpu" and group.precision is not Precision.BFLOAT16:
-        obstacle = f"a GPU serves adapters in bfloat16 only, and the precision is {group.precision}"
+    elif device.platform != "cpu" and group.number_format is not Precision.BFLOAT16:
+        obstacle = (
+            f"a GPU serves adapters in bfloat16 only, and the precision is {group.number_format}"
+        )
     if obstacle:
         return AdapterPlan(use=AdapterUse.MERGED, reason=obstacle)
     return AdapterPlan(use=AdapterUse.SERVED, reason="vLLM applies them beside its base model")

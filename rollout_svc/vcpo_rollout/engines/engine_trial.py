@@ -22,7 +22,7 @@ def main() -> int:
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
             for group in run.spec.rollouts:
-                if ":" in group.engine:
+                if ":" in group.engine_name:
                     find_engine(run.spec, group)
     except StartError as error:
         return report_start_error(error)

@@ -61,12 +61,14 @@ def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
     lora = spec.model.lora
     quantizes = group.quantization is not Quantization.NONE
     device = None
-    if group.engine == EngineName.VLLM and (quantizes or lora is not None):
+    if group.engine_name == EngineName.VLLM and (quantizes or lora is not None):
         find_engine(spec, group)  # it says what to do if vLLM is missing
         from vcpo_rollout.engines.vllm.start import vllm_device
 
         device = vllm_device()
-    quantization = plan_quantization(group.quantization, precision=group.precision, device=device)
+    quantization = plan_quantization(
+        group.quantization, precision=group.number_format, device=device
+    )
     if quantizes:
         _LOGGER.info("quantization: %s", quantization)
     adapters = None
@@ -126,7 +128,7 @@ def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
             contract.
     """
     group = setting.group
-    field, name = _field(setting.spec, group), group.engine
+    field, name = _field(setting.spec, group), group.engine_name
     try:
         engine = engine_class.load(setting=setting, **group.engine_arguments)
     except (OSError, ValueError):
@@ -153,7 +155,7 @@ def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
     Raises:
         ValueError: naming the field, the value and the cure.
     """
-    field, name = _field(spec, group), group.engine
+    field, name = _field(spec, group), group.engine_name
     cure = beside_or_in("rollout")
     if name == EngineName.VLLM:
         cure = _CURE_OF_VLLM

@@ -212,7 +212,7 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
 )
 def test_what_hf_does_not_use_is_refused_for_it_alone(field, value, got):
     given = f"{field}: {value}"
-    assert problem_lines(f"rollouts: [{{name: a, {given}}}]") == [
+    assert problem_lines(f"rollouts: [{{name: a, engine: hf, {given}}}]") == [
         (
             f"spec.rollouts[0].{field}: engine 'hf' does not use it; remove it or use"
             f" engine 'vllm' (got {got})"
@@ -220,6 +220,8 @@ def test_what_hf_does_not_use_is_refused_for_it_alone(field, value, got):
     ]
     for other in ("vllm", "my_package.engines:Own"):
         assert run_with(f"rollouts: [{{name: a, engine: '{other}', {given}}}]").spec.rollouts
+    (group,) = run_with(f"rollouts: [{{name: a, {given}}}]").spec.rollouts
+    assert group.engine_name == "vllm"
 
 
 @pytest.mark.parametrize("name", ["vlm", "package.module", "my-package:Own", ":Own", "a:b:c"])

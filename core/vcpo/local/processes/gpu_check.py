@@ -1,16 +1,32 @@
-"""Check that this machine has the GPUs that a run's learner and each of its workers need."""
+"""What this machine's GPUs mean for a run: are they enough, and which defaults fit them?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 
-from vcpo.api import FieldProblem, VCPORun
+from vcpo.api import FieldProblem, GpuUse, VCPORun, VCPORunSpec
 from vcpo.local.processes.gpus import (
     TooFewGpusError,
     TooFewWorkerGpusError,
     find_gpus,
     plan_gpus,
 )
+
+
+def local_gpu_use(spec: VCPORunSpec) -> GpuUse:
+    """Return which parts of a local run compute on GPUs: all, if this machine has one."""
+    torch_build = _version("torch")
+    has_gpus = bool(find_gpus()) and not (torch_build or "").endswith("+cpu")
+    # vLLM for CPUs has the same module, and a distribution of another name.
+    return GpuUse.of_machine(spec, has_gpus=has_gpus, has_vllm=_version("vllm") is not None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:

@@ -93,7 +93,7 @@ class VllmSettings:
             model_name=model.name,
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
-            precision=group.precision,
+            precision=group.number_format,
             max_concurrent_sequences=group.max_concurrent_sequences,
             seed=setting.seed,
             kv_cache_gibibytes=group.kv_cache_gibibytes,

@@ -21,7 +21,7 @@ def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_i
         spec = VCPORunSpec.model_validate(
             {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
         )
-        place_model(network, ranks, spec.learner.precision)
+        place_model(network, ranks, spec.learner.number_format)
         update = PolicyUpdate(network, spec, PAD, ranks=ranks)
         if fails_in is not None:
 

@@ -251,7 +251,7 @@ def outcome(case: Case, groups: list[Any], ranks: Ranks) -> Outcome:
     """Two steps; fresh trajectories are scored between the gradient and the step."""
     model = case.make()
     network = PolicyNetwork(model)
-    place_model(network, ranks, case.spec.learner.precision)
+    place_model(network, ranks, case.spec.learner.number_format)
     update = PolicyUpdate(network, case.spec, PAD, ranks=ranks)
     pending = update.begin(groups, policy_version=0)
     gradient = {

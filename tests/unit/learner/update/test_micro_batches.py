@@ -104,6 +104,16 @@ def test_free_memory_sets_what_the_spec_leaves_open():
     assert sorted(list(step.numbers) for step in steps) == [[0], [1], [2]]
 
 
+def test_only_a_cpu_bounds_the_trajectories_that_the_spec_leaves_open():
+    positions = [0] * 100
+    on_gpu = MemoryBudget(tokens=10**6, groups=1)
+    sizes = [
+        [len(step.positions) for step in each.split(TOKENS, positions)]
+        for each in (runner(micro_batch=None), runner(micro_batch=None, memory=on_gpu))
+    ]
+    assert (max(sizes[0]), sizes[1]) == (64, [100])
+
+
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (None, True)])
 def test_a_graph_is_kept_only_of_what_one_micro_batch_holds(tokens, fits):
     assert runner(tokens=tokens).fits_one(TOKENS, POSITIONS) is fits

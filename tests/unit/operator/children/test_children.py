@@ -495,6 +495,17 @@ def test_the_run_file_reads_back_as_a_run():
     assert (read.spec.steps, read.metadata.name) == (7, "demo")
 
 
+def test_pods_that_ask_for_gpus_compute_in_bfloat16_and_generate_with_vllm():
+    asking = {"containers": [{"name": "rollout", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+    groups = [{"name": "main", "template": {"spec": asking}}, {"name": "extra"}]
+    spec = parse_run(parent(learner={"gpusPerReplica": 1}, rollouts=groups).run_file).spec
+    assert spec.learner.precision == "bfloat16"
+    assert [(group.precision, group.engine) for group in spec.rollouts] == [
+        ("bfloat16", "vllm"),
+        ("float32", "hf"),
+    ]
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -104,8 +104,14 @@ def test_a_run_of_defaults_breaks_no_rule():
             "`optimizer.name`",
         ),
         ({"optimizer": {"name": "muon"}, "learner": {"replicas": 2}}, "`optimizer.name`"),
-        ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
-        ({"rollouts": [{"name": "a", "tensorParallelSize": 2}]}, "`tensorParallelSize`"),
+        (
+            {"rollouts": [{"name": "a", "engine": "hf", "kvCacheGibibytes": 2.0}]},
+            "`kvCacheGibibytes`",
+        ),
+        (
+            {"rollouts": [{"name": "a", "engine": "hf", "tensorParallelSize": 2}]},
+            "`tensorParallelSize`",
+        ),
         ({"rollouts": [{"name": "a", "engine": "vlm"}]}, "`engine` must be one of 'hf', 'vllm', o"),
         ({"rollouts": [{"name": "a", "maxModelLen": 1024}]}, "`sampling.maxNewTokens`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
@@ -143,7 +149,8 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
         {"optimizer": {"schedule": "linear", "warmupSteps": 399}, "steps": 400},
         {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 1}},
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
-        {"rollouts": [{"name": "a", "tensorParallelSize": 1}]},
+        {"rollouts": [{"name": "a", "tensorParallelSize": 1, "engine": "hf"}]},
+        {"rollouts": [{"name": "a", "tensorParallelSize": 2, "kvCacheGibibytes": 2.0}]},
         {"rollouts": [{"name": "a", "engine": "pkg.own:Engine", "tensorParallelSize": 2}]},
         {
             "rollouts": [

@@ -1,0 +1,134 @@
+"""Defaults that depend on the machine: number formats and engines of what computes on a GPU.
+
+```
+unset field               on a CPU     on a GPU
+learner.precision         float32      bfloat16
+rollouts[].precision      float32      bfloat16
+rollouts[].engine         hf           vllm where it is installed, else hf
+```
+The host of a run sets them before it writes the file that the processes read, because learner and
+workers must agree: on one machine from the GPUs that it has, in a cluster from those that the pods
+ask for (`GpuUse.requested`). How much a micro-batch holds is left to the learner, which sees the
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from vcpo.api.run import MAX_VLLM_TEMPERATURE, VCPORunSpec
+from vcpo.api.workloads import EngineName, Precision, RolloutGroup
+
+_VENDORS: Final = ("nvidia.com/", "amd.com/")
+"""Domains of the resources that are GPUs, or parts of one, such as `nvidia.com/mig-1g.10gb`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """Which parts of a run compute on GPUs."""
+
+    learner: bool
+    groups: frozenset[str]
+    """Names of the rollout groups whose workers do."""
+    has_vllm: bool
+    """Whether workers can use the vLLM that is built for GPUs."""
+
+    @classmethod
+    def of_machine(cls, spec: VCPORunSpec, *, has_gpus: bool, has_vllm: bool) -> Self:
+        """Return what one machine gives: GPUs to every process, or to none."""
+        names = frozenset(group.name for group in spec.rollouts)
+        return cls(learner=has_gpus, groups=names if has_gpus else frozenset(), has_vllm=has_vllm)
+
+    @classmethod
+    def requested(cls, spec: VCPORunSpec) -> Self:
+        """Return what the pods ask for: by fields, or in the template by resources or claims.
+
+        A pod on a GPU that it did not ask for counts as one on a CPU. The workers' image for GPUs
+        has vLLM.
+        """
+        learner = spec.learner
+        return cls(
+            learner=learner.gpus_per_replica is not None or _asks(learner.template, "learner"),
+            groups=frozenset(
+                group.name
+                for group in spec.rollouts
+                if group.tensor_parallel_size > 1 or _asks(group.template, "rollout")
+            ),
+            has_vllm=True,
+        )
+
+
+def with_gpu_defaults(spec: VCPORunSpec, use: GpuUse) -> VCPORunSpec:
+    """Return a spec whose unset number formats and engines are those of its hardware."""
+    groups = tuple(
+        group.model_copy(
+            update={
+                "precision": group.precision or _precision(on_gpu=group.name in use.groups),
+                "engine": group.engine or _engine(spec, group, use),
+            }
+        )
+        for group in spec.rollouts
+    )
+    own = spec.learner.precision or _precision(on_gpu=use.learner)
+    learner = spec.learner.model_copy(update={"precision": own})
+    return spec.model_copy(update={"learner": learner, "rollouts": groups})
+
+
+def gpu_warnings(spec: VCPORunSpec, use: GpuUse) -> Iterator[str]:
+    """Yield what is slow on these GPUs, in sentences that begin with the field."""
+    slow = "'float32' on a GPU takes several times as long as 'bfloat16', the default there"
+    if use.learner and spec.learner.precision is Precision.FLOAT32:
+        yield f"spec.learner.precision: {slow}"
+    for index, group in enumerate(spec.rollouts):
+        field = f"spec.rollouts[{index}]"
+        if group.name not in use.groups:
+            continue
+        if group.precision is Precision.FLOAT32:
+            yield f"{field}.precision: {slow}"
+        if group.engine is None and not use.has_vllm and not _is_too_hot(spec):
+            yield (
+                f"{field}.engine: 'hf' is used, because vLLM for GPUs is not installed here, and"
+                " is many times slower; pip install 'vcpo[rollout]' installs vLLM"
+            )
+
+
+def _precision(*, on_gpu: bool) -> Precision:
+    return Precision.BFLOAT16 if on_gpu else Precision.FLOAT32
+
+
+def _engine(spec: VCPORunSpec, group: RolloutGroup, use: GpuUse) -> str:
+    if group.name in use.groups and use.has_vllm and not _is_too_hot(spec):
+        return EngineName.VLLM.value
+    return group.engine_name
+
+
+def _is_too_hot(spec: VCPORunSpec) -> bool:
+    """Return whether vLLM refuses a temperature of the run."""
+    return max(spec.sampling.temperature, spec.evaluation.temperature) > MAX_VLLM_TEMPERATURE
+
+
+def _asks(template: Mapping[str, Any], container: str) -> bool:
+    """Return whether a container of a pod template asks for a GPU, or claims a device.
+
+    What cannot be merged into a pod asks for nothing; it is refused elsewhere.
+    """
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    for each in containers if isinstance(containers, list) else ():
+        if isinstance(each, Mapping) and each.get("name") == container:
+            resources = each.get("resources")
+            return isinstance(resources, Mapping) and any(_devices(resources))
+    return False
+
+
+def _devices(resources: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the GPUs among a container's resources, and its claims."""
+    for part in ("requests", "limits"):
+        amounts = resources.get(part)
+        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+            if str(name).startswith(_VENDORS) and str(amount) != "0":
+                yield str(name)
+    claims = resources.get("claims")
+    yield from map(str, claims if isinstance(claims, list) else ())
