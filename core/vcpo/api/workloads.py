@@ -80,6 +80,15 @@ class EngineName(StrEnum):
     """vLLM, in processes of its own."""
 
 
+class KvCache(StrEnum):
+    """What becomes of the keys and values of running sequences when a version comes."""
+
+    RECOMPUTE = "recompute"
+    """The new weights compute them again."""
+    KEEP = "keep"
+    """They stay, and the new weights read them."""
+
+
 class Lora(Section):
     """Low-rank adapters (arXiv 2106.09685), trained and published instead of all parameters."""
 
@@ -220,6 +229,7 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 _FIELDS_NOT_OF_HF: Final = (
+    "kv_cache",
     "kv_cache_gibibytes",
     "tensor_parallel_size",
     "engine_arguments",
@@ -241,6 +251,12 @@ class RolloutGroup(Section):
     """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU;
     `package.module:Class` is your own. If unset, `vllm` if the group sets a field of it, or if the
     workers have GPUs and vLLM is installed; else `hf`."""
+    kv_cache: KvCache = KvCache.RECOMPUTE
+    """Keys and values of running responses when engine `vllm` takes in a version: `recompute` (the
+    new weights read prompt and response again, which takes long if they are long), or `keep`
+    (generation goes on with the old ones). What was kept is labelled, and counts as sampled; the
+    mismatch of worker and learner is measured on other tokens. Not for engine `hf`, which
+    recomputes."""
     kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
     """Memory that engine `vllm` takes for keys and values, in GiB, on each of a worker's GPUs. If
     unset, most of a GPU, or 1 GiB on a CPU. Not for engine `hf`."""
@@ -319,9 +335,10 @@ class RolloutGroup(Section):
             message = f"is unknown; use one of {known}, or package.module:Class for your own"
             conflicts.append(conflict("engine", value=self.engine, message=message))
         message = "engine 'hf' does not use it; remove it or use engine 'vllm'"
-        unused = self._fields_of_vllm() if self.engine == EngineName.HF else ()
+        given = self.model_dump(mode="json")
         conflicts += [
-            conflict(to_camel(name), value=getattr(self, name), message=message) for name in unused
+            conflict(to_camel(name), value=given[name], message=message)
+            for name in (self._fields_of_vllm() if self.engine == EngineName.HF else ())
         ]
         owned = _OWNED_ARGUMENTS if self.engine_name == EngineName.VLLM else {}
         for name, value in self.engine_arguments.items():

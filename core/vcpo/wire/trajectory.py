@@ -46,6 +46,10 @@ class VersionSpan:
     policy_version: int
     num_tokens: int
     """Length of the run, at least 1."""
+    key_age_versions: int = 0
+    """How many versions the oldest keys and values that its tokens may have read are older than the
+    weights; 0 if they read none that is older. Else no version alone gives their
+    log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +162,12 @@ class Trajectory:
         """The newest version that sampled a token of the response."""
         return max(span.policy_version for span in self.version_spans)
 
-    def num_tokens_of(self, policy_version: int) -> int:
-        """Return the number of response tokens that a version sampled."""
+    def num_fresh_tokens(self, policy_version: int) -> int:
+        """Return the number of response tokens that a version alone sampled."""
         return sum(
-            span.num_tokens for span in self.version_spans if span.policy_version == policy_version
+            span.num_tokens
+            for span in self.version_spans
+            if span.policy_version == policy_version and span.key_age_versions == 0
         )
 
     def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
@@ -191,8 +197,7 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
     message.prompt_token_ids = pack_token_ids(trajectory.prompt_token_ids)
     message.response_token_ids = pack_token_ids(trajectory.response_token_ids)
     message.rollout_logprobs = pack_logprobs(trajectory.rollout_logprobs)
-    for span in trajectory.version_spans:
-        message.version_spans.add(policy_version=span.policy_version, num_tokens=span.num_tokens)
+    message.version_spans.extend(_span_messages(trajectory.version_spans))
     message.reward = trajectory.reward
     message.finish_reason = _TO_WIRE[trajectory.finish_reason]
     for inserted in trajectory.inserted_spans:
@@ -327,20 +332,37 @@ def _token_ids(field: str, data: bytes) -> PackedTokenIds:
 
 def _span_messages(spans: Iterable[VersionSpan]) -> list[work_pb2.VersionSpan]:
     return [
-        work_pb2.VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
+        work_pb2.VersionSpan(
+            policy_version=span.policy_version,
+            num_tokens=span.num_tokens,
+            key_age_versions=span.key_age_versions,
+        )
         for span in spans
     ]
+
+
+def spans_from_messages(messages: Iterable[work_pb2.VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Return the records of spans that were checked."""
+    return tuple(
+        VersionSpan(
+            policy_version=span.policy_version,
+            num_tokens=span.num_tokens,
+            key_age_versions=span.key_age_versions,
+        )
+        for span in messages
+    )
 
 
 def _spans(
     field: str, messages: Sequence[work_pb2.VersionSpan], num_tokens: int
 ) -> tuple[VersionSpan, ...]:
-    spans = tuple(
-        VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
-        for span in messages
-    )
-    if any(span.num_tokens < 1 for span in spans):
-        raise InvalidMessageError(field, "an empty span", "spans of at least 1 token")
+    spans = spans_from_messages(messages)
+    for span in spans:
+        if span.num_tokens < 1:
+            raise InvalidMessageError(field, "an empty span", "spans of at least 1 token")
+        if (age := span.key_age_versions) > span.policy_version:
+            requirement = f"at most the span's version ({span.policy_version})"
+            raise InvalidMessageError(f"{field}.key_age_versions", age, requirement)
     covered = sum(span.num_tokens for span in spans)
     if covered != num_tokens:
         requirement = f"spans over all sampled tokens ({num_tokens})"

@@ -289,7 +289,7 @@ def newest_trajectories(
     for trajectory in filter(None, chain.from_iterable(zip_longest(*groups))):
         if num_tokens <= 0:
             break
-        if (own := trajectory.num_tokens_of(policy_version)) > 0:
+        if (own := trajectory.num_fresh_tokens(policy_version)) > 0:
             found.append(trajectory)
             num_tokens -= own
     return found

@@ -18,8 +18,8 @@ from vcpo.wire.trajectory import (
     FinishReason,
     TokenSpan,
     Trajectory,
-    VersionSpan,
     routes_from_message,
+    spans_from_messages,
     trajectory_to_message,
     worker_of,
 )
@@ -247,10 +247,7 @@ def _trajectory(message: work_pb2.Trajectory) -> Trajectory:
         prompt_token_ids=PackedTokenIds(message.prompt_token_ids),
         response_token_ids=PackedTokenIds(message.response_token_ids),
         rollout_logprobs=PackedLogprobs(message.rollout_logprobs),
-        version_spans=tuple(
-            VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
-            for span in message.version_spans
-        ),
+        version_spans=spans_from_messages(message.version_spans),
         reward=message.reward,
         finish_reason=_FINISH_REASONS[message.finish_reason],
         inserted_spans=tuple(

@@ -1,8 +1,9 @@
 """Fresh tokens: the learner scored them with the version that sampled them.
 
 Their log ratios contain no staleness, only the mismatch of the two engines. A trajectory may be
-fresh in part: after a change of version during its generation, its last tokens are fresh. A
-response that one worker began and another resumed says nothing about either, and is left out.
+fresh in part: after a change of version during its generation, its last tokens are fresh, unless
+they read keys and values of older weights (`kvCache: keep`). A response that one worker began and
+another resumed says nothing about either, and is left out.
 """
 
 from __future__ import annotations
@@ -175,7 +176,11 @@ def _stretches(trajectories: Sequence[Trajectory], policy_version: int) -> Itera
     for trajectory in trajectories:
         worker = trajectory.worker_id
         for span in trajectory.version_spans:
-            is_fresh = span.policy_version == policy_version and worker is not None
+            is_fresh = (
+                worker is not None
+                and span.policy_version == policy_version
+                and span.key_age_versions == 0
+            )
             if not is_fresh and end > start:
                 yield _Stretch(worker=worker or "", start=start, end=end, position=start - first)
             end += span.num_tokens

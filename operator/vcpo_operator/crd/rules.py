@@ -223,6 +223,7 @@ ROLLOUT_GROUP: Final = (
             message=f"`{field}` may not be given where `engine` is 'hf'",
         )
         for field, unused in (
+            ("kvCache", "!has(self.kvCache) || self.kvCache == 'recompute'"),
             ("kvCacheGibibytes", "!has(self.kvCacheGibibytes)"),
             ("tensorParallelSize", "!has(self.tensorParallelSize) || self.tensorParallelSize == 1"),
         )

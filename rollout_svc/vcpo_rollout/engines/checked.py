@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NoReturn
 
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.packing import HIGHEST_LOGPROB, LOWEST_LOGPROB
-from vcpo.wire.trajectory import PartialResponse
+from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import (
     Engine,
     EngineError,
@@ -181,8 +181,17 @@ def _problems(
     for logprob in generation.logprobs:
         if not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:  # also of NaN
             yield f"the log-probability {logprob}, outside {LOWEST_LOGPROB:g} to 0"
-    spans = ([span.policy_version] * span.num_tokens for span in generation.version_spans)
-    versions = list(chain.from_iterable(spans))
+    yield from _span_problems(generation.version_spans, start, num_tokens, known_versions)
+
+
+def _span_problems(
+    spans: Sequence[VersionSpan], start: int, num_tokens: int, known_versions: Collection[int]
+) -> Iterator[str]:
+    """Yield what is wrong with the spans over tokens of which those from `start` on are new."""
+    for span in spans:
+        if not 0 <= span.key_age_versions <= span.policy_version:
+            yield f"keys {span.key_age_versions} versions older than version {span.policy_version}"
+    versions = list(chain.from_iterable([each.policy_version] * each.num_tokens for each in spans))
     if len(versions) != num_tokens:
         yield f"version spans over {len(versions)} tokens for {num_tokens} tokens"
     if unknown := set(versions[start:]) - set(known_versions):

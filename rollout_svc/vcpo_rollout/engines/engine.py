@@ -15,7 +15,8 @@ and keeps three promises that training rests on:
         temperature, over the tokens of the model's vocabulary (`vcpo.service.vocabulary`). So a
         cut of the distribution (top-k, top-p) is not sampled from, and no draft decides.
     *Versions*: each token carries the version whose weights gave that distribution. A running
-        sequence goes on with the new weights after a swap, its cache computed again with them.
+        sequence goes on with the new weights after a swap, its cache computed again with them; or
+        its spans say by how many versions the keys that it reads are older.
     *Whole state*: once `swap_weights` returns, the model holds every parameter (rounded to its own
         format) and persistent buffer of the version, and no other. If not, the call raises.
 

@@ -206,6 +206,7 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
     ("field", "value", "got"),
     [
         ("kvCacheGibibytes", "2.0", "2.0"),
+        ("kvCache", "keep", "'keep'"),
         ("tensorParallelSize", "2", "2"),
         ("engineArguments", "{block_size: 32}", "{'block_size': 32}"),
     ],

@@ -62,7 +62,12 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         prompt_token_ids=tuple(draw(st.lists(TOKENS, min_size=1, max_size=9))),
         response_token_ids=tuple(draw(st.lists(TOKENS, min_size=length, max_size=length))),
         rollout_logprobs=tuple(draw(st.lists(FLOAT32_LOGPROBS, min_size=size, max_size=size))),
-        version_spans=tuple(VersionSpan(policy_version=v, num_tokens=n) for v, n in spans),
+        version_spans=tuple(
+            VersionSpan(
+                policy_version=v, num_tokens=n, key_age_versions=draw(st.integers(0, min(v, 3)))
+            )
+            for v, n in spans
+        ),
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         finish_reason=draw(st.sampled_from(FinishReason)),
         inserted_spans=tuple(inserted),
@@ -248,6 +253,10 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
         (
             lambda one: one.version_spans.add(policy_version=6, num_tokens=0),
             "version_spans: must be spans of at least 1 token, got 'an empty span'",
+        ),
+        (
+            lambda one: setattr(one.version_spans[0], "key_age_versions", 5),
+            "version_spans.key_age_versions: must be at most the span's version (4), got 5",
         ),
         (
             lambda one: setattr(one, "reward", float("nan")),

@@ -600,18 +600,24 @@ class VersionSpan(_message.Message):
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    KEY_AGE_VERSIONS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     num_tokens: _builtins.int
     """At least 1."""
+    key_age_versions: _builtins.int
+    """How many versions the oldest keys and values that the tokens may have read are older than the
+    weights, at most policy_version; 0 if they read none that is older.
+    """
     def __init__(
         self,
         *,
         policy_version: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
+        key_age_versions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "policy_version", b"policy_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_age_versions", b"key_age_versions", "num_tokens", b"num_tokens", "policy_version", b"policy_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

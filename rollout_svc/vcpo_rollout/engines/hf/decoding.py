@@ -48,8 +48,9 @@ class PartialSequence:
     """The tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     """The log-probability of each sampled token, after temperature."""
-    policy_versions: list[int] = field(default_factory=list)
-    """The version that sampled each token."""
+    labels: list[tuple[int, int]] = field(default_factory=list)
+    """The version that sampled each token, and by how many versions the keys that it read may be
+    older, as another engine kept them (`VersionSpan.key_age_versions`)."""
     routes: list[Tensor] = field(default_factory=list)
     """The experts of the tokens that were read, in order; [tokens, layers, choices] each."""
 
@@ -58,7 +59,8 @@ class PartialSequence:
             self.token_ids += partial_response.token_ids
             self.logprobs += partial_response.logprobs
             for span in partial_response.version_spans:
-                self.policy_versions += [span.policy_version] * span.num_tokens
+                label = (span.policy_version, span.key_age_versions)
+                self.labels += [label] * span.num_tokens
 
     @property
     def context(self) -> list[int]:
@@ -77,8 +79,10 @@ class PartialSequence:
     def version_spans(self) -> tuple[VersionSpan, ...]:
         """Which version sampled which tokens, in order."""
         return tuple(
-            VersionSpan(policy_version=version, num_tokens=len(list(tokens)))
-            for version, tokens in groupby(self.policy_versions)
+            VersionSpan(
+                policy_version=version, num_tokens=len(list(tokens)), key_age_versions=key_age
+            )
+            for (version, key_age), tokens in groupby(self.labels)
         )
 
     def to_generation(self, finish_reason: FinishReason) -> Generation:
@@ -225,7 +229,7 @@ class DecodeBatch:
             )
         sequence.token_ids.append(token_id)
         sequence.logprobs.append(logprob)
-        sequence.policy_versions.append(policy_version)
+        sequence.labels.append((policy_version, 0))
         stops = self._stop_strings
         if token_id in self._end_token_ids or (
             stops is not None and stops.completed_by_last(sequence.token_ids)

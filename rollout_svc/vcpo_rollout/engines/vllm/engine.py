@@ -3,9 +3,11 @@
     generate      --> AsyncLLM --> scheduler, model        (vLLM does the continuous batching)
     swap_weights  --> pause, keeping sequences --> load (`loaders`) --> label --> resume
 
-A pause falls between two decoding steps and clears all keys and values. vLLM then reads running
-sequences again with the new weights: the log-probability of a token equals that of a full forward
-pass with the version that labels it.
+A pause falls between two decoding steps. With `kvCache: recompute` it clears all keys and values.
+vLLM then reads running sequences again with the new weights: the log-probability of a token equals
+that of a full forward pass with the version that labels it. With `keep` running sequences go on
+with the keys and values that they have, and their further tokens say how old these may be. A salt
+for each version keeps others from reading them: vLLM shares a prefix among requests of one salt.
 
 Lifecycle: the engine serves until `close`, until vLLM's processes end, or until a swap fails
 half-way and the weights are unknown. In each case every open call raises EngineError, and so does
@@ -27,7 +29,7 @@ from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vcpo.api.workloads import Lora
+from vcpo.api.workloads import KvCache, Lora
 from vcpo.service.vocabulary import vocabulary_of
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -73,6 +75,7 @@ class VllmEngine:
     skeleton: the model in `transformers`, against which weights are checked.
     stop_strings: that end a response; None if only end tokens do.
     lora: of the adapters that versions consist of; None for versions of all parameters.
+    kv_cache: what becomes of keys and values when a version comes.
     last_error: that of vLLM's processes; None if they were started without.
     swap_timeout_s: limit of a whole swap; a longer one is stuck, and the engine ends.
     """
@@ -85,6 +88,7 @@ class VllmEngine:
         end_token_ids: frozenset[int],
         stop_strings: StopStrings | None = None,
         lora: Lora | None = None,
+        kv_cache: KvCache = KvCache.RECOMPUTE,
         last_error: LastError | None = None,
         swap_timeout_s: float = SWAP_TIMEOUT_S,
     ) -> None:
@@ -103,6 +107,9 @@ class VllmEngine:
         )
         self._numbers = itertools.count()
         self._policy_version: int | None = None
+        self._keeps_keys = kv_cache is KvCache.KEEP
+        self._keys_version: int | None = None
+        """Oldest version of keys and values that a request may read that comes now."""
         self._ready = asyncio.Event()
         self._swap_order = asyncio.Lock()
         self._open: set[asyncio.Task[Any]] = set()
@@ -145,6 +152,7 @@ class VllmEngine:
             end_token_ids=end_token_ids,
             stop_strings=stop_strings,
             lora=settings.lora,
+            kv_cache=settings.kv_cache,
             last_error=last_error,
         )
 
@@ -262,7 +270,6 @@ class VllmEngine:
         if self._stop_strings is not None:
             streamed = StreamedResponse(self._stop_strings, request)
         params = sampling_params(request, self._end_token_ids, streams=streamed is not None)
-        prompt = tokens_input([*request.prompt_token_ids, *resumed])
         name = str(next(self._numbers))
         output: CompletionOutput | None = None
         aborting = None
@@ -272,6 +279,9 @@ class VllmEngine:
             await self._wait_until_ready(interrupt)
             if interrupt is not None and interrupt.is_set():
                 raise GenerationInterruptedError(partial_response)
+            keys_version = self._keys_version
+            salt = None if keys_version is None else f"version-{keys_version}"
+            prompt = tokens_input([*request.prompt_token_ids, *resumed], cache_salt=salt)
             lora_request = self._loader.lora_request
             async for update in self._llm.generate(prompt, params, name, lora_request=lora_request):
                 output = update.outputs[0]
@@ -286,7 +296,7 @@ class VllmEngine:
                 aborting.cancel()
         if streamed is not None and output is not None:
             output = streamed.whole(output)
-        return to_generation(output, partial_response)
+        return to_generation(output, partial_response, keys_version=keys_version)
 
     async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:
         """Wait for the first policy or the interrupt."""
@@ -326,13 +336,18 @@ class VllmEngine:
 
     async def _swap_between_steps(self, update: Any, policy_version: int) -> int:
         """Load a version while vLLM is paused; return the number of running sequences."""
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        in_use = self._policy_version
+        # After a learner's restart a number may come again, with other weights.
+        keeps = self._keeps_keys and in_use is not None and in_use < policy_version
+        await self._llm.pause_generation(mode="keep", clear_cache=not keeps)
         try:
             num_running: int = self._llm.get_num_unfinished_requests()
-            if self._policy_version is None and self._vocabulary is not None:
+            if in_use is None and self._vocabulary is not None:
                 tokens = (self._vocabulary.num_tokens, list(self._vocabulary.holes))
                 await self._llm.collective_rpc("sample_only", args=tokens)
             await self._loader.load(self._llm, update, policy_version)
+            if self._keeps_keys:
+                self._keys_version = policy_version
         except BaseException as error:  # also a cancelled swap
             # After half a swap some layers have no values, and a decoding step would kill vLLM's
             # process: the engine must end before the pause does.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TypeVar
 
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import layerwise_groups
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind
 
 from vcpo.wire.limits import MAX_ROUTE_BYTES
@@ -57,9 +57,15 @@ def sampling_params(
 
 
 def to_generation(
-    output: CompletionOutput | None, partial_response: PartialResponse | None
+    output: CompletionOutput | None,
+    partial_response: PartialResponse | None,
+    *,
+    keys_version: int | None = None,
 ) -> Generation:
     """Return a finished sequence: the tokens of `partial_response`, then those of `output`.
+
+    keys_version: oldest version of keys and values that `output` may have read at its beginning;
+        None if each version computed its own.
 
     Raises:
         GenerationInterruptedError: with the tokens so far, when the sequence was aborted.
@@ -70,7 +76,7 @@ def to_generation(
     reason = _FINISH_REASONS.get(output.finish_reason)
     if not output.token_ids:
         raise GenerationInterruptedError(partial_response)
-    sampled = _to_partial_response(output)
+    sampled = _to_partial_response(output, keys_version)
     whole = sampled
     if partial_response is not None:
         whole = PartialResponse(
@@ -103,7 +109,7 @@ def _to_expert_routes(output: CompletionOutput) -> ExpertRoutes | None:
     )
 
 
-def _to_partial_response(output: CompletionOutput) -> PartialResponse:
+def _to_partial_response(output: CompletionOutput, keys_version: int | None) -> PartialResponse:
     logprobs = tuple(
         float(at[token_id].logprob)
         for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
@@ -113,13 +119,26 @@ def _to_partial_response(output: CompletionOutput) -> PartialResponse:
             f"policy version {output.weight_versions[-1].version} gives logits that are not "
             "finite; look at the learner's last steps"
         )
-    spans = tuple(
-        VersionSpan(policy_version=int(span.version), num_tokens=span.end - span.start)
-        for span in output.weight_versions
-    )
     return PartialResponse(
-        token_ids=tuple(output.token_ids), logprobs=logprobs, version_spans=spans
+        token_ids=tuple(output.token_ids),
+        logprobs=logprobs,
+        version_spans=tuple(_labelled(output.weight_versions, keys_version)),
     )
+
+
+def _labelled(
+    sampled: Iterable[WeightVersionSpan], keys_version: int | None
+) -> Iterator[VersionSpan]:
+    """Yield spans with the age of the keys that they may have read; as `to_generation`."""
+    for span in sampled:
+        version, age = int(span.version), 0
+        if keys_version is not None:
+            # A version that is no later one clears what was there.
+            keys_version = min(keys_version, version)
+            age = version - keys_version
+        yield VersionSpan(
+            policy_version=version, num_tokens=span.end - span.start, key_age_versions=age
+        )
 
 
 def tensors_to_send(

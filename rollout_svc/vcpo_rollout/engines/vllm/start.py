@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import KvCache, Lora, Precision
 from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.service.rotary_table import table_length
 from vcpo_rollout.engines.adapters import SERVED_RANKS
@@ -68,6 +68,8 @@ class VllmSettings:
     seed: int
     kv_cache_gibibytes: float | None
     """Memory for keys and values; None is nine tenths of a GPU's memory, or 1 GiB on a CPU."""
+    kv_cache: KvCache = KvCache.RECOMPUTE
+    """What becomes of keys and values when a version comes."""
     gpu_memory_ratio: float | None = None
     """Largest share of a GPU's memory for weights, keys and values together; None is vLLM's
     default, nine tenths."""
@@ -97,6 +99,7 @@ class VllmSettings:
             max_concurrent_sequences=group.max_concurrent_sequences,
             seed=setting.seed,
             kv_cache_gibibytes=group.kv_cache_gibibytes,
+            kv_cache=group.kv_cache,
             online_quantization=setting.online_quantization,
             lora=model.lora if setting.serves_adapters else None,
             tensor_parallel_size=group.tensor_parallel_size,

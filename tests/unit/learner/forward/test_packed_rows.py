@@ -189,5 +189,5 @@ def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
         fresh = update.finish(update.begin(groups, policy_version=9), mixed).fresh
         found.append(sum(fresh.values(), FreshTokens()))
     padded, packed = found
-    assert packed.num_tokens == padded.num_tokens == sum(one.num_tokens_of(9) for one in mixed)
+    assert packed.num_tokens == padded.num_tokens == sum(one.num_fresh_tokens(9) for one in mixed)
     assert packed.absolute_log_ratio == pytest.approx(padded.absolute_log_ratio, rel=1e-9)

@@ -96,7 +96,10 @@ def test_the_newest_responses_are_those_with_tokens_of_a_version_one_of_each_pro
     ids = [one.trajectory_id for one in ledger.newest_trajectories(3, num_tokens=100)]
     assert ids == [f"{lease.lease_id}/{n}" for n in (0, 1) for lease in (second, first)]
     assert ledger.newest_trajectories(4, num_tokens=100) == []
-    assert [one.num_tokens_of(2) for one in ledger.newest_trajectories(2, num_tokens=3)] == [1, 2]
+    assert [one.num_fresh_tokens(2) for one in ledger.newest_trajectories(2, num_tokens=3)] == [
+        1,
+        2,
+    ]
     assert ledger.counts().buffered == 6
 
 

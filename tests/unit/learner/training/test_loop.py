@@ -272,7 +272,7 @@ async def test_a_step_is_given_responses_of_its_own_version_that_arrived_beside_
     await learner.run()
     first, *later = learner.update.newest
     # Everything was sampled by version 0: the later steps have nothing of their own.
-    assert [one.num_tokens_of(0) for one in first] == [1, 1, 1]
+    assert [one.num_fresh_tokens(0) for one in first] == [1, 1, 1]
     assert later == [[], []]
 
 

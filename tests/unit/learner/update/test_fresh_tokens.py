@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from tests.fixtures.learner.dispatcher import make_trajectory
+from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.fresh_tokens import fresh_blocks
+
+NEWEST = VersionSpan(policy_version=8, num_tokens=1)
 
 
 def response_of_versions(*versions):
@@ -35,6 +38,14 @@ def test_a_short_response_of_the_learners_version_is_one_block():
 
 def test_of_a_response_that_saw_a_swap_the_last_tokens_are_fresh():
     assert blocks_of(7, 7, 8, 8).log_weights == (7.0,)
+
+
+def test_tokens_that_read_older_keys_are_not_fresh():
+    trajectory, ratios = response_of_versions(7, 8, 8, 8)
+    spans = [replace(span, key_age_versions=1) for span in trajectory.version_spans[1:3]]
+    kept = replace(trajectory, version_spans=(trajectory.version_spans[0], *spans, NEWEST))
+    assert (kept.num_fresh_tokens(7), kept.num_fresh_tokens(8)) == (1, 1)
+    assert found_in([kept], ratios).log_weights == (4.0,)
 
 
 def test_stretches_that_are_apart_are_blocks_of_their_own():

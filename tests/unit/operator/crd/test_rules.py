@@ -108,6 +108,7 @@ def test_a_run_of_defaults_breaks_no_rule():
             {"rollouts": [{"name": "a", "engine": "hf", "kvCacheGibibytes": 2.0}]},
             "`kvCacheGibibytes`",
         ),
+        ({"rollouts": [{"name": "a", "engine": "hf", "kvCache": "keep"}]}, "`kvCache`"),
         (
             {"rollouts": [{"name": "a", "engine": "hf", "tensorParallelSize": 2}]},
             "`tensorParallelSize`",

@@ -11,7 +11,10 @@ from prometheus_client import REGISTRY
 from tests.fixtures.rollout.shards import cut_in_two
 from tests.fixtures.rollout.tokenizers import PIECES, pieces
 from tests.fixtures.vocabularies import tokenizer_of
-from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
+from tests.unit.rollout.engines.vllm.scoring import (
+    assert_scored_by_its_versions,
+    assert_scored_with_kept_keys,
+)
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     NUM_PLACES,
     assert_equal_where_both_sampled,
@@ -23,6 +26,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     start,
     with_changes,
 )
+from vcpo.api.workloads import KvCache
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
@@ -46,7 +50,10 @@ WORDS = tokenizer_of([*range(11), *range(13, 32)])
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(tmp_path_factory):
-    """Two engines that take turns with one vLLM; strings end the responses of the second."""
+    """Three engines that take turns with one vLLM.
+
+    Strings end the responses of the second, and the third keeps keys and values.
+    """
     settings = save_settings(tmp_path_factory.mktemp("untied"))
     llm = await asyncio.to_thread(start_llm, settings)
     engines = [
@@ -55,8 +62,13 @@ async def engines(tmp_path_factory):
             skeleton=load_skeleton(settings),
             end_token_ids=frozenset({END}),
             stop_strings=stop_strings,
+            kv_cache=kv_cache,
         )
-        for stop_strings in (None, StopStrings(pieces(), STRINGS))
+        for stop_strings, kv_cache in (
+            (None, KvCache.RECOMPUTE),
+            (StopStrings(pieces(), STRINGS), KvCache.RECOMPUTE),
+            (None, KvCache.KEEP),
+        )
     ]
     yield engines
     for engine in engines:
@@ -71,6 +83,11 @@ def engine(engines):
 @pytest.fixture(scope="module")
 def stopping_engine(engines):
     return engines[1]
+
+
+@pytest.fixture(scope="module")
+def keeping_engine(engines):
+    return engines[2]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -204,6 +221,54 @@ class TestEngine:
             await engine.swap_weights(publish_version(publish, version))
             generation = await engine.generate(request)
             assert [span.policy_version for span in generation.version_spans] == [version[0]]
+            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    async def test_with_kept_keys_a_token_is_scored_by_new_weights_that_read_old_keys(
+        self, keeping_engine, make_request, publish
+    ):
+        models = {number: build(seed=number) for number in (33, 34, 35, 36)}
+        versions = iter(models.items())
+        await keeping_engine.swap_weights(publish_version(publish, next(versions)))
+        requests = [
+            make_request(prompt, max_new_tokens=100) for prompt in (PROMPT, (9,), LONG_PROMPT)
+        ]
+        generating = [asyncio.create_task(keeping_engine.generate(each)) for each in requests]
+        for version in versions:
+            await keeping_engine.swap_weights(publish_version(publish, version))
+        generations = await asyncio.gather(*generating)
+        ages = []
+        for generation, request in zip(generations, requests, strict=True):
+            assert_scored_with_kept_keys(generation, request, models)
+            first = generation.version_spans[0].policy_version
+            for span in generation.version_spans:
+                ages.append(span.key_age_versions)
+                # A request that waited for its place may count as older than it is.
+                assert span.key_age_versions >= span.policy_version - first
+        assert max(ages) > 0
+
+    async def test_with_kept_keys_no_prefix_is_shared_across_versions(
+        self, keeping_engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (37, 38)}
+        request = make_request(LONG_PROMPT)
+        for version in models.items():
+            await keeping_engine.swap_weights(publish_version(publish, version))
+            for _ in range(2):  # the second one reads what the first one has cached
+                generation = await keeping_engine.generate(request)
+                (span,) = generation.version_spans
+                assert (span.policy_version, span.key_age_versions) == (version[0], 0)
+                assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    async def test_a_version_that_is_no_later_one_finds_no_kept_keys(
+        self, keeping_engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (39, 30)}
+        await keeping_engine.swap_weights(publish(models[39], 39))
+        request = make_request(LONG_PROMPT, max_new_tokens=100)
+        generating = asyncio.create_task(keeping_engine.generate(request))
+        await keeping_engine.swap_weights(publish(models[30], 30))
+        for generation in (await generating, await keeping_engine.generate(request)):
+            assert {span.key_age_versions for span in generation.version_spans} == {0}
             assert_scored_by_its_versions(generation, request, models, reference_logprobs)
 
     @pytest.mark.parametrize(

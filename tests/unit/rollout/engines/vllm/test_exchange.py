@@ -70,6 +70,24 @@ def finished(routes):
     )
 
 
+@pytest.mark.parametrize(
+    ("keys_version", "ages"),
+    [(None, (0, 0, 0)), (3, (0, 2, 0)), (1, (2, 4, 0)), (7, (0, 2, 0))],
+)
+def test_spans_say_how_old_the_keys_are_that_they_read(keys_version, ages):
+    # Version 2 comes after 5: a learner began again, and what was kept is gone.
+    spans = [
+        WeightVersionSpan(start=at, end=at + 1, version=str(version))
+        for at, version in enumerate((3, 5, 2 if keys_version != 1 else 1))
+    ]
+    output = replace(
+        finished(None), token_ids=[5, 6, 5], logprobs=[{5: Logprob(-1.0), 6: Logprob(-1.0)}] * 3
+    )
+    output.weight_versions = spans
+    found = to_generation(output, None, keys_version=keys_version).version_spans
+    assert tuple(span.key_age_versions for span in found) == ages
+
+
 @pytest.mark.parametrize(("dtype", "is_wide"), [(np.uint8, False), (np.uint16, True)])
 def test_routes_are_taken_as_vllm_returns_them(dtype, is_wide):
     # Three tokens, two layers, one choice; vLLM returns routes of the prompt too.
