@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from vcpo.algo import WarningLevel
+from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import RunPhase
 
 WINDOW_STEPS = 10
@@ -55,8 +56,14 @@ class RunSignals:
     """Low percentile of the ESS ratio over the same window, in [0, 1]."""
     on_policy_ess_ratio: float = 1.0
     """ESS ratio at lag 0, in (0, 1]; the reference of the other three."""
+    learning_rate: float | None = None
+    """Learning rate of the last step that made an update, >= 0."""
+    learning_rate_schedule: float | None = None
+    """Factor of warm-up and schedule on it, in [0, 1]."""
     learning_rate_scale: float | None = None
-    """Factor on the base learning rate in the last step that made an update, in [0, 1]."""
+    """Factor of ESS or trust region on it, in [0, 1]."""
+    learning_rate_backoff: float | None = None
+    """Factor of warnings and rollbacks on it, in [0, 1]."""
     warning_score: float | None = None
     """Early warning of a collapse after the last step: severity of the worst signal, in [0, 1]."""
     warning_level: WarningLevel | None = None
@@ -150,6 +157,17 @@ class RunSignals:
         return self._relative(self.ess_ratio_low)
 
     @property
+    def effective_rate(self) -> EffectiveRate | None:
+        """Learning rate of the last step that made an update, and its factors."""
+        factors = self.learning_rate_schedule, self.learning_rate_scale, self.learning_rate_backoff
+        schedule, scale, backoff = factors
+        if self.learning_rate is None or schedule is None or scale is None or backoff is None:
+            return None
+        return EffectiveRate(
+            rate=self.learning_rate, schedule=schedule, scale=scale, backoff=backoff
+        )
+
+    @property
     def outstanding(self) -> int:
         """Trajectories that are leased or buffered."""
         return self.buffered + self.in_flight
@@ -194,7 +212,9 @@ _SHARES = {
     "ess_ratio_mean",
     "ess_ratio_low",
     "on_policy_ess_ratio",
+    "learning_rate_schedule",
     "learning_rate_scale",
+    "learning_rate_backoff",
     "warning_score",
     "learner_idle_ratio",
 }

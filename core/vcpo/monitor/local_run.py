@@ -17,6 +17,7 @@ from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import RunView, first_signals, run_view
 from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
+from vcpo.records.step_record import SIGNALS
 from vcpo.report.summary import State, state_of
 from vcpo.service.lifecycle import Ready, read_ready
 from vcpo.service.run_lock import LockHolder, is_held
@@ -154,13 +155,19 @@ def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals
     if not metrics.steps:
         return signals
     last = metrics.steps[-1]
+    taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
+    rate = {
+        name: None if taken is None else getattr(taken, name)
+        for name, signal in SIGNALS
+        if signal.is_of_update
+    }
     return replace(
         signals,
         step=last.step,
         policy_version=last.step,
         ess_ratio=last.ess_ratio if last.has_weights else None,
         on_policy_ess_ratio=last.on_policy_ess_ratio,
-        learning_rate_scale=last.learning_rate_scale,
+        **rate,
         warning_score=last.warning_score,
         warning_level=WarningLevel(last.warning_level),
         reward_mean=last.reward_mean,

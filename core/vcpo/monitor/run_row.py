@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal
 
 from rich.table import Table
 from rich.text import Text
 
-from vcpo.local.terminal.panel import WARNING_STYLES, ess_style
+from vcpo.local.terminal.panel import WARNING_STYLES, ess_style, rate_style
 from vcpo.local.terminal.run_view import OLD_S, RunView, printable
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
 
@@ -35,7 +35,7 @@ _COLUMNS: Final = (
     _Column(name="acc", width=5, drop_order=3),
     _Column(name="ESS", width=4),
     _Column(name="warning", width=8, side="left"),
-    _Column(name="lr", width=4, drop_order=4),
+    _Column(name="lr", width=8, drop_order=4),
     _Column(name="lag/lim/max", width=11),
     _Column(name="workers", width=7, drop_order=2),
     _Column(name="tok/s", width=7, drop_order=1),
@@ -61,6 +61,7 @@ class RunRow:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON values; a number that is not known is None."""
         view, signals = self.view, self.view.signals
+        rate = signals.effective_rate
         return {
             "place": self.place,
             "run": view.run.metadata.name,
@@ -72,7 +73,7 @@ class RunRow:
             "ess_ratio": signals.ess_ratio,
             "relative_ess_ratio": signals.relative_ess_ratio,
             "warning": {"level": signals.warning_level, "score": signals.warning_score},
-            "learning_rate_scale": signals.learning_rate_scale,
+            "learning_rate": None if rate is None else asdict(rate),
             "lag": {"p50": signals.lag_p50, "max": signals.lag_max},
             "lag_limit_steps": signals.lag_limit_steps,
             "max_policy_lag_steps": view.max_policy_lag_steps,
@@ -136,7 +137,7 @@ def _cells(row: RunRow, label: str) -> dict[str, Text]:
         "acc": Text(decimal(signals.accuracy, ".3f")),
         "ESS": Text(UNKNOWN if relative is None else f"{relative:.0%}", ess_style(view)),
         "warning": Text(level or UNKNOWN, WARNING_STYLES.get(level or "", "")),
-        "lr": Text(decimal(signals.learning_rate_scale, ".2f")),
+        "lr": Text(decimal(signals.learning_rate, ".3g"), rate_style(view)),
         "lag/lim/max": Text(lag, "bold red" if view.is_lag_broken else throttled),
         "workers": Text(
             f"{view.workers_ready}/{view.workers_desired}", "yellow" if is_short else ""

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
+from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.step_chart import ChartTopic, StepChart
 from vcpo.records.step_export import StepGauge, StepSignal
 from vcpo.records.unit import Unit
@@ -119,7 +120,8 @@ class UpdateRecord:
         float,
         StepGauge(
             name="vcpo_learning_rate_scale_ratio",
-            help="Factor on the base learning rate in the last step that made an update.",
+            help="Factor of ESS or trust region on the learning rate of the last step that made an"
+            " update.",
             is_of_update=True,
         ),
         StepSignal(is_of_update=True),
@@ -134,15 +136,31 @@ class UpdateRecord:
             unit=Unit.RATE,
             is_of_update=True,
         ),
+        StepSignal(is_of_update=True),
     ] = 0.0
+    """Rate of the step: the spec's rate times schedule, scale and backoff. 0 when it was
+    skipped."""
+    learning_rate_schedule: Annotated[
+        float,
+        StepGauge(
+            name="vcpo_learning_rate_schedule_ratio",
+            help="Factor of warm-up and schedule on the learning rate of the last step that made an"
+            " update.",
+            is_of_update=True,
+        ),
+        StepSignal(is_of_update=True),
+    ] = 1.0
     learning_rate_backoff: Annotated[
         float,
         StepGauge(
             name="vcpo_learning_rate_backoff_ratio",
-            help="Factor on the learning rate that early warnings and rollbacks have left.",
+            help="Factor of early warnings and rollbacks on the learning rate of the last step that"
+            " made an update.",
+            is_of_update=True,
         ),
+        StepSignal(is_of_update=True),
     ] = 1.0
-    """Factor that holds from the next step on; warnings and rollbacks halve it."""
+    """Factor that warnings and rollbacks before the step have left."""
     gradient_norm: Annotated[
         float,
         StepGauge(
@@ -285,6 +303,18 @@ class UpdateRecord:
         return self.ess_ratio > 0.0
 
     @property
+    def effective_rate(self) -> EffectiveRate | None:
+        """Learning rate of the step and its factors; None when it was skipped."""
+        if self.skipped is not None:
+            return None
+        return EffectiveRate(
+            rate=self.learning_rate,
+            schedule=self.learning_rate_schedule,
+            scale=self.learning_rate_scale,
+            backoff=self.learning_rate_backoff,
+        )
+
+    @property
     def relative_ess_ratio(self) -> float | None:
         """ESS ratio over the on-policy one, >= 0; None when a weight has no value."""
         return self.ess_ratio / self.on_policy_ess_ratio if self.has_weights else None
@@ -420,6 +450,16 @@ class StepRecord(UpdateRecord):
     """Policy versions so far whose LoRA adapters the workers' engines serve beside a base model."""
     merged_versions: int = 0
     """Policy versions so far whose LoRA adapters workers merged into full sets of weights."""
+
+
+def rate_fields(rate: EffectiveRate) -> dict[str, float]:
+    """Return the fields of a record that hold a rate."""
+    return {
+        "learning_rate": rate.rate,
+        "learning_rate_schedule": rate.schedule,
+        "learning_rate_scale": rate.scale,
+        "learning_rate_backoff": rate.backoff,
+    }
 
 
 def update_fields(update: UpdateRecord) -> dict[str, Any]:

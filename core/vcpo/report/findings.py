@@ -54,6 +54,8 @@ def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
     )
     if metrics.steps[-1].rollbacks:
         outcomes = (*outcomes, _was_rolled_back(metrics.steps))
+    if metrics.steps[-1].learning_rate_backoff < 1.0:
+        outcomes = (*outcomes, _rate_was_lowered(metrics.steps))
     urgency = (Grade.BAD, Grade.NOTICE, Grade.GOOD)
     return tuple(sorted(outcomes, key=lambda finding: urgency.index(finding.grade)))
 
@@ -69,8 +71,16 @@ def _was_rolled_back(steps: Sequence[StepRecord]) -> Finding:
     first, number = next(step for step in steps if step.rollbacks), steps[-1].rollbacks
     times = "once" if number == 1 else f"{number} times"
     text = (
-        f"The run went back to its last good checkpoint {times}, first at step"
-        f" {whole(first.step)}; it ends at {steps[-1].learning_rate_backoff:g} of its rate."
+        f"The run went back to its last good checkpoint {times}, first at step {whole(first.step)}."
+    )
+    return Finding(grade=Grade.NOTICE, text=text)
+
+
+def _rate_was_lowered(steps: Sequence[StepRecord]) -> Finding:
+    first = next(step for step in steps if step.learning_rate_backoff < 1.0)
+    text = (
+        f"Critical warnings and rollbacks lowered the learning rate from step {whole(first.step)}"
+        f" on; the run ends at {steps[-1].learning_rate_backoff:g} of its rate."
     )
     return Finding(grade=Grade.NOTICE, text=text)
 

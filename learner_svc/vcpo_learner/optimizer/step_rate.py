@@ -36,6 +36,10 @@ class StepRate:
             updates_taken=self._updates_taken,
         )
 
+    def schedule(self, base_rate: float) -> float:
+        """Return a base rate as a share of the spec's rate: the factor of warm-up and schedule."""
+        return base_rate / self._settings.learning_rate
+
     def observe(self, reading: EssReading, tokens_by_lag: Mapping[int, int]) -> None:
         """Take in the batch of the next step.
 

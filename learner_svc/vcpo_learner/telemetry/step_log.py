@@ -55,9 +55,12 @@ class StepLog:
         self._rate_factor = rate_factor
         self._rollbacks = rollbacks
 
-    def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
+    def events(
+        self, record: StepRecord, skip_detail: str | None, *, next_backoff: float
+    ) -> Iterator[tuple[str, str]]:
         """Yield kind and message of each event of a step.
 
+        next_backoff: factor on the learning rate that this step leaves to the next one.
         skip_detail: the number because of which the step was skipped, if there is one.
         """
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
@@ -73,14 +76,14 @@ class StepLog:
             self._warning_level = record.warning_level
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
-        if record.learning_rate_backoff < self._rate_factor:
+        if next_backoff < self._rate_factor:
             reason = f"rollback at step {record.step}"
             if record.rollbacks == self._rollbacks:
                 level = WarningLevel(record.warning_level)
                 reason = warning_reason(level, record.warning_score, record.step)
-            change = f"x {self._rate_factor:g} -> x {record.learning_rate_backoff:g}"
+            change = f"x {self._rate_factor:g} -> x {next_backoff:g}"
             yield "LearningRateLowered", f"Learning rate {change}: {reason}."
-        self._rate_factor = record.learning_rate_backoff
+        self._rate_factor = next_backoff
         self._rollbacks = record.rollbacks
         is_stale = record.calibration_age_steps >= STALE_STEPS
         if is_stale != self._is_calibration_stale and not self._has_all_responses(record):
@@ -139,7 +142,7 @@ def _step_in_words(record: StepRecord) -> str:
     skipped = f", no update ({record.skipped})" if record.skipped is not None else ""
     return (
         f"reward {record.reward_mean:.3f}, ESS {relative_ess_ratio:.2f} of on-policy,"
-        f" lr x{record.learning_rate_scale:.2f}, lag {record.lag_mean:.1f} (max {record.lag_max}),"
+        f" lr {record.effective_rate or 0}, lag {record.lag_mean:.1f} (max {record.lag_max}),"
         f" {record.tokens_per_s:.0f} tokens/s,"
         f" {record.step_s:.1f} s after waiting {record.idle_s:.1f} s{skipped}"
     )
@@ -152,7 +155,10 @@ def _step_fields(record: StepRecord) -> dict[str, Any]:
         "version": record.step,
         "reward_mean": record.reward_mean,
         "relative_ess_ratio": record.relative_ess_ratio or 0.0,
+        "learning_rate": record.learning_rate,
+        "learning_rate_schedule": record.learning_rate_schedule,
         "learning_rate_scale": record.learning_rate_scale,
+        "learning_rate_backoff": record.learning_rate_backoff,
         "lag_mean": record.lag_mean,
         "lag_max": record.lag_max,
         "tokens_per_s": record.tokens_per_s,

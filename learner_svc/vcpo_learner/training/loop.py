@@ -279,7 +279,10 @@ class TrainingLoop:
         self._signals.record_step(record)
         self._show_update(result)
         self._gauges.record_step(record, groups, result.log_weights)
-        for kind, message in self._step_log.events(record, result.skip_detail):
+        next_backoff = self._health.backoff.factor  # with a rollback of this step
+        for kind, message in self._step_log.events(
+            record, result.skip_detail, next_backoff=next_backoff
+        ):
             self.event(kind, message)
         for kind, message in self._step_log.far_rewards(record.step, groups, result.reward_limits):
             self.event(kind, message)
@@ -442,7 +445,7 @@ class TrainingLoop:
             dropped=dict(counts.dropped),
             rollbacks=health.rollbacks.number,
             mismatch=self._mismatch.record(result.mismatch),
-            **(update_fields(result) | {"learning_rate_backoff": health.backoff.factor}),
+            **update_fields(result),
         )
 
     def _show_update(self, result: UpdateResult) -> None:

@@ -44,7 +44,9 @@ from vcpo.algo import (
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
 from vcpo.api.workloads import Precision
+from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import SkipReason
+from vcpo.records.step_record import rate_fields
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
@@ -390,7 +392,7 @@ class PolicyUpdate:
         if skipped is None and self.health.skips:
             skipped = SkipReason.EARLY_WARNING
         taken = None if skipped else decision.verdict
-        scale, learning_rate = self._descend(pending, decision.reading, taken, backoff)
+        rate = self._descend(pending, decision.reading, taken, backoff)
         result = UpdateResult(
             reward_mean=fmean(rewards),
             reward_limits=limits,
@@ -407,12 +409,10 @@ class PolicyUpdate:
             ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
             warning_level=self.health.level,
             warning_score=self.health.score,
-            learning_rate_backoff=self.health.backoff.factor,
             baseline_shift=-fmean(batch.advantages),
             masked_share=batch.masked_share,
             gradient_norm=finite_norm,
-            learning_rate_scale=scale,
-            learning_rate=learning_rate,
+            **rate_fields(rate),
             skipped=skipped,
         )
         self._is_stepping = False
@@ -424,13 +424,13 @@ class PolicyUpdate:
         reading: EssReading,
         verdict: StepVerdict | None,
         backoff: RateBackoff,
-    ) -> tuple[float, float]:
+    ) -> EffectiveRate:
         """Take the step with the clipped gradient, or skip it.
 
         verdict: None if it is skipped.
         backoff: that the steps before have left.
 
-        Returns the scale on the base rate, and the rate; 0 and 0 if it is skipped.
+        Returns the rate, with scale and rate 0 if it is skipped.
         """
         version = pending.policy_version
         base = self._rate.base(steps_taken=version)
@@ -444,7 +444,9 @@ class PolicyUpdate:
             self._optimizer.step(slowed, scale)
         self._rate.take(None if verdict is None else rate, allowed)
         self._optimizer.zero_grad()
-        return scale, rate
+        return EffectiveRate(
+            rate=rate, schedule=self._rate.schedule(base), scale=scale, backoff=backoff.factor
+        )
 
     def _refuse(
         self,
@@ -454,6 +456,7 @@ class PolicyUpdate:
         self._optimizer.zero_grad()
         self._rate.take(None)
         rewards, limits = rewards_of(trajectories), self.health.rewards.limits
+        backoff = self.health.backoff
         self.health.observe_refusal(rewards)
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
@@ -468,7 +471,7 @@ class PolicyUpdate:
             calibration_age_steps=self._calibration_age_steps(),
             warning_level=self.health.level,
             warning_score=self.health.score,
-            learning_rate_backoff=self.health.backoff.factor,
+            learning_rate_backoff=backoff.factor,
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )

@@ -70,7 +70,7 @@ def _columns() -> list[dict[str, Any]]:
         _column("Reason", "string", f"{ready}.reason", "Reason of Ready, one word."),
         _column("Step", "integer", ".status.step", "Optimizer steps taken."),
         _column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
-        _column("LR scale", "number", ".status.learningRateScale", "Factor on the learning rate."),
+        _column("LR", "number", ".status.learningRate.effective", "Effective learning rate."),
         _column("Warning", "string", ".status.warning.level", "Early warning of a collapse."),
         _column("Lag", "integer", ".status.lag.p50", "Median token lag, in policy versions."),
         _column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),

@@ -160,7 +160,13 @@ def status_schema() -> Schema:
             buffered=_count("Trajectories that wait for training."),
             inFlight=_count("Trajectories that workers generate."),
         ),
-        learningRateScale=_ratio("Factor on the base learning rate in the last step."),
+        learningRate=_fields(
+            "Learning rate of the last step that made an update: the spec's times the factors.",
+            effective=_number("The rate."),
+            schedule=_ratio("Factor of warm-up and schedule."),
+            scale=_ratio("Factor of the ESS or of the trust region."),
+            backoff=_ratio("Factor that critical warnings and rollbacks have left."),
+        ),
         evaluationAccuracy=_number(
             "Mean reward of the newest evaluation, in the environment's units."
         ),

@@ -60,12 +60,19 @@ _SIGNALS: Final[Mapping[str, str | Mapping[str, str]]] = {
     "rewardMean": "reward_mean",
     "tokensPerSecond": "tokens_per_s",
     "trajectories": {"buffered": "buffered", "inFlight": "in_flight"},
-    "learningRateScale": "learning_rate_scale",
+    "learningRate": {
+        "effective": "learning_rate",
+        "schedule": "learning_rate_schedule",
+        "scale": "learning_rate_scale",
+        "backoff": "learning_rate_backoff",
+    },
     "evaluationAccuracy": "accuracy",
     "lag": {"p50": "lag_p50", "max": "lag_max"},
     "warning": {"level": "warning_level", "score": "warning_score"},
 }
 """Fields of `status` that show the learner's signals, by the attributes of `RunSignals`."""
+_SMALL: Final = 0.1
+"""A smaller number is rounded to digits that count; learning rates are small."""
 
 
 def shown_signals(signals: RunSignals) -> dict[str, Any]:
@@ -290,5 +297,7 @@ def _without_none(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _round(value: Any) -> Any:
-    """Round a float to four digits, which fit a column of `kubectl get`."""
-    return round(value, 4) if isinstance(value, float) else value
+    """Round a float for a column of `kubectl get`: to four decimals, or four digits of a rate."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if abs(value) >= _SMALL else float(f"{value:.4g}")

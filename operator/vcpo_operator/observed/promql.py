@@ -43,7 +43,10 @@ _LARGEST_COUNT = 2.0**53
 
 _ESS: Final = STEP_GAUGES["vcpo_ess_ratio"]
 _ON_POLICY_ESS: Final = STEP_GAUGES["vcpo_on_policy_ess_ratio"]
-_LEARNING_RATE_SCALE: Final = STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+_LEARNING_RATE: Final = STEP_GAUGES["vcpo_learning_rate"]
+_RATE_SCHEDULE: Final = STEP_GAUGES["vcpo_learning_rate_schedule_ratio"]
+_RATE_SCALE: Final = STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+_RATE_BACKOFF: Final = STEP_GAUGES["vcpo_learning_rate_backoff_ratio"]
 _REWARD: Final = STEP_GAUGES["vcpo_reward_mean"]
 _WARNING: Final = STEP_GAUGES["vcpo_collapse_warning_ratio"]
 
@@ -55,7 +58,10 @@ _OF_LEARNER: Final = (
     learner.ESS_MEAN,
     learner.ESS_LOW,
     _ON_POLICY_ESS,
-    _LEARNING_RATE_SCALE,
+    _LEARNING_RATE,
+    _RATE_SCHEDULE,
+    _RATE_SCALE,
+    _RATE_BACKOFF,
     _REWARD,
     _WARNING,
     learner.TOKEN_LAG_MEDIAN,
@@ -136,7 +142,10 @@ def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignal
         ess_ratio_low=scrape.value(learner.ESS_LOW),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
-        learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
+        learning_rate=scrape.value(_LEARNING_RATE),
+        learning_rate_schedule=scrape.value(_RATE_SCHEDULE),
+        learning_rate_scale=scrape.value(_RATE_SCALE),
+        learning_rate_backoff=scrape.value(_RATE_BACKOFF),
         warning_score=score,
         warning_level=None if score is None else warning_level(score),
         reward_mean=scrape.value(_REWARD),

@@ -42,7 +42,7 @@ async def test_the_columns_say_how_a_run_is(operator):
         "Reason",
         "Step",
         "ESS",
-        "LR scale",
+        "LR",
         "Warning",
         "Lag",
         "Rollouts",

@@ -29,7 +29,7 @@ def test_a_row_has_every_number_that_matters():
         "0.380",
         "25%",
         "critical",
-        "0.50",
+        "1.25e-07",
         "2/4/8",
         "1/2",
         "1,234",
@@ -46,7 +46,7 @@ def test_no_terminal_breaks_a_row_or_cuts_a_number(width):
 
 
 def test_a_narrow_terminal_loses_what_matters_least_first():
-    names = [set(drawn(row(), width=width)[0].split()) for width in (120, 107, 80)]
+    names = [set(drawn(row(), width=width)[0].split()) for width in (120, 111, 80)]
     assert names[0] - names[1] == {"tok/s"}
     assert names[1] - names[2] == {"workers", "acc", "lr", "reward"}
 
@@ -94,7 +94,7 @@ def test_a_script_reads_plain_numbers():
         "ess_ratio": 0.23,
         "relative_ess_ratio": pytest.approx(0.25),
         "warning": {"level": "critical", "score": 0.7123},
-        "learning_rate_scale": 0.5,
+        "learning_rate": {"rate": 1.25e-7, "schedule": 1.0, "scale": 0.5, "backoff": 0.25},
         "lag": {"p50": 2, "max": 5},
         "lag_limit_steps": 4,
         "max_policy_lag_steps": 8,

@@ -32,11 +32,18 @@ def test_a_run_that_was_rolled_back_is_told_how_often_and_what_it_cost(run, make
         make_step(step=2, rollbacks=1, learning_rate_backoff=0.5),
         make_step(step=3, rollbacks=2, learning_rate_backoff=0.25),
     ]
-    text = (
-        "The run went back to its last good checkpoint 2 times, first at step 2; it ends at 0.25"
-        " of its rate."
-    )
+    text = "The run went back to its last good checkpoint 2 times, first at step 2."
     assert findings_about(run, steps, "went back") == [(Grade.NOTICE, text)]
+
+
+def test_a_lowered_rate_is_told_with_the_step_and_what_is_left(run, make_step):
+    backoffs = [1.0, 0.5, 0.25]
+    steps = [make_step(step=at, learning_rate_backoff=one) for at, one in enumerate(backoffs, 1)]
+    text = (
+        "Critical warnings and rollbacks lowered the learning rate from step 2 on; the run ends at"
+        " 0.25 of its rate."
+    )
+    assert findings_about(run, steps, "lowered") == [(Grade.NOTICE, text)]
 
 
 def test_a_healthy_run_has_only_good_findings(run, make_step):

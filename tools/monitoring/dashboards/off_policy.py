@@ -22,6 +22,9 @@ _WARNING_BANDS: Final = (
     Band(1 / 3, Color.WARNING),
     Band(2 / 3, Color.BAD),
 )
+_RATE_FACTORS: Final = tuple(
+    f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
+)
 _ON_POLICY: Final = value("vcpo_on_policy_ess_ratio")
 
 _MAY_WE_STEP: Final = Row(
@@ -64,15 +67,15 @@ _MAY_WE_STEP: Final = Row(
         ),
         Panel(
             id=13,
-            slug="learning-rate-scale",
-            title="Learning-rate scale",
-            question="By which factors do ESS, warnings and rollbacks lower the learning rate?",
-            reading="1 is the full rate. The scale follows the ESS step by step; the backoff is "
-            "halved by a critical warning or a rollback and stays.",
+            slug="effective-learning-rate",
+            title="Effective learning rate",
+            question="Which share of the spec's learning rate is taken, and what lowers it?",
+            reading="The effective rate is schedule x ESS x backoff of the spec's. ESS (or the "
+            "trust region) acts step by step; a critical warning or a rollback halves the backoff.",
             maximum=1.0,
             queries=(
-                Query(value("vcpo_learning_rate_scale_ratio"), "scale"),
-                Query(value("vcpo_learning_rate_backoff_ratio"), "backoff after warnings"),
+                Query(" * ".join(map(value, _RATE_FACTORS)), "effective"),
+                *map(Query, map(value, _RATE_FACTORS), ("schedule", "ESS", "backoff")),
             ),
         ),
         Panel(

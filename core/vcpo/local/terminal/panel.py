@@ -21,7 +21,7 @@ from vcpo.local.terminal.run_view import (
     printable,
     warning_text,
 )
-from vcpo.report.numbers import decimal, duration
+from vcpo.report.numbers import UNKNOWN, decimal, duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _VALUE_WIDTH = 14
@@ -126,7 +126,7 @@ def _progress(view: RunView) -> Table:
 
 def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     signals = view.signals
-    scale = decimal(signals.learning_rate_scale, ".2f")
+    rate = Text(rate_text(view), rate_style(view))
     speed = f"{decimal(signals.tokens_per_s, ',.0f')} tokens/s"
     table = Table.grid(padding=(0, 2))
     for style in ("dim", "", "dim", ""):
@@ -135,14 +135,14 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     accuracy = Text(decimal(signals.accuracy, ".3f"), "bold")
     ess = f"{decimal(signals.ess_ratio, '.2f')} of {decimal(signals.on_policy_ess_ratio, '.2f')}"
     table.add_row("reward", reward, "accuracy", accuracy)
-    table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lr", f"x {scale}")
     lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
+    table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lag", lag)
     is_short = view.workers_ready < view.workers_desired
     workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
-    table.add_row("lag", lag, "workers", workers)
     warning = Text(warning_text(view), WARNING_STYLES.get(signals.warning_level or "", ""))
     limit = Text(f"{signals.lag_limit_steps} versions", "yellow" if view.is_throttled else "")
-    table.add_row("warning", warning, "lag limit", limit)
+    table.add_row("lr", rate, "lag limit", limit)
+    table.add_row("warning", warning, "workers", workers)
     queue = f"{signals.buffered} buffered, {signals.in_flight} in flight"
     table.add_row("queue", queue, "speed", speed)
     return table
@@ -150,6 +150,17 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
 
 def _with_trend(value: str, style: str, trend: str) -> Text:
     return Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (f"{trend:<{_TREND_WIDTH}}", "cyan"))
+
+
+def rate_text(view: RunView) -> str:
+    """Return the effective learning rate and its factors."""
+    rate = view.signals.effective_rate
+    return UNKNOWN if rate is None else str(rate)
+
+
+def rate_style(view: RunView) -> str:
+    """Return yellow once warnings or rollbacks have lowered the learning rate."""
+    return "yellow" if (view.signals.learning_rate_backoff or 1.0) < 1.0 else ""
 
 
 def ess_style(view: RunView) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vcpo.local.terminal.panel import RunPanel
+from vcpo.local.terminal.panel import RunPanel, rate_text
 from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
@@ -135,7 +135,7 @@ def plain_line(view: RunView) -> str:
         f"reward {decimal(signals.reward_mean, '.3f')}",
         f"accuracy {decimal(signals.accuracy, '.3f')}",
         f"ess {decimal(signals.ess_ratio, '.2f')} (on-policy {on_policy})",
-        f"lr x{decimal(signals.learning_rate_scale, '.2f')}",
+        f"lr {rate_text(view)}",
         f"lag {lag_text(view)}",
         f"lag limit {signals.lag_limit_steps}",
         f"warning {warning_text(view)}",

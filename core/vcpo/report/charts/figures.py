@@ -109,9 +109,9 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
     )
 
 
-def learning_rate_scale(step: StepRecord) -> float | None:
-    """Return the learning-rate scale of a step that was taken."""
-    return step.learning_rate_scale if step.skipped is None else None
+def rate_share(step: StepRecord) -> float | None:
+    """Return the effective learning rate over the spec's rate; None of a skipped step."""
+    return None if step.effective_rate is None else step.effective_rate.share
 
 
 def ess_ratio(step: StepRecord) -> float | None:
@@ -186,13 +186,25 @@ def _ess(steps: Sequence[StepRecord]) -> Chart:
 
 
 def _step_size(recorded: RecordedRun) -> Chart:
+    steps = recorded.metrics.steps
+    thin = CurveStyle.THIN
+
+    def factor(name: str) -> StepValue:
+        return lambda step: getattr(step, name) if step.skipped is None else None
+
     return Chart(
         name="step-size",
         title="Effective learning rate",
-        unit="share of the base rate",
-        caption="Follows the ESS ratio: VCPO takes smaller steps on data that it cannot trust. "
+        unit="share of optimizer.learningRate",
+        caption="The rate that was taken is schedule x ESS x backoff of it. VCPO takes smaller "
+        "steps on data that it cannot trust; critical warnings and rollbacks halve the backoff. "
         + _base_rate_course(recorded.run.spec.optimizer),
-        curves=_with_trend(_line("scale", recorded.metrics.steps, learning_rate_scale)),
+        curves=(
+            *_with_trend(_line("effective", steps, rate_share)),
+            _line("schedule", steps, factor("learning_rate_schedule"), Ink.SOFT, thin),
+            _line("ESS", steps, factor("learning_rate_scale"), Ink.SECOND, thin),
+            _line("backoff", steps, factor("learning_rate_backoff"), Ink.THIRD, thin),
+        ),
         low=0.0,
         high=1.0,
     )

@@ -49,7 +49,10 @@ class Signals(_message.Message):
     ESS_RATIO_MEAN_FIELD_NUMBER: _builtins.int
     ESS_RATIO_LOW_FIELD_NUMBER: _builtins.int
     ON_POLICY_ESS_RATIO_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_SCHEDULE_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_SCALE_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_BACKOFF_FIELD_NUMBER: _builtins.int
     LAG_MEAN_FIELD_NUMBER: _builtins.int
     LAG_P50_FIELD_NUMBER: _builtins.int
     LAG_MAX_FIELD_NUMBER: _builtins.int
@@ -94,8 +97,13 @@ class Signals(_message.Message):
     """Low percentile of the ESS ratio over the same window, in [0, 1]."""
     on_policy_ess_ratio: _builtins.float
     """ESS ratio at lag 0, in (0, 1]: from the spec, or calibrated."""
+    learning_rate: _builtins.float
+    """Learning rate of the last step that made an update, and the factors on the rate of the spec that
+    made it, in [0, 1]: of warm-up and schedule, of ESS or trust region, of warnings and rollbacks.
+    """
+    learning_rate_schedule: _builtins.float
     learning_rate_scale: _builtins.float
-    """Factor on the base learning rate in the last step that made an update, in (0, 1]."""
+    learning_rate_backoff: _builtins.float
     lag_mean: _builtins.float
     """Mean, median and largest lag of the tokens of the last step, in policy versions."""
     lag_p50: _builtins.int
@@ -177,7 +185,10 @@ class Signals(_message.Message):
         ess_ratio_mean: _builtins.float | None = ...,
         ess_ratio_low: _builtins.float | None = ...,
         on_policy_ess_ratio: _builtins.float = ...,
+        learning_rate: _builtins.float | None = ...,
+        learning_rate_schedule: _builtins.float | None = ...,
         learning_rate_scale: _builtins.float | None = ...,
+        learning_rate_backoff: _builtins.float | None = ...,
         lag_mean: _builtins.float | None = ...,
         lag_p50: _builtins.int | None = ...,
         lag_max: _builtins.int | None = ...,
@@ -206,9 +217,9 @@ class Signals(_message.Message):
         lost_changes: _builtins.int = ...,
         mismatch: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
@@ -226,8 +237,14 @@ class Signals(_message.Message):
     _WhichOneofArgType__lag_mean: _TypeAlias = _typing.Literal["_lag_mean", b"_lag_mean"]  # noqa: Y015
     _WhichOneofReturnType__lag_p50: _TypeAlias = _typing.Literal["lag_p50"]  # noqa: Y015
     _WhichOneofArgType__lag_p50: _TypeAlias = _typing.Literal["_lag_p50", b"_lag_p50"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate_backoff: _TypeAlias = _typing.Literal["learning_rate_backoff"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate_backoff: _TypeAlias = _typing.Literal["_learning_rate_backoff", b"_learning_rate_backoff"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate_scale: _TypeAlias = _typing.Literal["learning_rate_scale"]  # noqa: Y015
     _WhichOneofArgType__learning_rate_scale: _TypeAlias = _typing.Literal["_learning_rate_scale", b"_learning_rate_scale"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate_schedule: _TypeAlias = _typing.Literal["learning_rate_schedule"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate_schedule: _TypeAlias = _typing.Literal["_learning_rate_schedule", b"_learning_rate_schedule"]  # noqa: Y015
     _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
     _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
     _WhichOneofReturnType__rollbacks: _TypeAlias = _typing.Literal["rollbacks"]  # noqa: Y015
@@ -253,7 +270,13 @@ class Signals(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_p50) -> _WhichOneofReturnType__lag_p50 | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_backoff) -> _WhichOneofReturnType__learning_rate_backoff | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_scale) -> _WhichOneofReturnType__learning_rate_scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_schedule) -> _WhichOneofReturnType__learning_rate_schedule | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
     @_typing.overload

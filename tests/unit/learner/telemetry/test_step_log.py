@@ -19,12 +19,17 @@ def step_log(total_steps: int) -> StepLog:
     return StepLog(total_steps, clock=ManualClock())
 
 
+def told_of(news: StepLog, record: StepRecord, detail: str | None = None, *, backoff: float = 1.0):
+    """Kind and message of each event of a step, which leaves a backoff to the next one."""
+    return list(news.events(record, detail, next_backoff=backoff))
+
+
 def events_of(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
     """Step and kind of every event."""
     return [
         (step, kind)
         for step, reason in enumerate(skipped, start=1)
-        for kind, _ in news.events(replace(STEP, step=step, skipped=reason), None)
+        for kind, _ in told_of(news, replace(STEP, step=step, skipped=reason), None)
     ]
 
 
@@ -49,14 +54,14 @@ def test_an_update_restarts_the_count():
 def test_a_run_that_makes_no_update_is_reported_why_and_what_to_do(reason):
     news = step_log(100)
     for step in range(1, 11):
-        events = dict(news.events(replace(STEP, step=step, skipped=reason.value), None))
+        events = dict(told_of(news, replace(STEP, step=step, skipped=reason.value), None))
     assert events["NoUpdate"].startswith("The last 10 steps made no update: ")
     assert "Cure: " in events["NoUpdate"]
 
 
 def test_the_number_at_fault_is_reported():
     record = replace(STEP, step=4, skipped="low_ess")
-    assert dict(step_log(9).events(record, "rho .01")) == {
+    assert dict(told_of(step_log(9), record, "rho .01")) == {
         "StepSkipped": "step 4: the ESS ratio is too small a share of the on-policy ratio (rho .01)"
     }
 
@@ -65,7 +70,7 @@ def test_a_collapse_warning_is_reported_when_it_changes():
     news = step_log(9)
     levels = ["ok", "warn", "warn", "ok"]
     records = [replace(STEP, step=1, warning_level=level, warning_score=0.4) for level in levels]
-    assert [dict(news.events(record, None)) for record in records] == [
+    assert [dict(told_of(news, record, None)) for record in records] == [
         {},
         {"CollapseWarning": "step 1: warn (score 0.40)"},
         {},
@@ -106,7 +111,9 @@ def test_a_logged_step_says_how_the_run_is_doing(caplog):
         reward_mean=0.4312,
         ess_ratio=0.69,
         on_policy_ess_ratio=0.92,
+        learning_rate=2.2e-7,
         learning_rate_scale=0.88,
+        learning_rate_backoff=0.25,
         lag_mean=2.13,
         lag_max=5,
         tokens_per_s=418.2,
@@ -115,12 +122,13 @@ def test_a_logged_step_says_how_the_run_is_doing(caplog):
     )
     news = step_log(8)
     news.log_if_due(record)
-    news.log_if_due(replace(record, skipped="no_gradient"))
-    line = (
-        "step 8/8: reward 0.431, ESS 0.75 of on-policy, lr x0.88, lag 2.1 (max 5), 418 tokens/s,"
-        " 3.2 s after waiting 0.0 s"
-    )
-    assert caplog.messages == [line, f"{line}, no update (no_gradient)"]
+    news.log_if_due(replace(record, learning_rate=0.0, skipped="no_gradient"))
+    start = "step 8/8: reward 0.431, ESS 0.75 of on-policy, lr"
+    end = ", lag 2.1 (max 5), 418 tokens/s, 3.2 s after waiting 0.0 s"
+    assert caplog.messages == [
+        f"{start} 2.2e-07 (ESS x0.88, backoff x0.25){end}",
+        f"{start} 0{end}, no update (no_gradient)",
+    ]
     fields = vars(caplog.records[0])
     assert fields["relative_ess_ratio"] == pytest.approx(0.75)
     assert (fields["step"], fields["version"], fields["tokens_per_s"]) == (8, 8, 418.2)
@@ -133,21 +141,21 @@ def step_of_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
 
 def test_the_calibration_of_a_run_whose_responses_have_all_arrived_gets_old_without_a_word():
     # 100 steps of 4: 160 consumed and 240 buffered are all of them.
-    assert list(step_log(100).events(step_of_age(32, buffered=240), None)) == []
-    (event,) = step_log(100).events(step_of_age(32, buffered=236), None)
+    assert list(told_of(step_log(100), step_of_age(32, buffered=240), None)) == []
+    (event,) = told_of(step_log(100), step_of_age(32, buffered=236), None)
     assert event[0] == "CalibrationStale"
 
 
 def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():
     news = step_log(99)
     ages = [31, 32, 33, 0, 1, 32]
-    kinds = [[kind for kind, _ in news.events(step_of_age(age), None)] for age in ages]
+    kinds = [[kind for kind, _ in told_of(news, step_of_age(age), None)] for age in ages]
     assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
 
 
 def test_an_old_calibration_is_reported_with_the_ratio_that_stays_and_the_cure():
     record = replace(step_of_age(32), on_policy_ess_ratio=0.875)
-    message = dict(step_log(99).events(record, None))["CalibrationStale"]
+    message = dict(told_of(step_log(99), record, None))["CalibrationStale"]
     assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message
     assert "set algorithm.onPolicyEssRatio" in message
 
@@ -161,9 +169,12 @@ def test_a_lowered_learning_rate_is_reported_once_with_the_warning_that_lowered_
             step=step,
             warning_level="critical",
             warning_score=0.714,
-            learning_rate_backoff=factor,
         )
-        told += [text for kind, text in news.events(record, None) if kind == "LearningRateLowered"]
+        told += [
+            text
+            for kind, text in told_of(news, record, backoff=factor)
+            if kind == "LearningRateLowered"
+        ]
     assert told == [
         "Learning rate x 1 -> x 0.5: early warning critical (score 0.71) at step 2.",
         "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 4.",
@@ -179,10 +190,13 @@ def test_a_rate_that_a_rollback_lowered_is_reported_with_the_rollback():
             step=step,
             warning_level="critical",
             warning_score=0.714,
-            learning_rate_backoff=factor,
             rollbacks=rollbacks,
         )
-        told += [text for kind, text in news.events(record, None) if kind == "LearningRateLowered"]
+        told += [
+            text
+            for kind, text in told_of(news, record, backoff=factor)
+            if kind == "LearningRateLowered"
+        ]
     assert told == [
         "Learning rate x 1 -> x 0.5: rollback at step 2.",
         "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 3.",
@@ -199,9 +213,8 @@ def test_a_resumed_run_does_not_report_again_what_its_checkpoint_already_had():
             step=step,
             warning_level="critical",
             warning_score=0.714,
-            learning_rate_backoff=factor,
         )
-        told += news.events(record, None)
+        told += told_of(news, record, backoff=factor)
     assert told == [
         (
             "LearningRateLowered",

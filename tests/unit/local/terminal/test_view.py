@@ -8,7 +8,7 @@ from vcpo.local.terminal.panel import sparkline
 from vcpo.local.terminal.view import PlainView, RichView, make_view, plain_line
 
 VIEW = view_with(phase="training", ess_ratio=0.71, learning_rate_scale=0.88)
-UNKNOWN = ("reward_mean", "accuracy", "ess_ratio", "learning_rate_scale", "tokens_per_s")
+UNKNOWN = ("reward_mean", "accuracy", "ess_ratio", "learning_rate", "tokens_per_s")
 NOTHING_KNOWN = view_with(
     phase="training",
     step=0,
@@ -75,7 +75,7 @@ def update(view):
         "0.431",
         "0.380",
         "0.71 of 0.92",
-        "x 0.88",
+        "1.25e-07 (ESS x0.88, backoff x0.25)",
         "p50 2 max 5 of 8",
         "critical 0.71",
         "4 versions",
@@ -150,7 +150,8 @@ def test_a_narrow_panel_fits_its_terminal():
 
 def test_a_log_line_holds_every_fact():
     assert plain_line(VIEW) == (
-        "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  lr x0.88  "
+        "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  "
+        "lr 1.25e-07 (ESS x0.88, backoff x0.25)  "
         "lag p50 2 max 5 of 8  lag limit 4  warning critical 0.71  "
         "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
     )

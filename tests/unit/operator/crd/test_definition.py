@@ -119,7 +119,7 @@ def test_the_columns_say_what_an_operator_on_call_asks_first():
         "Reason",
         "Step",
         "ESS",
-        "LR scale",
+        "LR",
         "Warning",
         "Lag",
         "Rollouts",

@@ -83,7 +83,7 @@ def test_signals_are_shown_by_their_names_in_the_status_without_what_is_unknown(
     assert shown["trajectories"] == {"buffered": 10, "inFlight": 10}
     assert shown["lag"] == {"p50": 1, "max": 3}
     assert shown["warning"] == {"level": "critical", "score": 0.75}
-    assert not {"evaluationAccuracy", "learningRateScale"} & shown.keys()
+    assert not {"evaluationAccuracy", "learningRate"} & shown.keys()
     assert "warning" not in shown_signals(signals())
 
 

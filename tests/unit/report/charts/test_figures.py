@@ -126,7 +126,7 @@ SKIPPED = {
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("step-size", "scale"),
+        ("step-size", "effective"),
         ("gradient-norm", "norm"),
         ("baseline-shift", "shift"),
         ("importance-weight-max", "weight"),

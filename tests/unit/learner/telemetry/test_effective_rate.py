@@ -1,0 +1,143 @@
+"""One run with a backoff: everything that shows its learning rate shows the rate that was taken."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.fixtures.learner.dispatcher import dispatcher_fixture
+from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.updates import make_spec
+from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
+from tests.fixtures.records import step_record
+from tests.fixtures.run_views import view_with
+from tools.monitoring.dashboards.off_policy import OFF_POLICY
+from vcpo.algo import RateBackoff
+from vcpo.api import parse_run
+from vcpo.api.optimizer import Optimizer
+from vcpo.learner_control import run_signals
+from vcpo.local.terminal.panel import rate_text
+from vcpo.local.terminal.view import plain_line
+from vcpo.metrics import LearnerMetrics
+from vcpo.monitor.local_run import recorded_signals
+from vcpo.monitor.run_row import RunRow
+from vcpo.records.journal import Metrics
+from vcpo.records.step_record import update_fields
+from vcpo.report.charts.figures import main_charts
+from vcpo.report.recorded_run import RecordedRun
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_operator.decisions.status_model import shown_signals
+from vcpo_operator.observed.promql import parse_answer
+
+RUN = parse_run("""
+metadata: {name: r}
+spec: {model: {name: m}, environment: {name: countdown}, steps: 3, optimizer: {learningRate: 1e-3}}
+""")
+NAMES = ("rate", "schedule", "scale", "backoff")
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Two steps of a warm-up of four, the second one at a quarter, and a skipped one."""
+    optimizer = Optimizer.model_validate({"learningRate": 1e-3, "warmupSteps": 4})
+    update = PolicyUpdate(
+        seeded_model(llama), make_spec().model_copy(update={"optimizer": optimizer}), PAD
+    )
+    groups, results = sampled_groups(seeded_model(llama)), []
+    for version, factor in enumerate([1.0, 0.25]):
+        update.health.backoff = RateBackoff(factor=factor)
+        results.append(update.step(groups, policy_version=version))
+    taken = [step_record(**update_fields(one), step=at) for at, one in enumerate(results, 1)]
+    skipped = {"skipped": "no_gradient", "learning_rate": 0.0, "learning_rate_scale": 0.0}
+    return [*taken, replace(taken[-1], step=3, **skipped)]
+
+
+@pytest.fixture
+def learner(steps):
+    """What the learner tells after the steps: its message, and its metrics by name."""
+    fixture = dispatcher_fixture()
+    window = SignalWindow(
+        run_name="r",
+        total_steps=3,
+        batch_trajectories=4,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
+    )
+    metrics = LearnerMetrics(run="r")
+    gauges = LearnerGauges(metrics, dispatcher=fixture.dispatcher, signals=window)
+    for step in steps:
+        window.record_step(step)
+        gauges.record_step(step, [])
+    scraped = {each.name: each.value for one in metrics.registry.collect() for each in one.samples}
+    return window.message(), scraped
+
+
+def numbers(rate):
+    return [getattr(rate, name) for name in NAMES]
+
+
+def test_the_rate_is_that_of_the_spec_times_schedule_scale_and_backoff(steps):
+    first, second, skipped = (step.effective_rate for step in steps)
+    assert (first.schedule, first.backoff) == (0.25, 1.0)
+    assert (second.schedule, second.backoff) == (0.5, 0.25)
+    assert second.rate == pytest.approx(1e-3 * 0.5 * second.scale * 0.25)
+    assert skipped is None
+
+
+def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, learner):
+    expected, (message, scraped) = numbers(steps[1].effective_rate), learner
+    names = ["", "_schedule_ratio", "_scale_ratio", "_backoff_ratio"]
+    metrics = {f"vcpo_learning_rate{name}": scraped[f"vcpo_learning_rate{name}"] for name in names}
+    assert list(metrics.values()) == expected
+    answered = parse_answer(answer(scrape(**metrics)), now_s=SCRAPED_S)
+    signals = run_signals(message)
+    recorded = recorded_signals(RUN, Metrics(steps=tuple(steps), evaluations=()), 0.0)
+    for found in (signals, answered.signals, recorded):
+        assert numbers(found.effective_rate) == expected
+    status = shown_signals(signals)["learningRate"]
+    assert list(status.values()) == pytest.approx(expected, rel=1e-3)
+    assert list(status) == ["effective", *NAMES[1:]]
+
+
+def test_log_panel_and_table_show_the_same_rate(steps, learner, caplog):
+    caplog.set_level("INFO")
+    rate, signals = steps[1].effective_rate, run_signals(learner[0])
+    view = view_with(
+        learning_rate=signals.learning_rate,
+        learning_rate_schedule=signals.learning_rate_schedule,
+        learning_rate_scale=signals.learning_rate_scale,
+        learning_rate_backoff=signals.learning_rate_backoff,
+    )
+    StepLog(2, clock=lambda: 0.0).log_if_due(steps[1])
+    assert f"{rate.rate:.3g} (schedule x0.5" in str(rate)
+    assert "backoff x0.25" in str(rate)
+    assert f" lr {rate}," in caplog.text
+    assert rate_text(view) == str(rate)
+    assert f"lr {rate}  " in plain_line(view)
+    row = RunRow(place="runs/r", view=view).to_dict()["learning_rate"]
+    assert json.loads(json.dumps(row)) == dict(zip(NAMES, numbers(rate), strict=True))
+
+
+def test_report_and_board_draw_the_rate_as_a_share_of_the_spec(steps, learner):
+    metrics = Metrics(steps=tuple(steps), evaluations=())
+    charts = main_charts(RecordedRun(run=RUN, metrics=metrics))
+    (chart,) = (each for each in charts if each.name == "step-size")
+    drawn = {curve.label: curve.values for curve in chart.curves}
+    rate = steps[1].effective_rate
+    assert drawn["effective"] == (
+        pytest.approx(steps[0].learning_rate / 1e-3),
+        pytest.approx(rate.rate / 1e-3),
+        None,
+    )
+    assert [drawn[name][1] for name in ("schedule", "ESS", "backoff")] == numbers(rate)[1:]
+    panels = [each for row in OFF_POLICY.rows for each in row.panels]
+    (panel,) = (each for each in panels if each.slug == "effective-learning-rate")
+    product = 1.0
+    for query in panel.queries[1:]:
+        (name,) = (name for name in learner[1] if f"({name}{{" in query.expression)
+        assert name in panel.queries[0].expression
+        product *= learner[1][name]
+    assert product == pytest.approx(learner[1]["vcpo_learning_rate"] / 1e-3)
