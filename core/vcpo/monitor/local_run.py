@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from vcpo.algo import WarningLevel
 from vcpo.api import SpecError, VCPORun, load_run
@@ -156,7 +156,7 @@ def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals
         return signals
     last = metrics.steps[-1]
     taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
-    rate = {
+    rate: dict[str, Any] = {
         name: None if taken is None else getattr(taken, name)
         for name, signal in SIGNALS
         if signal.is_of_update

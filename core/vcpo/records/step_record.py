@@ -452,7 +452,7 @@ class StepRecord(UpdateRecord):
     """Policy versions so far whose LoRA adapters workers merged into full sets of weights."""
 
 
-def rate_fields(rate: EffectiveRate) -> dict[str, float]:
+def rate_fields(rate: EffectiveRate) -> dict[str, Any]:
     """Return the fields of a record that hold a rate."""
     return {
         "learning_rate": rate.rate,

@@ -4,6 +4,8 @@ The rewards are 1 in the first ten steps and 0 after them. The mean of ten steps
 the best at step 16. The lag limit is 1, so a checkpoint must be 10 + 1 steps old: that of step 5.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
@@ -33,9 +35,9 @@ class RewardedUpdate(CountingUpdate):
 
     def finish(self, pending, newest=()):
         self._weight += 1.0
-        reward = self._rewards[pending.policy_version]
+        reward, backoff = self._rewards[pending.policy_version], self.health.backoff.factor
         self.health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
-        return super().finish(pending, newest)
+        return replace(super().finish(pending, newest), learning_rate_backoff=backoff)
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ async def test_the_version_after_the_collapse_has_the_parameters_of_the_last_goo
     steps = read_metrics(tmp_path).steps
     assert [step.step for step in steps] == list(range(1, 21))
     assert [step.rollbacks for step in steps] == [0] * 15 + [1] * 5
-    assert [step.learning_rate_backoff for step in steps] == [1.0] * 15 + [0.5] * 5
+    assert [step.learning_rate_backoff for step in steps] == [1.0] * 16 + [0.5] * 4
     rolled_back = (
         f"{FELL}. Model and optimizer are those of step 5 again, the learning rate goes on at"
         " x 0.5, and what older versions sampled is dropped; rollback 1 of at most 2"
