@@ -53,18 +53,28 @@ class ShardedGradient:
             parameter.grad = torch.zeros_like(parameter)
         return local_part(parameter.grad)
 
+    def zeros(self, slot: Slot, count: int) -> Tensor:
+        """Return `count` sums of a slot to begin with, as `reduce` takes them.
+
+        [count, rows, ...] with at least the slot's rows: FSDP cuts a slot into equal parts, and its
+        last shards have fewer rows.
+        """
+        num_shards = self._shards.size()
+        num_rows = num_shards * -(-slot.shape[0] // num_shards)
+        return self.local(slot).new_zeros(count, num_rows, *slot.shape[1:])
+
     def reduce(self, slot: Slot, sums: Tensor) -> Tensor:
-        """Return the rows of sums [n, *slot.shape] over all shards that this rank holds."""
+        """Return the rows of sums over all shards that this rank holds, [n, own rows, ...].
+
+        One sum follows the other, so that each goes from where it is: a slot may have gigabytes.
+        """
         self._order = zlib.crc32(slot.name.encode(), self._order)
         num_shards = self._shards.size()
         if num_shards == 1:
             return sums
-        chunk = -(-slot.shape[0] // num_shards)  # as FSDP cuts: the last shards have fewer rows
-        by_shard = sums.new_zeros(num_shards, len(sums), chunk, *slot.shape[1:])
-        for shard, rows in enumerate(torch.split(sums, chunk, dim=1)):
-            by_shard[shard, :, : rows.shape[1]] = rows
-        own = torch.empty_like(by_shard[0])
-        _reduce_scatter(own.view(-1), by_shard.view(-1), group=self._shards)
+        own = sums.new_empty(len(sums), sums.shape[1] // num_shards, *slot.shape[1:])
+        for rows, whole in zip(own, sums, strict=True):
+            _reduce_scatter(rows.view(-1), whole.view(-1), group=self._shards)
         return own[:, : len(self.local(slot))]
 
     def finish(self) -> None:
@@ -93,17 +103,17 @@ class ShardedSums:
         """Groups whose slopes complete the sums."""
         self._gradient = gradient
         self._open: dict[Slot, Tensor] = {}
-        """[1 + num_groups, *slot.shape] of slots not closed yet, the weighted sum first."""
+        """[1 + num_groups, rows, ...] of slots not closed yet, the weighted sum first."""
         self._by_group: dict[Slot, Tensor] = {}
         """[num_groups, rows of this rank, ...]"""
 
     def weighted_sum(self, slot: Slot) -> Tensor:
         """Return the slot's sum weighted by offsets, to add to in place."""
-        return self._whole(slot)[0]
+        return self._whole(slot)[0, : slot.shape[0]]
 
     def by_group(self, slot: Slot) -> Tensor:
         """Return the slot's sums by group, to add to in place."""
-        return self._whole(slot)[1:]
+        return self._whole(slot)[1:, : slot.shape[0]]
 
     def close(self, slot: Slot) -> None:
         """Exchange what the ranks have added in this micro-step for the rows that each holds."""
@@ -125,6 +135,5 @@ class ShardedSums:
 
     def _whole(self, slot: Slot) -> Tensor:
         if slot not in self._open:
-            like = self._gradient.local(slot)
-            self._open[slot] = like.new_zeros(1 + self.num_groups, *slot.shape)
+            self._open[slot] = self._gradient.zeros(slot, 1 + self.num_groups)
         return self._open[slot]

@@ -1,10 +1,16 @@
 """Which modules are cut over ranks, and gathered while they compute."""
 
 import pytest
+import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.fixtures.learner.ranks import run_ranks
+from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.ranks.sharding import decoder_layers
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.ranks.sharded_sums import ShardedGradient
+from vcpo_learner.ranks.sharding import decoder_layers, local_part, place_model
 
 
 class Mixer(nn.Linear):
@@ -40,3 +46,43 @@ def test_layers_that_share_parameters_are_refused_with_the_cure():
 def test_a_model_that_names_no_layers_is_refused_with_the_cure():
     with pytest.raises(StartError, match=r"Linear does not name its decoder layers .* one rank"):
         decoder_layers(nn.Linear(1, 1))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Numbers in the largest tensor that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves(found):
+            if isinstance(each, torch.Tensor):
+                self.numel = max(self.numel, each.numel())
+        return found
+
+
+def exchanged(ranks):
+    """Own rows of the sums 1 + rank and 10 (1 + rank) of a matrix of 5 rows; largest new tensor."""
+    model = nn.Module()
+    model.layer = nn.Linear(3, 5, bias=False)
+    model._no_split_modules = ["Linear"]
+    place_model(model, ranks, Precision.FLOAT32)
+    slots = Slots(model)
+    (slot,) = slots
+    sums = ShardedGradient(slots, ranks.communication).sums(1)
+    sums.weighted_sum(slot).add_(1.0 + ranks.rank)
+    sums.by_group(slot).add_(10.0 * (1.0 + ranks.rank))
+    with LargestTensor() as largest:
+        sums.close(slot)
+    sums.complete([2.0])
+    return local_part(model.layer.weight.grad), largest.numel
+
+
+def test_sums_of_a_matrix_are_exchanged_without_a_copy_of_them():
+    parts = run_ranks(2, exchanged)
+    # 1 + 2 weighted by offsets, and twice 10 + 20 of the group; of 5 rows, 3 and 2.
+    assert [part.tolist() for part, _ in parts] == [[[63.0] * 3] * 3, [[63.0] * 3] * 2]
+    # Two sums of 6 rows, one of padding, are read where they are; half of them is a rank's own.
+    assert [numel for _, numel in parts] == [2 * 6 * 3 // 2] * 2
