@@ -40,6 +40,7 @@ from vcpo_learner.model.file_tensors import account_for
 from vcpo_learner.model.loading import (
     ModelLoadError,
     check_config,
+    hold_base_short,
     load_policy,
     load_vocabulary,
     require_all_trained,
@@ -79,6 +80,8 @@ def load_on_ranks(
     model, tokenizer = load_policy(
         name, revision, settings.lora, context_tokens, trust_remote_code=trust
     )
+    if settings.lora is not None and ranks.communication is None:
+        hold_base_short(model, precision)
     network = PolicyNetwork(model)
     place_model(network, ranks, precision)
     return network, tokenizer

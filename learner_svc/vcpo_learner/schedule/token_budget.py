@@ -3,10 +3,11 @@
 Bytes that a step needs at its fullest, with b bytes per activation (2 in bfloat16, 4 in float32), P
 trained parameters on a rank, L layers, hidden size H and inner size I of a layer's feed-forward:
 
-    state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups
+    state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups; sharded, each
+                                    group also has the sum of the largest matrices whole
                   4 P_all           the first policy, for methods that are pulled back to it
     published     w P               what workers have, w bytes per number in their type
-    copies        b P_all           of the parameters in the number type of the products; sharded:
+    copies        b P               of what is trained, in the number type of the products; sharded:
                                     two layers, the embedding and the head, gathered, and their sums
     workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
     layer         4 I b + 64 H      a token's activations in one layer that its backward pass reads:
@@ -128,13 +129,23 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
 
     free_bytes: before the first step, when there are neither gradients nor moments.
     """
-    per_group = size.num_trained * _SUM_BYTES // use.num_shards
     left = max(0, int(free_bytes * _USABLE_SHARE) - state_bytes(size, use))
     for_groups = int(left * _SHARE_FOR_GROUPS)
     return MemoryBudget(
         tokens=max(1, (left - for_groups) // token_bytes(size, use)),
-        groups=1 + for_groups // max(per_group, 1),
+        groups=1 + for_groups // max(group_bytes(size, use), 1),
     )
+
+
+def group_bytes(size: ModelSize, use: MemoryUse) -> int:
+    """Return the bytes that the sums of one more group take."""
+    of_shard = size.num_trained * _SUM_BYTES // use.num_shards
+    if use.num_shards == 1:
+        return of_shard
+    # Whole until they are reduced: one layer's matrix, and the head's if the embedding shares it;
+    # and the rows of a rank, of which they become the sums.
+    whole = (size.vocabulary + size.inner) * size.hidden * _SUM_BYTES
+    return of_shard + whole + whole // use.num_shards
 
 
 def state_bytes(size: ModelSize, use: MemoryUse) -> int:
@@ -143,7 +154,7 @@ def state_bytes(size: ModelSize, use: MemoryUse) -> int:
     if use.has_reference:
         of_shard += 4 * size.num_parameters // use.num_shards
     if use.num_shards == 1:
-        gathered = size.num_parameters * use.activation_bytes if use.activation_bytes < 4 else 0
+        gathered = size.num_trained * use.activation_bytes if use.activation_bytes < 4 else 0
     else:
         ends = 2 * size.vocabulary * size.hidden
         layers = 2 * max(size.num_parameters - ends, 0) // size.num_layers

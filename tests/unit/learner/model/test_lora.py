@@ -6,6 +6,7 @@ import torch
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.models import (
     PAD,
+    VOCABULARY,
     gpt2,
     llama,
     qwen2,
@@ -14,11 +15,14 @@ from tests.fixtures.learner.models import (
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
-from vcpo.api.workloads import Lora, Model
+from tests.fixtures.vocabularies import tokenizer_of
+from vcpo.api.workloads import Lora, Model, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.model.loading import load_policy, policy_tensors
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.model.skeleton import load_on_ranks
+from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.weights.lora_merge import LoraMerge
 
@@ -123,3 +127,57 @@ def test_naming_a_layer_of_a_mixtures_mlps_is_refused():
 def test_a_model_whose_layers_are_transposed_is_refused():
     with pytest.raises(StartError, match=r"targetModules: \[\] fits no layer"):
         add_adapters(seeded_model(gpt2), LORA)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files of a model in a number type, with its tokenizer."""
+
+    def written(dtype):
+        seeded_model(llama).to(dtype).save_pretrained(tmp_path)
+        tokenizer_of(range(VOCABULARY)).save_pretrained(tmp_path)
+        return Model(name=str(tmp_path), lora=LORA)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "held"),
+    [
+        (torch.bfloat16, Precision.BFLOAT16, torch.bfloat16),
+        (torch.bfloat16, Precision.FLOAT32, torch.float32),
+        # Half of the digits would be lost, in what is exported too.
+        (torch.float32, Precision.BFLOAT16, torch.float32),
+    ],
+)
+def test_frozen_parameters_are_held_as_in_their_files(files, dtype, precision, held):
+    network, _ = load_on_ranks(files(dtype), Ranks(device=torch.device("cpu")), precision)
+    kinds = {each.requires_grad: each.dtype for each in network.model.parameters()}
+    assert kinds == {False: held, True: torch.float32}
+
+
+def gradient_of_adapters(settings, held, computed):
+    """The gradient of a batch, the base held for one number type and the step taken in another."""
+    shaped = make_spec()
+    learner = shaped.learner.model_copy(update={"precision": computed})
+    spec = shaped.model_copy(update={"model": settings, "learner": learner})
+    torch.manual_seed(0)
+    network, _ = load_on_ranks(settings, Ranks(device=torch.device("cpu")), held)
+    trained = [each for each in network.parameters() if each.requires_grad]
+    with torch.no_grad():
+        for each in trained:
+            each.normal_(0.0, 0.3)
+    update = PolicyUpdate(network, spec, PAD)
+    update.begin(sampled_groups(seeded_model(llama)), policy_version=9)
+    return torch.cat([each.grad.flatten() for each in trained])
+
+
+def test_a_base_in_bfloat16_has_the_gradient_of_one_in_float32_up_to_rounding(files):
+    settings, half, full = files(torch.bfloat16), Precision.BFLOAT16, Precision.FLOAT32
+    exact = gradient_of_adapters(settings, full, full)
+    errors = [
+        float((gradient_of_adapters(settings, held, half) - exact).norm() / exact.norm())
+        for held in (half, full)
+    ]
+    assert errors[0] < 0.1
+    assert errors[0] < 2.0 * errors[1]

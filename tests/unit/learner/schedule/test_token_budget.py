@@ -24,11 +24,13 @@ from transformers import (
 )
 
 from vcpo.api.learner import ActivationCheckpointing, Attention
+from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.schedule.token_budget import (
     MemoryUse,
     ModelSize,
+    group_bytes,
     layer_bytes,
     memory_budget,
     state_bytes,
@@ -119,6 +121,39 @@ def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
     assert memory_budget(80 * GIB - weights, SEVEN_BILLION, alone).tokens == 1
 
 
+def test_each_open_group_has_the_sum_of_a_matrix_whole_and_that_of_all_in_shards():
+    # By hand: 4 bytes for each of .95 B numbers of a shard; for (152,064 + 18,944) x 3,584 numbers
+    # of the head and of a layer's matrix, and an eighth of that, which a rank has of their sums.
+    assert group_bytes(SEVEN_BILLION, HALF) == 3_800_000_000 + 2_451_570_688 + 306_446_336
+
+
+def test_a_gpu_of_80_gb_that_is_shared_holds_the_plan_for_it(monkeypatch):
+    """A model of 1.5 B beside a worker: the learner has .6 of 79 GiB, and holds float32 weights."""
+    size = ModelSize(
+        num_parameters=1_543_714_304,
+        num_trained=1_543_714_304,
+        num_layers=28,
+        hidden=1536,
+        inner=8960,
+        vocabulary=151_936,
+    )
+    weights = 4 * size.num_parameters
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * GIB - weights, 79 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: weights)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: weights)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.6)
+    use = replace(HALF, num_shards=1, published_bytes=2)
+    free = free_bytes(torch.device("cuda", 0))
+    budget = memory_budget(free, size, use)
+    peak = (
+        weights
+        + state_bytes(size, use)
+        + (budget.groups - 1) * group_bytes(size, use)
+        + budget.tokens * token_bytes(size, use)
+    )
+    assert 0.85 * 0.6 * 79 * GIB < peak <= 0.6 * 79 * GIB
+
+
 def test_the_device_keeps_what_it_published_last():
     # By hand: two bytes for each of 7.6 B numbers, over eight ranks.
     more = replace(HALF, published_bytes=2)
@@ -138,7 +173,7 @@ def test_the_budget_fits_and_grows_with_the_memory(free_bytes, more_bytes):
     assert 1 <= less.tokens <= more.tokens
     assert 1 <= less.groups <= more.groups
     if less.tokens > 1:
-        sums = (less.groups - 1) * SEVEN_BILLION.num_trained // 8 * 4
+        sums = (less.groups - 1) * group_bytes(SEVEN_BILLION, HALF)
         needed = state_bytes(SEVEN_BILLION, HALF) + sums
         assert needed + less.tokens * token_bytes(SEVEN_BILLION, HALF) <= free_bytes
 
