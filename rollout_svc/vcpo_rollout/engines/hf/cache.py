@@ -14,7 +14,7 @@ shrinks when the longest row is removed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer
 from vcpo_rollout.engines.hf.routes import RouteRecorder
 
 _Row = TypeVar("_Row")
+
+_MASK_ELEMENTS: Final = 1 << 28
+"""Elements of a mask, rows x columns x columns, of the rows that are read at a time: 256 MiB."""
 
 
 class DecodingCache:
@@ -64,10 +67,19 @@ class DecodingCache:
 
         Only the new rows are computed, equal ones once, as the prompt of a group; their keys and
         values are then put below the old ones. A join costs the tokens of the new rows and one
-        copy of the cache.
+        copy of the cache, or a few if the rows are so long that not all are read at once.
 
         sequences: token ids of each, at least one.
         """
+        logits: list[Tensor] = []
+        newest_routes: list[Tensor] = []
+        for part in _read_together(sequences):
+            logits.append(self._join(part))
+            newest_routes += self._newest_routes
+        self._newest_routes = newest_routes
+        return torch.cat(logits)
+
+    def _join(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         joining = DecodingCache(
             self._model, pad_token_id=self._pad_token_id, recorder=self._recorder
         )
@@ -161,3 +173,20 @@ class DecodingCache:
 
     def _preallocated_layers(self) -> list[PreallocatedLayer]:
         return [layer for layer in self._layers.layers if isinstance(layer, PreallocatedLayer)]
+
+
+def _read_together(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Yield the sequences in their order, as many at a time as a mask has room for; at least one.
+
+    Equal ones count once.
+    """
+    part: list[Sequence[int]] = []
+    distinct: set[tuple[int, ...]] = set()
+    for sequence in sequences:
+        grown = distinct | {tuple(sequence)}
+        if part and len(grown) * max(map(len, grown)) ** 2 > _MASK_ELEMENTS:
+            yield part
+            part, grown = [], {tuple(sequence)}
+        part.append(sequence)
+        distinct = grown
+    yield part

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.hf import cache
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence, sample_tokens
 
 SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
@@ -104,6 +105,27 @@ def test_the_prompt_of_a_group_is_computed_once(make_model, make_batch, make_dra
     )
     batch.admit([make_draft(prompt) for prompt in (SHORT, MIDDLE, SHORT, SHORT, MIDDLE)])
     assert computed == [(2, 5)]
+
+
+def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(
+    make_model, make_batch, make_draft, parameters, reference_logprobs, monkeypatch
+):
+    monkeypatch.setattr(cache, "_MASK_ELEMENTS", 2 * 21**2)
+    model = make_model()
+    batch = make_batch(model)
+    others = (LONG[::-1], SHORT, MIDDLE, (8, *LONG[1:]))
+    batch.admit([make_draft(prompt) for prompt in (LONG, *others)])
+    batch.step()
+    computed = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["attention_mask"].shape),
+        with_kwargs=True,
+    )
+    batch.swap(2, parameters(model))
+    hook.remove()
+    # Contexts of 20, 20, 3, 6 and 20 tokens; two rows of 20 are allowed, and five of at most 6.
+    assert computed == [(2, 20), (2, 6), (1, 20)]
+    assert_scored_as_alone(run(batch), model, reference_logprobs)
 
 
 def test_responses_to_one_prompt_are_scored_as_if_each_were_alone(
