@@ -215,6 +215,10 @@ class UpdateRecord:
         ),
         StepSignal(),
     ] = 0.0
+    attention_calls: Mapping[str, int] = field(default_factory=dict)
+    """Calls of attention without masks on rank 0, by way: `kernel` takes all trajectories of a row
+    at once, `one_by_one` does not, `rows` have one trajectory each. Empty where the model has its
+    own attention."""
     diagnostics: Annotated[
         Mapping[str, Any],
         StepGauge(

@@ -12,6 +12,7 @@ is registered gets no mask (`transformers.masking_utils`).
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,9 @@ _QUERY_BLOCK = 256
 """Queries whose scores are in memory at a time, where scores are computed one by one."""
 _LARGEST_HEAD = 256
 """Numbers per head that the GPU's kernel takes."""
+_calls: Counter[str] = Counter()
+"""Calls of this attention since `take_calls`, by the way that each took. Owner: the tensor thread;
+a backward pass that computes layers again counts from the thread of its device."""
 
 
 def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> bool:
@@ -65,6 +69,17 @@ def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> 
     ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
     policy.set_attn_implementation(NAME)
     return True
+
+
+def take_calls() -> dict[str, int]:
+    """Return how often each way of this attention ran since the last time, and begin anew.
+
+    kernel: one kernel for all trajectories of a row; one_by_one: a call for each trajectory;
+    rows: one trajectory to a row. Empty if a model has an attention of its own.
+    """
+    found = dict(_calls)
+    _calls.clear()
+    return found
 
 
 def _refusal(model: PreTrainedModel) -> str | None:
@@ -136,10 +151,13 @@ def varlen_attention(
         softcap=softcap,
     )
     if cu_seq_lens_q is None or max_length_q is None:
+        _calls["rows"] += 1
         return _causal(query, key, value, scoring).transpose(1, 2).contiguous(), None
     if scoring.softcap is None and _fits_kernel(query, value):
+        _calls["kernel"] += 1
         flat = [each[0].transpose(0, 1) for each in (query, key, value)]
         return _by_kernel(flat, cu_seq_lens_q, max_length_q, scoring)[None], None
+    _calls["one_by_one"] += 1
     lengths = cu_seq_lens_q.diff().tolist()
     queries, keys, values = (torch.split(each, lengths, dim=2) for each in (query, key, value))
     parts = [_causal(*each, scoring) for each in zip(queries, keys, values, strict=True)]

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from vcpo.algo import is_rounding
@@ -37,12 +36,13 @@ _CONTEXTS: Final = ("max_position_embeddings", "n_positions")
 
 @torch.no_grad()
 def require_kept_apart(
-    network: PolicyNetwork, *, packs: bool = True, one_row: bool = False
+    network: PolicyNetwork, *, packs: bool = True, one_row: bool = False, is_half: bool = False
 ) -> None:
     """Check that a model's numbers of a trajectory are the same in any company.
 
     packs: whether rows hold several trajectories.
     one_row: whether its attention is told their ends.
+    is_half: whether it computes in 16 bits here.
     Raises: StartError, naming the field, if one attends to another, its positions are wrong, or its
         frequencies follow the longest one.
     """
@@ -50,12 +50,7 @@ def require_kept_apart(
     for length in named:
         _require_one_table(network.model, length)
     parameter = next(network.model.parameters())
-    layout = _Layout(
-        packs=packs,
-        one_row=one_row,
-        # A sharded model may compute in 16 bits, although its parameters have 32.
-        is_half=parameter.dtype.itemsize == 2 or isinstance(parameter, DTensor),
-    )
+    layout = _Layout(packs=packs, one_row=one_row, is_half=is_half)
     if packs and _leaks(network, layout):
         raise StartError(
             f"spec.batch.rowLayout: packed, but {type(network.model).__name__} lets trajectories in"

@@ -25,7 +25,7 @@ from vcpo_learner.ranks.sharding import whole
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 """Relative, of a squared norm. Rounding in float32 is below 1e-6, so a small contribution that was
-not measured shows; the second is for a sharded model that computes in bfloat16."""
+not measured shows; the second is for a model that computes in bfloat16."""
 _NEGLIGIBLE = 1e-6
 """Share of the largest squared norm below which one is not compared."""
 

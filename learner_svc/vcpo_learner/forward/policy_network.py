@@ -136,8 +136,8 @@ class PolicyNetwork(nn.Module):
         reason = "its output head is of no known kind"
         if self._known is not None:
             reason = self._difference()
+        self._head = None if reason else self._known
         if not reason:
-            self._head = self._known
             return
         _LOGGER.warning(
             "%s: full logits are computed, [tokens, vocabulary] numbers at once: %s",
@@ -159,8 +159,11 @@ class PolicyNetwork(nn.Module):
         assert tiled.entropies is not None
         distance = torch.stack([tiled.logprobs - full.logprobs, tiled.entropies - full.entropies])
         largest = float(distance.abs().max())
-        dtype = self.last_states(batch).dtype  # a sharded model computes in another than it has
-        if largest <= (1e-3 if dtype in {torch.float32, torch.float64} else 0.1):
+        # A sharded model computes in another number type than it has.
+        dtype = _autocast_dtype(distance.device) or self.last_states(batch).dtype
+        # Full logits are rounded to it, by as much as they are large.
+        rounding = 0.1 + 0.03 * float(full.logprobs.abs().mean())
+        if largest <= (rounding if dtype.itemsize == 2 else 1e-3):
             return ""
         return f"with tiles, log-probabilities differ by {largest:.2g} nats"
 

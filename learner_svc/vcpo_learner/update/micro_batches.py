@@ -92,7 +92,6 @@ class MicroBatchRunner:
         self._place = place or MeshPlace()
         self.temperature = spec.sampling.temperature
         self.network = PolicyNetwork.of(model)
-        self.network.compare_head()
         self.slots = Slots(self.network.model)
         """The model's trainable parameters."""
         self._pad_token_id = pad_token_id
@@ -100,7 +99,6 @@ class MicroBatchRunner:
         is_varlen = select_attention(self.network.model, spec.learner.attention, packs=self._packs)
         self.one_row = self._packs and is_varlen
         """Whether a micro-batch is one row without padding."""
-        require_kept_apart(self.network, packs=self._packs, one_row=self.one_row)
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
             trajectories=_most_trajectories(spec.batch, memory),
@@ -113,6 +111,22 @@ class MicroBatchRunner:
         """Whether ranks hold a part of each parameter, also while some are gathered."""
         is_half = spec.learner.number_format is Precision.BFLOAT16
         self._use_bfloat16 = is_half and not self.is_sharded
+        self._is_half = parameter.dtype.itemsize == 2 or (is_half and self.is_sharded)
+        for context, in_half in self.check_contexts():
+            with context:
+                self.network.compare_head()
+                require_kept_apart(
+                    self.network, packs=self._packs, one_row=self.one_row, is_half=in_half
+                )
+
+    def check_contexts(self) -> list[tuple[AbstractContextManager[object], bool]]:
+        """Return the contexts in which to check a model, and whether it computes in 16 bits there.
+
+        In the number type of its parameters a mistake shows as such; in that of the step, where it
+        is another one, the kernels are those of the step.
+        """
+        own: list[tuple[AbstractContextManager[object], bool]] = [(nullcontext(), self._is_half)]
+        return [*own, (self.autocast(), True)] if self._use_bfloat16 else own
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
         """Return whether one micro-batch of one rank holds the trajectories at these positions."""

@@ -43,7 +43,6 @@ from vcpo.algo import (
 )
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
-from vcpo.api.workloads import Precision
 from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import rate_fields
@@ -61,6 +60,7 @@ from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+from vcpo_learner.forward.attention import take_calls
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.replayable import require_replayable
@@ -68,7 +68,7 @@ from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.optimizer.step_rate import StepRate
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.ranks.sharding import is_sharded, recover, release
+from vcpo_learner.ranks.sharding import recover, release
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
@@ -129,16 +129,16 @@ class PolicyUpdate:
             require_replayable(self._network)
         baseline = spec.algorithm.loss_config.baseline
         if baseline in NORM_BASELINES or wants_norms(baseline):
-            packs = spec.batch.row_layout is RowLayout.PACKED
-            require_measurable_norms(
-                self._network,
-                spec.algorithm.gradient_norms,
-                packs=packs,
-                one_row=self._gradient.has_one_row,
-                num_ranks=1 if ranks is None else ranks.size,
-                is_half=is_sharded(next(self._model.parameters()))
-                and spec.learner.number_format is Precision.BFLOAT16,
-            )
+            for context, is_half in self._gradient.runner.check_contexts():
+                with context:
+                    require_measurable_norms(
+                        self._network,
+                        spec.algorithm.gradient_norms,
+                        packs=spec.batch.row_layout is RowLayout.PACKED,
+                        one_row=self._gradient.has_one_row,
+                        num_ranks=1 if ranks is None else ranks.size,
+                        is_half=is_half,
+                    )
         release(self._network)  # so that the optimizer sees the shards of all parameters
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)
         group = None if ranks is None else ranks.checkpoint_group
@@ -180,6 +180,7 @@ class PolicyUpdate:
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
+        take_calls()
         before = deepcopy(self._gradient.state_dict())
         times = UpdateTimes()
         batch: BatchGradient | NonFiniteWeightError
@@ -215,7 +216,9 @@ class PolicyUpdate:
         scored_s = self._clock()
         result = self._conclude(pending, fresh)
         times = pending.times.after(score_s=scored_s - started_s, step_s=self._clock() - scored_s)
-        return replace(result, times=times, memory=device_memory(self._device))
+        return replace(
+            result, times=times, memory=device_memory(self._device), attention_calls=take_calls()
+        )
 
     def _conclude(self, pending: PendingStep, fresh: FreshBlocks) -> UpdateResult:
         """Decide the step and take or skip it; fresh: of responses beside the batch."""
