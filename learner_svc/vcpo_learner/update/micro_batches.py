@@ -111,7 +111,10 @@ class MicroBatchRunner:
         """Whether ranks hold a part of each parameter, also while some are gathered."""
         is_half = spec.learner.number_format is Precision.BFLOAT16
         self._use_bfloat16 = is_half and not self.is_sharded
-        self._is_half = parameter.dtype.itemsize == 2 or (is_half and self.is_sharded)
+        self.is_short = parameter.dtype.itemsize == 2
+        """Whether parameters that are not trained have 16 bits: without autocast too, the model
+        rounds as an engine does."""
+        self._is_half = self.is_short or (is_half and self.is_sharded)
         for context, in_half in self.check_contexts():
             with context:
                 self.network.compare_head()

@@ -45,11 +45,12 @@ def rounding_limits(
     """Return the limits that follow from rounding, as it is on the first trajectories of a batch.
 
     Where it cannot be measured, they are those of the number formats: with quantization or noise,
-    with parameters that are cut over ranks, and if the model does not compute in bfloat16.
+    with parameters that are cut over ranks or have 16 bits, and if the model does not compute in
+    bfloat16.
     """
     formats = spec.mismatch_class
     assumed = MismatchLimits.of_gap(MISMATCH_LIMITS_NATS[formats])
-    if formats is MismatchClass.QUANTIZED_OR_NOISY or runner.is_sharded:
+    if formats is MismatchClass.QUANTIZED_OR_NOISY or runner.is_sharded or runner.is_short:
         return assumed
     precisions = {group.number_format for group in spec.rollouts}
     is_half = Precision.BFLOAT16 in precisions or formats is MismatchClass.EXACT
