@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from ruamel.yaml.tokens import (
     FlowSequenceStartToken,
 )
 
+from vcpo.api.changes import change_field, split_change
 from vcpo.api.errors import FILE, FieldProblem, SpecError, problems_of
 from vcpo.api.run import VCPORun
 from vcpo.api.valid_part import valid_part
@@ -47,13 +49,15 @@ _CLOSING = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-def load_run(path: Path) -> VCPORun:
+def load_run(path: Path, changes: Sequence[str] = ()) -> VCPORun:
     """Read and check a run file.
+
+    changes: `FIELD=VALUE` each, with a value in YAML; a later one may change what an earlier set.
 
     Raises:
         SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
-    return load_document(path, VCPORun)
+    return _accepted(_changed(path, changes), VCPORun, str(path))
 
 
 def load_document(path: Path, model: type[_Document]) -> _Document:
@@ -65,13 +69,15 @@ def load_document(path: Path, model: type[_Document]) -> _Document:
     return parse_document(_read(path), model, source=str(path))
 
 
-def load_valid_part(path: Path) -> VCPORun | None:
+def load_valid_part(path: Path, changes: Sequence[str] = ()) -> VCPORun | None:
     """Read a run file with invalid fields, without these; as `valid_part`.
+
+    changes: as in `load_run`.
 
     Raises:
         SpecError: if the file cannot be read or parsed.
     """
-    return valid_part(_mapping(_read(path), str(path)))
+    return valid_part(_changed(path, changes))
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
@@ -91,7 +97,11 @@ def parse_document(text: str, model: type[_Document], *, source: str) -> _Docume
     Raises:
         SpecError: with all problems, each with its field path and value.
     """
-    text = _as_json(_mapping(text, source), source)
+    return _accepted(_mapping(text, source), model, source)
+
+
+def _accepted(document: dict[Any, Any], model: type[_Document], source: str) -> _Document:
+    text = _as_json(document, source)
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -107,6 +117,24 @@ def run_to_yaml(run: VCPORun) -> str:
     yaml.width = sys.maxsize  # else a text of two lines can gain a space at the break
     yaml.dump(run.model_dump(mode="json", by_alias=True), stream)
     return stream.getvalue()
+
+
+def _changed(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
+    """Return a run file's document with some fields set.
+
+    Raises:
+        SpecError: if the file or a change cannot be read, or a change has no place in the file.
+    """
+    document = _mapping(_read(path), str(path))
+    for change in changes:
+        try:
+            field, text = split_change(change)
+            change_field(document, field, _document(text, f"--set {field}"))
+        except SpecError:
+            raise
+        except ValueError as error:
+            raise SpecError(f"--set {change}", [_file_problem(str(error))]) from error
+    return document
 
 
 def _read(path: Path) -> str:

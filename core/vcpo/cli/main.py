@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,35 +13,23 @@ import typer
 from rich.table import Table
 
 from vcpo.api import (
-    FieldProblem,
     GpuUse,
     SpecError,
     VCPORun,
-    algorithm_warnings,
-    batch_warnings,
     continuation_changes,
     continuation_document,
     gpu_warnings,
     json_schema,
     load_run,
-    rollout_warnings,
     with_gpu_defaults,
 )
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.export import export
 from vcpo.cli.report import report
+from vcpo.cli.run_file import Changes, RunFile, inspected, load_file, refuse, warn
 from vcpo.local.host import LOOPBACK, Host, HostOptions
-from vcpo.local.preflight import (
-    RUN_MODULES,
-    MachineFindings,
-    MissingPackagesError,
-    check_installed,
-    inspect_machine,
-    problems_beside,
-    with_local_paths,
-    with_one_replica,
-)
+from vcpo.local.preflight import RUN_MODULES, with_one_replica
 from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.answers import answer_lines
@@ -68,6 +56,7 @@ A run is one YAML file of kind `VCPORun`.
 
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
+* **vcpo run run.yaml --set algorithm.maxPolicyLagSteps=12 --steps 20** changes fields for a run
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
 * **vcpo top** shows the runs below runs/ or another folder, one row each
 * **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
@@ -81,12 +70,14 @@ second Ctrl-C stops it at once.
 """,
 )
 
-RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="Run file: a VCPORun in YAML.")]
-
 
 @app.command()
 def run(
     file: RunFile,
+    changes: Changes = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps; short for --set steps=N.")
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -113,15 +104,16 @@ def run(
     machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
-    given = _load(file, lambda run: [*_inspected(run).problems, *gpu_problems(run)])
+    changes = [*(changes or ()), *([] if steps is None else [f"steps={steps}"])]
+    given = load_file(file, lambda run: [*inspected(run).problems, *gpu_problems(run)], changes)
     use = local_gpu_use(given.spec)
     loaded = given.model_copy(update={"spec": with_gpu_defaults(given.spec, use)})
     keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
-    found = _inspected(loaded)
-    _refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
-    _warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
+    found = inspected(loaded)
+    refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
+    warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
     try:
         # Before the directory is made: a run that cannot start takes no number.
@@ -131,37 +123,20 @@ def run(
                 outcome = _train(loaded, directory, options)
     except AddressError as error:
         fail(f"--metrics-port: {error}")
-    report_path = _report(directory)
-    summary = run_summary(directory.path, outcome.ending)
-    OUT.print(_summary_table(summary, outcome.ending))
-    for line in answer_lines(read_metrics(directory.path)):
-        OUT.print(line, soft_wrap=True, markup=False, highlight=False)
-    if report_path is not None:
-        OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
-    if outcome.ending is Ending.INTERRUPTED:
-        notice = interruption_notice(
-            file,
-            directory.path,
-            checkpoint_step=directory.newest_checkpoint_step,
-            last_step=summary["steps"],
-        )
-        OUT.print(notice, soft_wrap=True, markup=False, highlight=False)
-    if outcome.message:
-        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
+    # The run's own file has what was set.
+    _show_end(directory.spec if changes else file, directory, outcome, as_json=as_json)
     raise typer.Exit(int(outcome.ending))
 
 
 @app.command()
-def validate(file: RunFile) -> None:
+def validate(file: RunFile, changes: Changes = None) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = _load(file, lambda run: _inspected(run).problems)
-    found = _inspected(loaded)
-    _refuse(file, found.problems)
+    loaded = load_file(file, lambda run: inspected(run).problems, changes)
+    found = inspected(loaded)
+    refuse(file, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.requested(loaded.spec))
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
-    _warn(loaded, [*slow, *found.warnings])
+    warn(loaded, [*slow, *found.warnings])
     for problem in gpu_problems(loaded):  # the file may be for another machine
         ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
     batch = loaded.spec.batch
@@ -213,44 +188,6 @@ def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutco
         return asyncio.run(Host(loaded, directory, view, options).run())
 
 
-def _load(file: Path, check: Callable[[VCPORun], Iterable[FieldProblem]]) -> VCPORun:
-    """Read a run file; exit with its problems, and with those that a check finds beside them."""
-    try:
-        return with_local_paths(load_run(file), file)
-    except SpecError as error:
-        fail(str(problems_beside(error, file, check)))
-
-
-def _inspected(run: VCPORun) -> MachineFindings:
-    """Look at this machine for a run, and show that it takes a while."""
-    with ERR.status(f"checking the model and trying environment {run.spec.environment.name}"):
-        return inspect_machine(run)
-
-
-def _refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] = ()) -> None:
-    """Exit with all problems of a run, and with the modules that are not installed."""
-    errors = []
-    try:
-        check_installed(modules)
-    except MissingPackagesError as error:
-        errors.append(str(error))
-    if problems := tuple(problems):
-        errors.append(str(SpecError(str(file), problems)))
-    if errors:
-        fail("\n".join(errors))
-
-
-def _warn(loaded: VCPORun, of_machine: Iterable[str]) -> None:
-    for warning in algorithm_warnings(loaded.spec.algorithm):
-        ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
-    for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
-        ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
-    for warning in rollout_warnings(loaded.spec.model, loaded.spec.rollouts):
-        ERR.print(f"warning: spec.rollouts: {warning}", soft_wrap=True, markup=False)
-    for warning in of_machine:
-        ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
-
-
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if path is None:
         if resume:
@@ -271,6 +208,29 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if can_resume:
         _check_continues(loaded, directory)
     return directory
+
+
+def _show_end(file: Path, directory: RunDir, outcome: RunOutcome, *, as_json: bool) -> None:
+    """Write the report, and print how the run ended; file: that a resume takes."""
+    report_path = _report(directory)
+    summary = run_summary(directory.path, outcome.ending)
+    OUT.print(_summary_table(summary, outcome.ending))
+    for line in answer_lines(read_metrics(directory.path)):
+        OUT.print(line, soft_wrap=True, markup=False, highlight=False)
+    if report_path is not None:
+        OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
+    if outcome.ending is Ending.INTERRUPTED:
+        notice = interruption_notice(
+            file,
+            directory.path,
+            checkpoint_step=directory.newest_checkpoint_step,
+            last_step=summary["steps"],
+        )
+        OUT.print(notice, soft_wrap=True, markup=False, highlight=False)
+    if outcome.message:
+        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
 
 
 def _report(directory: RunDir) -> Path | None:

@@ -107,14 +107,18 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
 
 
 def problems_beside(
-    error: SpecError, run_file: Path, check: Callable[[VCPORun], Iterable[FieldProblem]]
+    error: SpecError,
+    run_file: Path,
+    check: Callable[[VCPORun], Iterable[FieldProblem]],
+    changes: Sequence[str] = (),
 ) -> SpecError:
     """Return the error of a run file with what a check of the machine finds in its valid fields.
 
     check: gets the run with local paths, without the fields that `error` names. What it finds in
         fields that depend on those is left out.
+    changes: fields that the command line sets, as in `load_run`.
     """
-    run = load_valid_part(run_file) if error.is_of_fields else None
+    run = load_valid_part(run_file, changes) if error.is_of_fields else None
     if run is None:
         return error
     found = [

@@ -71,7 +71,10 @@ class TestHelp:
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
-    @pytest.mark.parametrize("command", ["run", "validate", "report", "export", "schema"])
+    @pytest.mark.parametrize(
+        "command",
+        ["run", "validate", "report", "export", "schema"],
+    )
     def test_every_command_has_help(self, command):
         asked = vcpo(command, "--help")
         assert asked.exit_code == 0
@@ -86,6 +89,10 @@ class TestValidate:
             f"{run_file}: valid. countdown: 400 steps of 16 prompts x 8 trajectories, "
             "lag at most 12 versions.\n"
         )
+
+    def test_fields_can_be_set_beside_the_file(self, run_file):
+        checked = vcpo("validate", run_file, "--set", "algorithm.maxPolicyLagSteps=3")
+        assert "lag at most 3 versions" in checked.stdout
 
     def test_what_is_seldom_wanted_is_said_beside(self, run_file):
         run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: opmd, maxPolicyLagSteps"))
@@ -202,7 +209,7 @@ class TestRun:
         self, run_file, tmp_path, monkeypatch
     ):
         directory = complete_run(run_file, tmp_path / "used", step=399)
-        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        monkeypatch.setattr("vcpo.cli.run_file.check_installed", refuse_to_start)
         asked = vcpo("run", run_file, "--run-dir", directory.path, "--resume")
         assert (asked.exit_code, asked.stderr) == (USER_ERROR, "started\n")
 
@@ -222,9 +229,11 @@ class TestRun:
         assert json.loads(asked.stdout.splitlines()[-1])["steps"] == 0
         assert not list((tmp_path / "new").glob("report*"))
 
-    @pytest.mark.parametrize("has_checkpoint", [True, False])
+    @pytest.mark.parametrize(
+        ("has_checkpoint", "changes"), [(True, ()), (False, ()), (True, ("--steps", "7"))]
+    )
     def test_after_an_interrupt_the_last_words_are_true(
-        self, run_file, tmp_path, monkeypatch, has_checkpoint
+        self, run_file, tmp_path, monkeypatch, has_checkpoint, changes
     ):
         new = tmp_path / "new"
 
@@ -238,14 +247,16 @@ class TestRun:
             return RunOutcome(ending=Ending.INTERRUPTED)
 
         monkeypatch.setattr("vcpo.cli.main._train", interrupted)
-        asked = vcpo("run", run_file, "--run-dir", new)
+        asked = vcpo("run", run_file, "--run-dir", new, *changes)
         assert asked.exit_code == Ending.INTERRUPTED
         if has_checkpoint:
             assert f"`vcpo export {new}` writes the model of step 1." in asked.stdout
         else:
             assert "There is no checkpoint: " in asked.stdout
             assert "`vcpo export` has no model to write" in asked.stdout
-        assert f"`vcpo run {run_file} --run-dir {new} --resume`" in asked.stdout
+        resumed = new / "spec.yaml" if changes else run_file
+        assert f"`vcpo run {resumed} --run-dir {new} --resume`" in asked.stdout
+        assert load_run(new / "spec.yaml").spec.steps == (7 if changes else 400)
 
     def test_a_used_directory_wants_resume(self, run_file, tmp_path):
         used = tmp_path / "used"
@@ -357,7 +368,7 @@ class TestRun:
     def test_resume_wants_the_directory_of_a_run_and_makes_none(
         self, run_file, tmp_path, monkeypatch, content
     ):
-        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        monkeypatch.setattr("vcpo.cli.run_file.check_installed", refuse_to_start)
         place = tmp_path / "mistyped"
         if content is not None:
             place.mkdir()
@@ -397,7 +408,7 @@ class TestRun:
 
     def test_missing_packages_hide_no_problem_of_the_machine(self, run_file, monkeypatch):
         run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
-        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        monkeypatch.setattr("vcpo.cli.run_file.check_installed", refuse_to_start)
         told = vcpo("run", run_file).stderr.splitlines()
         assert told[:2] == ["started", f"{run_file}: 1 problem"]
         assert told[2].startswith("  spec.model.name: is no directory ")

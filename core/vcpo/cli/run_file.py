@@ -1,0 +1,82 @@
+"""The run file of a command: reading it, what this machine lacks for it, and how it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vcpo.api import (
+    FieldProblem,
+    SpecError,
+    VCPORun,
+    algorithm_warnings,
+    batch_warnings,
+    load_run,
+    rollout_warnings,
+)
+from vcpo.cli.console import ERR, fail
+from vcpo.local.preflight import (
+    MachineFindings,
+    MissingPackagesError,
+    check_installed,
+    inspect_machine,
+    problems_beside,
+    with_local_paths,
+)
+
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="Run file: a VCPORun in YAML.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set a field in place of the file, as in algorithm.maxPolicyLagSteps=12; repeatable.",
+    ),
+]
+
+
+def load_file(
+    file: Path,
+    check: Callable[[VCPORun], Iterable[FieldProblem]],
+    changes: Sequence[str] | None = None,
+) -> VCPORun:
+    """Read a run file; exit with its problems, and with those that a check finds beside them."""
+    changes = changes or ()
+    try:
+        return with_local_paths(load_run(file, changes), file)
+    except SpecError as error:
+        fail(str(problems_beside(error, file, check, changes)))
+
+
+def inspected(run: VCPORun) -> MachineFindings:
+    """Look at this machine for a run, and show that it takes a while."""
+    with ERR.status(f"checking the model and trying environment {run.spec.environment.name}"):
+        return inspect_machine(run)
+
+
+def refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] = ()) -> None:
+    """Exit with all problems of a run, and with the modules that are not installed."""
+    errors = []
+    try:
+        check_installed(modules)
+    except MissingPackagesError as error:
+        errors.append(str(error))
+    if problems := tuple(problems):
+        errors.append(str(SpecError(str(file), problems)))
+    if errors:
+        fail("\n".join(errors))
+
+
+def warn(loaded: VCPORun, of_machine: Iterable[str]) -> None:
+    """Print what is seldom wanted of a run, and what could not be checked on this machine."""
+    for warning in algorithm_warnings(loaded.spec.algorithm):
+        ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
+    for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
+        ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
+    for warning in rollout_warnings(loaded.spec.model, loaded.spec.rollouts):
+        ERR.print(f"warning: spec.rollouts: {warning}", soft_wrap=True, markup=False)
+    for warning in of_machine:
+        ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
