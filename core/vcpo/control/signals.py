@@ -76,6 +76,14 @@ class RunSignals:
     accuracy: float | None = None
     """Mean reward of the newest evaluation."""
 
+    cut_responses_ratio: float | None = None
+    """Share of the last step's responses that reached the largest number of new tokens; in [0, 1].
+    None from Prometheus, as are the next two."""
+    equal_groups_ratio: float | None = None
+    """Share of the last step's groups whose rewards are all equal, in [0, 1]."""
+    prompt_tokens_mean: float | None = None
+    """Mean length of the last step's prompts, in tokens, >= 0."""
+
     lag_p50: int | None = None
     """Median lag of the tokens of the last step, in policy versions, >= 0."""
     lag_max: int | None = None
@@ -216,6 +224,8 @@ _SHARES = {
     "learning_rate_scale",
     "learning_rate_backoff",
     "warning_score",
+    "cut_responses_ratio",
+    "equal_groups_ratio",
     "learner_idle_ratio",
 }
 

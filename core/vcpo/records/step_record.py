@@ -335,6 +335,45 @@ class StepRecord(UpdateRecord):
     """Mean age of the trained tokens, in policy versions."""
     lag_p50: Annotated[int, StepSignal()]
     lag_max: Annotated[int, StepSignal()]
+    cut_responses_ratio: Annotated[
+        float,
+        StepSignal(),
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="Cut responses",
+            unit="share at sampling.maxNewTokens",
+            label="cut",
+            caption="A response that is cut before its answer is judged without it.",
+        ),
+    ] = 0.0
+    """Share of the batch's responses that reached the largest number of new tokens, in [0, 1]."""
+    equal_groups_ratio: Annotated[
+        float,
+        StepSignal(),
+        StepChart(
+            topic=ChartTopic.UPDATE,
+            title="Groups that teach nothing",
+            unit="share whose rewards are equal",
+            label="equal",
+            caption="Their responses have no gradient; at 1 the step is skipped.",
+        ),
+    ] = 0.0
+    """Share of the batch's groups whose rewards are all equal, in [0, 1]; groups that dynamic
+    sampling dropped are not in the batch."""
+    prompt_tokens_mean: Annotated[
+        float,
+        StepSignal(),
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="Prompt length",
+            unit="tokens, mean",
+            label="tokens",
+            caption="With its template. Prompt and response share the model's context.",
+        ),
+    ] = 0.0
+    """Mean length of the batch's prompts, with their template, in tokens."""
+    prompt_tokens_max: int = 0
+    """Length of the longest of them."""
     step_s: float
     """Seconds spent computing the update."""
     idle_s: float

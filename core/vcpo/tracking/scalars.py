@@ -25,6 +25,10 @@ LAST_NAME: Final = "learner/step_skipped"
 _FIELDS: Final = {
     "step": "learner/learner_step",
     "response_tokens_mean": "task/response_tokens_mean",
+    "cut_responses_ratio": "task/cut_responses_ratio",
+    "equal_groups_ratio": "task/equal_groups_ratio",
+    "prompt_tokens_mean": "task/prompt_tokens_mean",
+    "prompt_tokens_max": "task/prompt_tokens_max",
     "lag_mean": "off_policy/token_lag_mean_steps",
     "lag_p50": "off_policy/token_lag_median_steps",
     "lag_max": "off_policy/token_lag_max_steps",

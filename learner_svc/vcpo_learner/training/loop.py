@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -41,6 +42,7 @@ from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.traces import TrajectoryTraces
+from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Exclusion
@@ -50,7 +52,6 @@ from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.shown_answers import shown_answers
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
-from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.run_health import RunHealth
 
@@ -201,7 +202,7 @@ class TrainingLoop:
             await self._publication.begin()
             record = self._record(
                 result,
-                lag=lag_statistics(step.groups, step.policy_version),
+                batch_fields(step.groups, step.policy_version),
                 lag_limit_steps=self._dispatcher.lag_limit_steps,
                 idle_s=0.0,
                 step_s=0.0,
@@ -270,7 +271,7 @@ class TrainingLoop:
         finished_s = self._clock()
         record = self._record(
             result,
-            lag=lag_statistics(groups, version),
+            batch_fields(groups, version),
             lag_limit_steps=lag_limit_steps,
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
@@ -409,13 +410,13 @@ class TrainingLoop:
     def _record(
         self,
         result: UpdateResult,
+        batch: Mapping[str, Any],
         *,
-        lag: LagStatistics,
         lag_limit_steps: int,
         idle_s: float,
         step_s: float,
     ) -> StepRecord:
-        """Return the record of a step, after the accounting was checked."""
+        """Return the record of a step, after the accounting was checked; batch: `batch_fields`."""
         dispatcher, health = self._dispatcher, self._health
         counts = dispatcher.ledger.counts()
         counts.check()
@@ -424,9 +425,6 @@ class TrainingLoop:
         return StepRecord(
             step=dispatcher.policy_version,
             time_unix_s=time.time(),
-            lag_mean=lag.mean,
-            lag_p50=lag.p50,
-            lag_max=lag.maximum,
             step_s=step_s,
             idle_s=idle_s,
             tokens_per_s=self._signals.tokens_per_s(),
@@ -445,6 +443,7 @@ class TrainingLoop:
             dropped=dict(counts.dropped),
             rollbacks=health.rollbacks.number,
             mismatch=self._mismatch.record(result.mismatch),
+            **batch,
             **update_fields(result),
         )
 

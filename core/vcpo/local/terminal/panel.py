@@ -143,6 +143,10 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     limit = Text(f"{signals.lag_limit_steps} versions", "yellow" if view.is_throttled else "")
     table.add_row("lr", rate, "lag limit", limit)
     table.add_row("warning", warning, "workers", workers)
+    cut = decimal(signals.cut_responses_ratio, ".0%")
+    equal = decimal(signals.equal_groups_ratio, ".0%")
+    prompt = f"{decimal(signals.prompt_tokens_mean, '.0f')} tokens"
+    table.add_row("answers", f"{cut} cut, {equal} of groups equal", "prompt", prompt)
     queue = f"{signals.buffered} buffered, {signals.in_flight} in flight"
     table.add_row("queue", queue, "speed", speed)
     return table

@@ -80,6 +80,9 @@ class Signals(_message.Message):
     COLLAPSE_FIELD_NUMBER: _builtins.int
     LOST_CHANGES_FIELD_NUMBER: _builtins.int
     MISMATCH_FIELD_NUMBER: _builtins.int
+    CUT_RESPONSES_RATIO_FIELD_NUMBER: _builtins.int
+    EQUAL_GROUPS_RATIO_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     run_name: _builtins.str
     """metadata.name of the run."""
     phase: _work_pb2.RunPhase.ValueType
@@ -155,6 +158,12 @@ class Signals(_message.Message):
     """How far workers and learner are from computing the same policy, and what to look at, in
     sentences; empty while they differ by no more than is expected.
     """
+    cut_responses_ratio: _builtins.float
+    """Of the last step's batch: share of the responses that reached sampling.maxNewTokens, and of the
+    groups whose rewards are all equal, in [0, 1]; mean length of the prompts, in tokens.
+    """
+    equal_groups_ratio: _builtins.float
+    prompt_tokens_mean: _builtins.float
     @_builtins.property
     def trajectories(self) -> Global___TrajectoryCounts: ...
     @_builtins.property
@@ -216,15 +225,22 @@ class Signals(_message.Message):
         collapse: _builtins.str | None = ...,
         lost_changes: _builtins.int = ...,
         mismatch: _builtins.str = ...,
+        cut_responses_ratio: _builtins.float | None = ...,
+        equal_groups_ratio: _builtins.float | None = ...,
+        prompt_tokens_mean: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_cut_responses_ratio", b"_cut_responses_ratio", "_equal_groups_ratio", b"_equal_groups_ratio", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_prompt_tokens_mean", b"_prompt_tokens_mean", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "cut_responses_ratio", b"cut_responses_ratio", "equal_groups_ratio", b"equal_groups_ratio", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "prompt_tokens_mean", b"prompt_tokens_mean", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_cut_responses_ratio", b"_cut_responses_ratio", "_equal_groups_ratio", b"_equal_groups_ratio", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_prompt_tokens_mean", b"_prompt_tokens_mean", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "cut_responses_ratio", b"cut_responses_ratio", "equal_groups_ratio", b"equal_groups_ratio", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "prompt_tokens_mean", b"prompt_tokens_mean", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
     _WhichOneofReturnType__collapse: _TypeAlias = _typing.Literal["collapse"]  # noqa: Y015
     _WhichOneofArgType__collapse: _TypeAlias = _typing.Literal["_collapse", b"_collapse"]  # noqa: Y015
+    _WhichOneofReturnType__cut_responses_ratio: _TypeAlias = _typing.Literal["cut_responses_ratio"]  # noqa: Y015
+    _WhichOneofArgType__cut_responses_ratio: _TypeAlias = _typing.Literal["_cut_responses_ratio", b"_cut_responses_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__equal_groups_ratio: _TypeAlias = _typing.Literal["equal_groups_ratio"]  # noqa: Y015
+    _WhichOneofArgType__equal_groups_ratio: _TypeAlias = _typing.Literal["_equal_groups_ratio", b"_equal_groups_ratio"]  # noqa: Y015
     _WhichOneofReturnType__ess_ratio: _TypeAlias = _typing.Literal["ess_ratio"]  # noqa: Y015
     _WhichOneofArgType__ess_ratio: _TypeAlias = _typing.Literal["_ess_ratio", b"_ess_ratio"]  # noqa: Y015
     _WhichOneofReturnType__ess_ratio_low: _TypeAlias = _typing.Literal["ess_ratio_low"]  # noqa: Y015
@@ -245,6 +261,8 @@ class Signals(_message.Message):
     _WhichOneofArgType__learning_rate_scale: _TypeAlias = _typing.Literal["_learning_rate_scale", b"_learning_rate_scale"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate_schedule: _TypeAlias = _typing.Literal["learning_rate_schedule"]  # noqa: Y015
     _WhichOneofArgType__learning_rate_schedule: _TypeAlias = _typing.Literal["_learning_rate_schedule", b"_learning_rate_schedule"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens_mean: _TypeAlias = _typing.Literal["prompt_tokens_mean"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens_mean: _TypeAlias = _typing.Literal["_prompt_tokens_mean", b"_prompt_tokens_mean"]  # noqa: Y015
     _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
     _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
     _WhichOneofReturnType__rollbacks: _TypeAlias = _typing.Literal["rollbacks"]  # noqa: Y015
@@ -257,6 +275,10 @@ class Signals(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__calibration_age_steps) -> _WhichOneofReturnType__calibration_age_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__collapse) -> _WhichOneofReturnType__collapse | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cut_responses_ratio) -> _WhichOneofReturnType__cut_responses_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__equal_groups_ratio) -> _WhichOneofReturnType__equal_groups_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ess_ratio) -> _WhichOneofReturnType__ess_ratio | None: ...
     @_typing.overload
@@ -277,6 +299,8 @@ class Signals(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_scale) -> _WhichOneofReturnType__learning_rate_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_schedule) -> _WhichOneofReturnType__learning_rate_schedule | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_mean) -> _WhichOneofReturnType__prompt_tokens_mean | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
     @_typing.overload

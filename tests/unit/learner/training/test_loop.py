@@ -19,7 +19,8 @@ from vcpo.records.reasons import SetAsideCause
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
+from vcpo.wire.trajectory import FinishReason
+from vcpo_learner.training.batch_fields import LagStatistics, batch_fields, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -332,6 +333,17 @@ def test_lag_counts_every_token_once():
 def test_the_median_lag_is_the_lower_of_two_in_the_middle():
     assert lag_statistics([group(0, 0, 3, 3)], policy_version=3).p50 == 0
     assert lag_statistics([group(0, 0, 0, 3, 3)], policy_version=3).p50 == 3
+
+
+def test_a_batch_says_what_is_cut_what_is_equal_and_how_long_its_prompts_are():
+    cut, longer = FinishReason.LENGTH, tuple(range(7))
+    groups = [make_group(0), make_group(1, reward=0.5), make_group(2, prompt_token_ids=longer)]
+    groups[0].accepted[1] = replace(groups[0].accepted[1], reward=0.0, finish_reason=cut)
+    fields = batch_fields(groups, policy_version=2)
+    assert fields["cut_responses_ratio"] == pytest.approx(1 / 6)
+    assert fields["equal_groups_ratio"] == pytest.approx(2 / 3)
+    assert fields["prompt_tokens_mean"] == pytest.approx((2 + 2 + 7) / 3)
+    assert (fields["prompt_tokens_max"], fields["lag_max"]) == (7, 2)
 
 
 async def test_the_log_tells_of_steps_evaluations_and_every_event_of_the_journal(

@@ -79,6 +79,8 @@ def update(view):
         "p50 2 max 5 of 8",
         "critical 0.71",
         "4 versions",
+        "70% cut, 25% of groups equal",
+        "46 tokens",
         "48 buffered, 96 in flight",
         "1 of 2",
         "1,234 tokens/s",
@@ -153,6 +155,7 @@ def test_a_log_line_holds_every_fact():
         "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  "
         "lr 1.25e-07 (ESS x0.88, backoff x0.25)  "
         "lag p50 2 max 5 of 8  lag limit 4  warning critical 0.71  "
+        "cut 70%  equal groups 25%  prompt 46 tok  "
         "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
     )
 

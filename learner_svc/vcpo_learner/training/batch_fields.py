@@ -1,11 +1,32 @@
-"""Ages of a batch's tokens, in policy versions."""
+"""What the record of a step says of its batch: ages of tokens, lengths, what is cut or equal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean
+from typing import Any
 
+from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.update.batch_statistics import tokens_by_lag
+
+
+def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]:
+    """Return the fields of `StepRecord` that describe a batch at a version."""
+    lag = lag_statistics(groups, policy_version)
+    lengths = [len(group.trajectories[0].prompt_token_ids) for group in groups]
+    responses = chain.from_iterable(group.trajectories for group in groups)
+    return {
+        "lag_mean": lag.mean,
+        "lag_p50": lag.p50,
+        "lag_max": lag.maximum,
+        "cut_responses_ratio": fmean(one.finish_reason is FinishReason.LENGTH for one in responses),
+        "equal_groups_ratio": fmean(
+            len({one.reward for one in group.trajectories}) == 1 for group in groups
+        ),
+        "prompt_tokens_mean": fmean(lengths),
+        "prompt_tokens_max": max(lengths),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
