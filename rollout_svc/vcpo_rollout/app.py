@@ -129,7 +129,7 @@ class _Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
+class Sampler:
     """What a worker loads of its model."""
 
     postprocess: WeightPostprocessing | None
@@ -158,7 +158,7 @@ async def run_worker(options: Options) -> RunPhase:
                 health_address=options.health_listen,
             )
             seed = worker_seed(spec.seed, options.worker_id)
-            loaded = await asyncio.to_thread(_load, setting.run, group, seed=seed)
+            loaded = await asyncio.to_thread(load_sampler, setting.run, group, seed=seed)
         parts = _worker_parts(setting, loaded)
         worker = Worker(parts)
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
@@ -173,7 +173,7 @@ async def run_worker(options: Options) -> RunPhase:
             await asyncio.to_thread(tracing.stop)
 
 
-def _worker_parts(setting: _Setting, loaded: _Loaded) -> WorkerParts:
+def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:
     """Return the parts of a worker."""
     options, spec, group = setting.options, setting.run.spec, setting.group
     gauges = RolloutGauges(setting.metrics)
@@ -213,8 +213,12 @@ def _worker_parts(setting: _Setting, loaded: _Loaded) -> WorkerParts:
     )
 
 
-def _load(run: VCPORun, group: RolloutGroup, *, seed: int) -> _Loaded:
-    """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
+def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
+    """Load the postprocessing of weights, the engine and the codec; it takes seconds.
+
+    Raises:
+        ValueError, OSError: when the user must correct something.
+    """
     spec = run.spec
     # The model may have to be fetched; its weights are needed only beside adapters.
     with shared_files():
@@ -229,7 +233,7 @@ def _load(run: VCPORun, group: RolloutGroup, *, seed: int) -> _Loaded:
     )
     with shared_files():  # caches of models, which other users may share
         engine, codec = load_engine(spec, group, plan, seed=seed, today=run.start_date)
-    return _Loaded(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
+    return Sampler(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
 
 
 def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:

@@ -1,4 +1,4 @@
-"""`vcpo`: run, validate, top, events, logs, report, export, schema."""
+"""`vcpo`: try, run, validate, samples, top, events, logs, report, export, schema."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.export import export
 from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, inspected, load_file, refuse, warn
+from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
 from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
@@ -55,10 +56,12 @@ Asynchronous RL post-training of language models that stays stable (VCPO).
 A run is one YAML file of kind `VCPORun`.
 
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
+* **vcpo try run.yaml** lets the model answer a few prompts, and judges the answers; trains nothing
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --set algorithm.maxPolicyLagSteps=12 --steps 20** changes fields for a run
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
 * **vcpo top** shows the runs below runs/ or another folder, one row each
+* **vcpo samples RUN --worst** shows answers that a run was trained on, and their rewards
 * **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
 * **vcpo report DIR** writes DIR/report.html
 * **vcpo report DIR --follow** serves the report while the run goes on
@@ -149,6 +152,8 @@ def validate(file: RunFile, changes: Changes = None) -> None:
     )
 
 
+app.command("try")(try_file)
+app.command()(samples)
 app.command()(monitor.top)
 app.command()(monitor.events)
 app.command()(monitor.logs)

@@ -21,6 +21,7 @@ from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_o
 from vcpo.report.charts.payload import payload_of
 from vcpo.report.event_table import MAX_EVENTS, event_rows
 from vcpo.report.findings import findings
+from vcpo.report.numbers import compact
 from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
 from vcpo.report.summary import headlines, state_of
@@ -88,6 +89,8 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "rows": event_rows(recorded.events),
         "num_events": len(recorded.events),
         "num_shown": min(MAX_EVENTS, len(recorded.events)),
+        # Another user of the machine may reach a page that is served.
+        "samples": () if follows else recorded.samples,
         "spec_yaml": run_to_yaml(run),
         "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
         "follows": follows,
@@ -108,6 +111,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(_asset),
     )
     environment.filters["clock"] = _clock
+    environment.filters["compact"] = compact
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
 

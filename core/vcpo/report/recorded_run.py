@@ -14,6 +14,7 @@ from vcpo.records.journal import (
     read_events,
     read_metrics,
 )
+from vcpo.records.samples import Sample, read_samples, sampled_steps
 from vcpo.report.clock import RunClock
 
 SPEC_FILE = "spec.yaml"
@@ -26,6 +27,8 @@ class RecordedRun:
     run: VCPORun
     metrics: Metrics
     events: tuple[EventRecord, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    """Responses of the first and the last step that kept some."""
 
     @cached_property
     def clock(self) -> RunClock:
@@ -39,10 +42,12 @@ def read_run(run_dir: Path) -> RecordedRun:
     Raises:
         SpecError: when `spec.yaml` is missing or is not a run.
     """
+    steps = sampled_steps(run_dir)
     return RecordedRun(
         run=load_run(run_dir / SPEC_FILE),
         metrics=read_metrics(run_dir),
         events=read_events(run_dir),
+        samples=tuple(read_samples(run_dir, sorted({*steps[:1], *steps[-1:]}))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from vcpo.records.journal import (
     read_events,
     read_metrics,
 )
+from vcpo.records.samples import Sample, write_samples
 from vcpo.records.step_record import StepRecord
 from vcpo.tracking.tracker import Tracker
 
@@ -47,6 +49,11 @@ class RunRecords:
         """Write the record of a step."""
         self._journal.step(record)
         self._tracker.put(record)
+
+    def samples(self, step: int, samples: Sequence[Sample], *, total_steps: int) -> None:
+        """Write responses of a step for people; a full disk costs these alone."""
+        with contextlib.suppress(OSError):
+            write_samples(self._run_dir, step, samples, total_steps=total_steps)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Write the record of an evaluation."""

@@ -49,7 +49,7 @@ from vcpo_learner.training.quarantine import Exclusion
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.shown_answers import shown_answers
+from vcpo_learner.training.shown_answers import shown_answers, step_samples
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.update.result import UpdateResult
@@ -277,6 +277,8 @@ class TrainingLoop:
             step_s=finished_s - started_s,
         )
         self._records.step(record)
+        samples = step_samples(record.step, groups, self._tokenizer)
+        self._records.samples(record.step, samples, total_steps=self._spec.steps)
         self._signals.record_step(record)
         self._show_update(result)
         self._gauges.record_step(record, groups, result.log_weights)

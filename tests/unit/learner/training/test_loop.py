@@ -16,6 +16,7 @@ from vcpo.api.tracking import SinkName
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
+from vcpo.records.samples import read_samples, sampled_steps
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
@@ -32,6 +33,21 @@ async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
     assert [step.consumed for step in metrics.steps] == [4, 8, 12]
     assert [one.step for one in metrics.evaluations] == [0, 3]
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+async def test_a_step_keeps_some_of_its_responses_for_people(make_learner, tmp_path):
+    learner = make_learner()
+    await learner.run()
+    assert sampled_steps(tmp_path) == [1, 2, 3]
+    samples = list(read_samples(tmp_path, [1, 2, 3]))
+    assert [each.step for each in samples] == [1] * 4 + [2] * 4 + [3] * 4
+    trajectory = make_trajectory("train-now-0", 0)
+    for each in samples:
+        assert each.prompt == " ".join(map(str, trajectory.prompt_token_ids))
+        assert each.response == " ".join(map(str, trajectory.response_token_ids))
+        assert len(each.group_rewards) == 2
+        assert each.policy_version < each.step
+        assert each.finish_reason == "stop"
 
 
 async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):

@@ -1,0 +1,130 @@
+"""Responses as text on a terminal, and what a trial of a run says of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, Self
+
+from vcpo.local.terminal.run_view import printable
+from vcpo.records.samples import Sample
+from vcpo.report.numbers import compact
+
+_LINE: Final = 72
+"""Characters of a response that stands on the line of its reward."""
+_MANY: Final = 0.5
+"""Share of cut answers from which they are worth a sentence."""
+_INDENT: Final = "    | "
+
+
+def prompt_lines(sample: Sample) -> Iterator[str]:
+    """Yield the prompt of a sample, and the rewards of its group."""
+    step = f"step {sample.step}, " if sample.step else ""
+    yield f"{step}prompt {sample.prompt_index}, {sample.prompt_tokens} tokens"
+    yield from _block(sample.prompt)
+    rewards = " ".join(map(compact, sample.group_rewards))
+    lesson = "teaches" if teaches(sample) else "teaches nothing: they are equal"
+    yield f"  rewards {rewards} ({lesson})"
+
+
+def response_lines(sample: Sample) -> Iterator[str]:
+    """Yield a response after its reward, its length, and how it ended."""
+    end = "cut" if sample.is_cut else "stop"
+    origin = f", version {sample.policy_version} of {sample.worker}" if sample.worker else ""
+    head = f"  reward {compact(sample.reward)}, {sample.response_tokens} tokens, {end}{origin}"
+    if len(sample.response) <= _LINE and "\n" not in sample.response:
+        yield f"{head} | {printable(sample.response)}"
+    else:
+        yield head
+        yield from _block(sample.response)
+
+
+def teaches(sample: Sample) -> bool:
+    """Whether the rewards of its group differ: equal ones give no gradient."""
+    return len(set(sample.group_rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFacts:
+    """What the answers of a trial say together."""
+
+    reward_mean: float
+    num_groups: int
+    teaching_groups_ratio: float
+    """Share of the prompts whose answers have unequal rewards."""
+    num_responses: int
+    cut_responses_ratio: float
+    """Share of the answers that reached the largest number of new tokens."""
+    prompt_tokens_mean: float
+    prompt_tokens_max: int
+    response_tokens_mean: float
+    response_tokens_max: int
+    seconds: float
+    """That it took to generate and to judge the answers."""
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], seconds: float) -> Self:
+        """Return the facts of whole groups, at least one."""
+        groups = {each.prompt_index: each for each in samples}
+        lengths = [each.response_tokens for each in samples]
+        prompts = [each.prompt_tokens for each in groups.values()]
+        return cls(
+            reward_mean=fmean(each.reward for each in samples),
+            num_groups=len(groups),
+            teaching_groups_ratio=fmean(map(teaches, groups.values())),
+            num_responses=len(samples),
+            cut_responses_ratio=fmean(each.is_cut for each in samples),
+            prompt_tokens_mean=fmean(prompts),
+            prompt_tokens_max=max(prompts),
+            response_tokens_mean=fmean(lengths),
+            response_tokens_max=max(lengths),
+            seconds=seconds,
+            tokens_per_s=sum(lengths) / max(seconds, 1e-9),
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield the facts in words."""
+        responses, groups = self.num_responses, self.num_groups
+        yield f"answers            {responses}, to {groups} prompts, in {self.seconds:.1f} s"
+        yield f"speed              {self.tokens_per_s:,.0f} tokens/s"
+        yield f"reward             {self.reward_mean:.3f} on average"
+        yield (
+            f"groups that teach  {self.teaching_groups_ratio:.0%}; the rewards of the others are"
+            " all equal"
+        )
+        yield f"cut answers        {self.cut_responses_ratio:.0%}, at sampling.maxNewTokens"
+        yield f"tokens, prompt     {self.prompt_tokens_mean:.0f}, {self.prompt_tokens_max} at most"
+        mean, most = self.response_tokens_mean, self.response_tokens_max
+        yield f"tokens, answer     {mean:.0f}, {most} at most"
+
+    def advice(self) -> Iterator[str]:
+        """Yield what to change, in sentences."""
+        if self.teaching_groups_ratio == 0.0:
+            yield (
+                "no group teaches: the rewards within each are equal, so a run would skip its"
+                " steps. Cure: prompts that the model answers right now and then, rewards for parts"
+                " of an answer, or more batch.trajectoriesPerPrompt"
+            )
+        if self.cut_responses_ratio >= _MANY:
+            yield (
+                f"{self.cut_responses_ratio:.0%} of the answers are cut before they end. Cure: a"
+                " larger sampling.maxNewTokens, sampling.stopStrings, or prompts that ask for less"
+            )
+
+
+def chosen(
+    samples: Iterable[Sample], *, best: bool, worst: bool, grep: str | None, limit: int
+) -> list[Sample]:
+    """Return up to `limit` of the samples that hold a text, sorted by reward if that is asked."""
+    wanted = (grep or "").lower()
+    found = [each for each in samples if wanted in f"{each.prompt}\n{each.response}".lower()]
+    if best or worst:
+        found.sort(key=lambda each: each.reward, reverse=best)
+    return found[:limit]
+
+
+def _block(text: str) -> Iterator[str]:
+    for line in text.rstrip("\n").split("\n"):
+        yield f"{_INDENT}{printable(line)}"

@@ -1,0 +1,126 @@
+"""Responses of a run for people: `samples/`, one file for a step, one line of JSON for a response.
+
+A step keeps a few of its responses, from the worst reward to the best. The newest steps keep their
+files, and of the steps before them about a hundred do, so the folder stays small however long the
+run is. A step that is taken again replaces its file. No decision of training reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+FOLDER: Final = "samples"
+SAMPLES_PER_STEP: Final = 8
+"""Most responses that a step keeps."""
+NEWEST_STEPS: Final = 16
+"""Newest steps, which all keep theirs."""
+_STEPS_KEPT: Final = 100
+"""About how many of the other steps do."""
+MOST_CHARACTERS: Final = 4_000
+"""Longest text of a prompt or a response; the middle of a longer one is left out."""
+LEFT_OUT: Final = " [... the middle is left out ...] "
+"""Stands for the middle of a text that was too long."""
+_FILE: Final = "step-{:08d}.jsonl"
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One response, with what the model was asked and what the response was worth."""
+
+    prompt_index: int
+    """Number of the prompt in its split."""
+    prompt: str
+    """The prompt as the model sees it, with the special tokens of its template."""
+    response: str
+    """The response with its end token, if it has one."""
+    finish_reason: str
+    """`stop`, or `length` for a response that was cut at `sampling.maxNewTokens`."""
+    reward: float
+    group_rewards: tuple[float, ...]
+    """Rewards of all responses to the prompt; if they are equal, the group teaches nothing."""
+    prompt_tokens: int
+    response_tokens: int
+    """Tokens that the model sampled."""
+    step: int = 0
+    """Step that was taken with it, from 1; 0 for one that no step was taken with."""
+    policy_version: int = 0
+    """Newest version that sampled a token of it."""
+    worker: str = ""
+    """Worker that sampled it; empty if several did."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the response reached the largest number of new tokens."""
+        return self.finish_reason == "length"
+
+
+def evenly_by_reward(items: Sequence[_Item], rewards: Sequence[float], most: int) -> list[_Item]:
+    """Return up to `most` (>= 2) items, evenly spread from the smallest reward to the largest."""
+    order = sorted(range(len(items)), key=rewards.__getitem__)
+    if len(order) > most:
+        order = [order[round(at * (len(order) - 1) / (most - 1))] for at in range(most)]
+    return [items[at] for at in order]
+
+
+def shortened(text: str) -> str:
+    """Return a text without the middle of what is too long of it."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]}{LEFT_OUT}{text[-half:]}"
+
+
+def write_samples(run_dir: Path, step: int, samples: Sequence[Sample], *, total_steps: int) -> None:
+    """Write the samples of a step, and remove those of a step that need not be kept any longer.
+
+    total_steps: of the run; it decides which older steps are kept.
+
+    Raises:
+        OSError: when they cannot be written; half a file never stays.
+    """
+    folder = run_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    path = folder / _FILE.format(step)
+    partial = path.with_suffix(".partial")
+    lines = (json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in samples)
+    try:
+        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    old = step - NEWEST_STEPS
+    if old > 1 and old % max(1, total_steps // _STEPS_KEPT):
+        (folder / _FILE.format(old)).unlink(missing_ok=True)
+
+
+def sampled_steps(run_dir: Path) -> list[int]:
+    """Return the steps that have samples, in order."""
+    names = (path.stem.removeprefix("step-") for path in (run_dir / FOLDER).glob("step-*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def read_samples(run_dir: Path, steps: Sequence[int]) -> Iterator[Sample]:
+    """Yield the samples of steps; what cannot be read is left out."""
+    for step in steps:
+        with contextlib.suppress(OSError):  # removed in the meantime
+            path = run_dir / FOLDER / _FILE.format(step)
+            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    yield sample_of(json.loads(line))
+
+
+def sample_of(entry: Mapping[str, Any]) -> Sample:
+    """Return what `dataclasses.asdict` made of a sample, also after a way through JSON.
+
+    Raises:
+        KeyError, TypeError: if fields are missing or unknown.
+    """
+    return Sample(**{**entry, "group_rewards": tuple(entry["group_rewards"])})

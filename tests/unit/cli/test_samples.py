@@ -1,0 +1,148 @@
+"""`vcpo try` and `vcpo samples`: what a person sees of prompts and answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.fixtures.samples import make_sample
+from vcpo.cli.main import app
+from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.samples import TrialFacts
+from vcpo.records.samples import write_samples
+
+TINY = Path(__file__).parents[3] / "examples" / "models" / "tiny"
+TASK = """
+from vcpo_rollout.environments import Prompt
+
+class Task:
+    def __init__(self, *, seed): ...
+    def prompt(self, split, index):
+        print("asked for", index)
+        return Prompt(text="sort 21=" if index else 8 * "sort ", answer="12")
+    def reward(self, prompt, response):
+        return float(response == prompt.answer)
+"""
+RUN = """
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: "own_task:Task"}
+  steps: 4
+  sampling: {maxNewTokens: 3}
+  batch: {trajectoriesPerPrompt: 4}
+  rollouts: [{name: main, maxModelLen: 20, threads: 1}]
+"""
+
+
+def vcpo(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+class TestTry:
+    @pytest.fixture
+    def run_file(self, tmp_path):
+        shutil.copytree(TINY, tmp_path / "m")
+        (tmp_path / "own_task.py").write_text(TASK)
+        path = tmp_path / "run.yaml"
+        path.write_text(RUN)
+        return path
+
+    def test_the_model_answers_and_what_fails_or_is_printed_is_shown_beside(self, run_file):
+        tried = vcpo("try", run_file, "--prompts", 2, "--answers", 2)
+        assert tried.exit_code == 0, tried.stderr
+        first, second, third, *lines = tried.stdout.splitlines()
+        assert (first, second) == ("prompt 1, 8 tokens", "    | sort 21=")
+        assert third.startswith("  rewards ")
+        assert all(line.startswith("  reward ") for line in lines[:2])
+        assert lines[3].startswith("answers            4, to 1 prompts, in ")
+        assert "asked for 1" in tried.stderr
+        assert "prompt 0 failed: " in tried.stderr
+        assert not [each for each in run_file.parent.iterdir() if each.name in {"runs", "samples"}]
+
+    def test_what_must_be_corrected_is_named_with_its_field(self, run_file):
+        refused = vcpo("try", run_file, "--set", "environment.name=own_task:Tusk")
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith("environment.name: 'own_task:Tusk' cannot be imported")
+
+    def test_facts_are_counted_by_group_and_by_answer(self):
+        answers = [
+            make_sample(prompt_index=0, reward=1.0, group_rewards=(1.0, 0.0), prompt_tokens=5),
+            make_sample(prompt_index=0, reward=0.0, group_rewards=(1.0, 0.0), prompt_tokens=5),
+            make_sample(prompt_index=1, reward=0.5, group_rewards=(0.5,), prompt_tokens=11),
+            make_sample(
+                prompt_index=2,
+                reward=0.5,
+                group_rewards=(0.5,),
+                finish_reason="length",
+                response_tokens=10,
+            ),
+        ]
+        facts = TrialFacts.of(answers, seconds=2.0)
+        assert facts.teaching_groups_ratio == pytest.approx(1 / 3)
+        assert facts.cut_responses_ratio == 0.25
+        assert (facts.reward_mean, facts.tokens_per_s) == (0.5, (2 + 2 + 2 + 10) / 2.0)
+        assert facts.prompt_tokens_mean == pytest.approx((5 + 11 + 7) / 3)
+        assert (facts.prompt_tokens_max, facts.response_tokens_max) == (11, 10)
+        assert list(facts.advice()) == []
+
+    def test_a_run_that_cannot_learn_is_told_so_with_the_cure(self):
+        answer = make_sample(group_rewards=(0.0, 0.0), finish_reason="length")
+        no_lesson, cut = TrialFacts.of([answer, answer], seconds=1.0).advice()
+        assert no_lesson.startswith("no group teaches: ")
+        assert "batch.trajectoriesPerPrompt" in no_lesson
+        assert cut.startswith("100% of the answers are cut before they end. Cure: a larger samp")
+
+
+class TestSamples:
+    @pytest.fixture
+    def run_dir(self, tmp_path):
+        directory = RunDir(tmp_path / "run")
+        directory.path.mkdir()
+        directory.spec.touch()
+        for step in range(1, 4):
+            few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="main-0")]
+            few += [make_sample(step=step, reward=-step, response="a\n\x1b[2Jb", prompt="Wrong?")]
+            write_samples(directory.path, step, few, total_steps=400)
+        return directory.path
+
+    def test_the_newest_step_is_shown(self, run_dir):
+        assert vcpo("samples", run_dir).stdout == (
+            "step 3, prompt 3, 7 tokens\n"
+            "    | 2 + 2 =\n"
+            "  rewards 1 0 (teaches)\n"
+            "  reward 3, 2 tokens, stop, version 0 of main-0 | answer 3\n"
+            "\n"
+            "step 3, prompt 3, 7 tokens\n"
+            "    | Wrong?\n"
+            "  rewards 1 0 (teaches)\n"
+            "  reward -3, 2 tokens, stop\n"
+            "    | a\n"
+            "    |  [2Jb\n"
+            "\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "rewards"),
+        [
+            (["--best", "--limit", 2], [3, 2]),
+            (["--worst", "--limit", 1], [-3]),
+            (["--step", 2], [2, -2]),
+            (["--step", 300], [3, -3]),
+            (["--grep", "WRONG"], [-1, -2, -3]),
+            (["--grep", "answer 2"], [2]),
+        ],
+    )
+    def test_others_are_asked_for(self, run_dir, options, rewards):
+        shown = vcpo("samples", run_dir, "--json", *options)
+        assert [json.loads(line)["reward"] for line in shown.stdout.splitlines()] == rewards
+
+    def test_what_cannot_be_shown_is_said(self, run_dir, tmp_path):
+        assert vcpo("samples", run_dir, "--grep", "nothing").exit_code == 1
+        both = vcpo("samples", run_dir, "--best", "--worst")
+        assert (both.exit_code, both.stderr[:9]) == (2, "--worst: ")
+        assert "has no run" in vcpo("samples", tmp_path).stderr
