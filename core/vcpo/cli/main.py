@@ -1,4 +1,4 @@
-"""`vcpo`: try, run, validate, samples, top, events, logs, report, export, schema."""
+"""`vcpo`: init, try, run, validate, samples, top, events, logs, report, export, schema."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from vcpo.api import (
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.export import export
+from vcpo.cli.init import init
 from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, inspected, load_file, refuse, warn
 from vcpo.cli.samples import samples, try_file
@@ -55,6 +56,7 @@ Asynchronous RL post-training of language models that stays stable (VCPO).
 
 A run is one YAML file of kind `VCPORun`.
 
+* **vcpo init TASK** writes TASK.yaml with comments, an environment TASK.py, and its test
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo try run.yaml** lets the model answer a few prompts, and judges the answers; trains nothing
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
@@ -152,6 +154,7 @@ def validate(file: RunFile, changes: Changes = None) -> None:
     )
 
 
+app.command()(init)
 app.command("try")(try_file)
 app.command()(samples)
 app.command()(monitor.top)

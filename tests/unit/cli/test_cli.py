@@ -53,6 +53,9 @@ class TestHelp:
     @pytest.mark.parametrize(
         "word",
         [
+            "init",
+            "try",
+            "samples",
             "validate",
             "run",
             "top",
@@ -73,7 +76,7 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         "command",
-        ["run", "validate", "report", "export", "schema"],
+        ["init", "try", "samples", "run", "validate", "report", "export", "schema"],
     )
     def test_every_command_has_help(self, command):
         asked = vcpo(command, "--help")
