@@ -74,7 +74,7 @@ class PacedTask:
             text=prompt.text, messages=prompt.messages, answer=prompt.answer, due_s=due_s
         )
 
-    def reward(self, prompt: Prompt, response: str) -> float:
+    def reward(self, prompt: Prompt, response: str) -> float | Mapping[str, float]:
         """Return the task's reward once the prompt's group is due."""
         if isinstance(prompt, PacedPrompt):
             self._sleep(max(0.0, prompt.due_s - self._clock()))

@@ -23,6 +23,7 @@ from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments import Environment, Prompt, Split
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
+from vcpo_rollout.generation.environment_pool import check_judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +127,13 @@ class Sampler:
                 response_token_ids=generation.token_ids,
                 rollout_logprobs=generation.logprobs,
                 version_spans=generation.version_spans,
-                reward=environment.reward(
-                    opening.prompt, self._codec.decode(generation.token_ids, self._end_token_ids)
-                ),
+                reward=check_judgement(
+                    environment.reward(
+                        opening.prompt,
+                        self._codec.decode(generation.token_ids, self._end_token_ids),
+                    ),
+                    environment.reward,
+                ).reward,
                 finish_reason=generation.finish_reason,
             )
             for opening, generation in zip(openings, generations, strict=True)

@@ -175,6 +175,7 @@ def _samples(
             response=text(each.response_token_ids),
             finish_reason=each.finish_reason,
             reward=each.reward,
+            reward_parts=dict(each.reward_parts),
             group_rewards=rewards,
             prompt_tokens=len(prompt_ids),
             response_tokens=each.num_sampled_tokens,

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -49,6 +49,8 @@ class Sample:
     prompt_tokens: int
     response_tokens: int
     """Tokens that the model sampled."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Parts of the reward by name, if the environment says them."""
     step: int = 0
     """Step that was taken with it, from 1; 0 for one that no step was taken with."""
     policy_version: int = 0

@@ -16,6 +16,8 @@ MAX_PARTIAL_TOKENS = 1 << 20
 MAX_ROUTE_BYTES = 16 << 20
 """Largest size of the experts of one trajectory's tokens; a worker sends none if they take more."""
 MAX_ID_CHARACTERS = 256
+MAX_REWARD_PARTS = 16
+"""Most parts of a reward."""
 """Largest number of characters of a worker, lease or trajectory id."""
 MAX_WAIT_S = 30.0
 """Longest time for which a server may hold a waiting call open."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import xxhash
 
 from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.limits import MAX_ROUTE_BYTES, MAX_TOKENS
+from vcpo.wire.limits import MAX_REWARD_PARTS, MAX_ROUTE_BYTES, MAX_TOKENS
 from vcpo.wire.packing import (
     ExpertRoutes,
     PackedTokenIds,
@@ -128,6 +128,8 @@ class Trajectory:
     were sampled; only those are trained on and counted."""
     expert_routes: ExpertRoutes | None = None
     """The experts that computed the first tokens of prompt and response; None if unknown."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Parts of the reward by name, for people; empty if its environment returned a number alone."""
     worker_id: str | None = ""
     """The worker that sampled all of its tokens, as its lease has it; empty where nobody names
     workers. None: several sampled it, because one resumed what another had begun."""
@@ -202,6 +204,7 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
     message.finish_reason = _TO_WIRE[trajectory.finish_reason]
     for inserted in trajectory.inserted_spans:
         message.inserted_spans.add(start=inserted.start, num_tokens=inserted.num_tokens)
+    message.reward_parts.update(trajectory.reward_parts)
     if (routes := trajectory.expert_routes) is not None:
         message.expert_routes.experts = routes.experts
         message.expert_routes.num_layers = routes.num_layers
@@ -239,6 +242,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         finish_reason=reason,
         inserted_spans=inserted,
         expert_routes=_expert_routes(f"{path}.expert_routes", message, len(prompt) + len(response)),
+        reward_parts=_reward_parts(f"{path}.reward_parts", message.reward_parts),
         worker_id=worker_of(message),
     )
 
@@ -317,6 +321,16 @@ def _expert_routes(
         bound = f"a multiple of {token_bytes} bytes (a token's), at most {most}"
         raise InvalidMessageError(f"{field}.experts", f"{size} bytes", bound)
     return routes_from_message(message)
+
+
+def _reward_parts(field: str, parts: Mapping[str, float]) -> dict[str, float]:
+    if len(parts) > MAX_REWARD_PARTS:
+        raise InvalidMessageError(field, f"{len(parts)} parts", f"at most {MAX_REWARD_PARTS}")
+    for name, part in parts.items():
+        check_id(field, name)
+        if not math.isfinite(part):
+            raise InvalidMessageError(f"{field}.{name}", part, "a finite number")
+    return dict(parts)
 
 
 def _sampled_mask(num_tokens: int, inserted: Iterable[TokenSpan]) -> list[bool]:

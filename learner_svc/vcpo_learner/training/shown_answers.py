@@ -51,6 +51,7 @@ def step_samples(
             response=_shortened_text(each.response_token_ids, tokenizer),
             finish_reason=each.finish_reason,
             reward=each.reward,
+            reward_parts=dict(each.reward_parts),
             group_rewards=tuple(one.reward for one in group.trajectories),
             prompt_tokens=len(each.prompt_token_ids),
             response_tokens=each.num_sampled_tokens,

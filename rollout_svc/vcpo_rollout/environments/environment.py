@@ -86,8 +86,11 @@ class Environment(Protocol):
         """
         ...
 
-    def reward(self, prompt: Prompt, response: str) -> float:
-        """Return a finite reward, in the range that the task documents, for any response."""
+    def reward(self, prompt: Prompt, response: str) -> float | Mapping[str, float]:
+        """Return a finite reward, in the range that the task documents, for any response.
+
+        A mapping holds its parts by name, 16 at most: their sum is the reward, and people see each.
+        """
         ...
 
 
@@ -102,8 +105,8 @@ class Conversation(Protocol):
         """
         ...
 
-    def reward(self) -> float:
-        """Return the reward of the conversation, a finite number. Called once, at the end."""
+    def reward(self) -> float | Mapping[str, float]:
+        """Return the reward of the conversation, as `Environment`. Called once, at the end."""
         ...
 
 

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -25,6 +26,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from vcpo import tracing
 from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
+from vcpo.wire.limits import MAX_ID_CHARACTERS, MAX_REWARD_PARTS
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.sandbox.runner import SandboxError
 
@@ -88,6 +90,34 @@ def check_reward(value: object, function: Callable[..., object]) -> float:
     if not math.isfinite(reward):
         raise _wrong_value(FailureCause.NON_FINITE, function, value, "a finite number")
     return reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What an environment makes of a response."""
+
+    reward: float
+    parts: Mapping[str, float]
+    """Its parts by name; empty if the environment returned a number alone."""
+
+
+def check_judgement(value: object, function: Callable[..., object]) -> Judgement:
+    """Return a reward, or the sum of its parts if the environment returned those by name.
+
+    Raises: EnvironmentFailedError as `check_reward`, and for too many parts, or names that are no
+        text of 1 to `MAX_ID_CHARACTERS` printable characters.
+    """
+    if not isinstance(value, Mapping):
+        return Judgement(reward=check_reward(value, function), parts={})
+    names_fit = all(
+        isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARACTERS and name.isprintable()
+        for name in value
+    )
+    if not names_fit or not 1 <= len(value) <= MAX_REWARD_PARTS:
+        wanted = f"a number, or 1 to {MAX_REWARD_PARTS} numbers by name"
+        raise _wrong_value(FailureCause.TYPE, function, value, wanted)
+    parts = {name: check_reward(part, function) for name, part in value.items()}
+    return Judgement(reward=check_reward(sum(parts.values()), function), parts=parts)
 
 
 def num_threads(num_sequences: int) -> int:

@@ -36,7 +36,7 @@ from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
     EnvironmentThreads,
-    check_reward,
+    check_judgement,
     environment_errors,
     require_type,
 )
@@ -129,7 +129,10 @@ class _Calls:
         if isinstance(self._environment, MultiTurnEnvironment):
             conversation = await self._first_turn(self._environment, prompt)
             name, judge = "reward()", conversation.reward
-        value = await self._call(name, FailureCause.REWARD, lambda: check_reward(judge(), judge))
+        judgement = await self._call(
+            name, FailureCause.REWARD, lambda: check_judgement(judge(), judge)
+        )
+        value = judgement.reward
         if abs(value) > self._most_reward:
             self.refuse(
                 f"{name} returned {value:g}, and a response with more than {self._most_reward:g}"

@@ -29,7 +29,8 @@ from vcpo_rollout.engines.engine import (
 from vcpo_rollout.environments.environment import Conversation
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentCalls,
-    check_reward,
+    Judgement,
+    check_judgement,
     environment_errors,
     require_type,
 )
@@ -99,13 +100,15 @@ async def converse(
         if not history.insert(inserted):
             finish_reason = FinishReason.LENGTH
             break
+    judgement = await threads.call(partial(_judge, conversation))
     return Trajectory(
         trajectory_id=trajectory_id,
         prompt_token_ids=history.request.prompt_token_ids,
         response_token_ids=tuple(history.token_ids),
         rollout_logprobs=tuple(history.logprobs),
         version_spans=tuple(history.version_spans),
-        reward=await threads.call(partial(_judge, conversation)),
+        reward=judgement.reward,
+        reward_parts=judgement.parts,
         finish_reason=finish_reason,
         inserted_spans=tuple(history.inserted_spans),
         # The last turn read all turns before it.
@@ -173,7 +176,7 @@ def _reply(conversation: Conversation, text: str) -> str | None:
     return None if reply is None else require_type(reply, str, conversation.next_turn)
 
 
-def _judge(conversation: Conversation) -> float:
+def _judge(conversation: Conversation) -> Judgement:
     with environment_errors(FailureCause.REWARD):
         reward = conversation.reward()
-    return check_reward(reward, conversation.reward)
+    return check_judgement(reward, conversation.reward)

@@ -38,7 +38,8 @@ from vcpo_rollout.environments.environment import (
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentThreads,
-    check_reward,
+    Judgement,
+    check_judgement,
     environment_errors,
     require_type,
 )
@@ -143,7 +144,7 @@ class ResponseGenerator:
             generations = await sample_group(self._engine, requests, interrupt=interrupt)
         self._gauges.observe_generation(time.monotonic() - started_s)
         judging = partial(self._judge, prompt, list(generations.values()))
-        rewards = await self._threads.call(judging)
+        judgements = await self._threads.call(judging)
         return [
             Trajectory(
                 trajectory_id=f"{lease.lease_id}/{number}",
@@ -151,11 +152,12 @@ class ResponseGenerator:
                 response_token_ids=generation.token_ids,
                 rollout_logprobs=generation.logprobs,
                 version_spans=generation.version_spans,
-                reward=reward,
+                reward=judgement.reward,
+                reward_parts=judgement.parts,
                 finish_reason=generation.finish_reason,
                 expert_routes=generation.expert_routes,
             )
-            for (number, generation), reward in zip(generations.items(), rewards, strict=True)
+            for (number, generation), judgement in zip(generations.items(), judgements, strict=True)
         ]
 
     async def _generate_turns(
@@ -259,13 +261,13 @@ class ResponseGenerator:
         context_tokens = self._engine.context_tokens if self._truncates_prompts else None
         return None if context_tokens is None else context_tokens - lease.sampling.max_new_tokens
 
-    def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
-        """Return the reward of each response."""
+    def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[Judgement]:
+        """Return the reward of each response, with its parts."""
         reward = self._environment.reward
         end_token_ids = self._engine.end_token_ids
         with environment_errors(FailureCause.REWARD):
             return [
-                check_reward(
+                check_judgement(
                     reward(prompt, self._codec.decode(generation.token_ids, end_token_ids)), reward
                 )
                 for generation in generations

@@ -105,7 +105,9 @@ class TestSamples:
         directory.path.mkdir()
         directory.spec.touch()
         for step in range(1, 4):
-            few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="main-0")]
+            parts = {"right": step - 0.5, "short": 0.5}
+            few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="main-0",
+                               reward_parts=parts)]  # fmt: skip
             few += [make_sample(step=step, reward=-step, response="a\n\x1b[2Jb", prompt="Wrong?")]
             write_samples(directory.path, step, few, total_steps=400)
         return directory.path
@@ -115,7 +117,7 @@ class TestSamples:
             "step 3, prompt 3, 7 tokens\n"
             "    | 2 + 2 =\n"
             "  rewards 1 0 (teaches)\n"
-            "  reward 3, 2 tokens, stop, version 0 of main-0 | answer 3\n"
+            "  reward 3 (right 2.5, short 0.5), 2 tokens, stop, version 0 of main-0 | answer 3\n"
             "\n"
             "step 3, prompt 3, 7 tokens\n"
             "    | Wrong?\n"

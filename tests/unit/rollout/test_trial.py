@@ -71,7 +71,8 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
         "class Task:\n"
         "    def __init__(self, *, seed): pass\n"
         "    def prompt(self, split, index): return Prompt(text=f'{index}', answer='')\n"
-        "    def reward(self, prompt, response): return 1 / int(prompt.text)\n"
+        "    def reward(self, prompt, response):\n"
+        "        return {'right': 1 / int(prompt.text), 'short': 0.5}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     own = "environment={name: 'failing_task:Task'}"
@@ -79,8 +80,11 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
     (failed,) = [each for each in told if isinstance(each, FailedPrompt)]
     assert failed.prompt_index == 0
     assert "ZeroDivisionError" in failed.why
-    assert "failing_task.py:5" in failed.why
-    assert [each.samples[0].prompt for each in answers_of(told)] == ["1"]
+    assert "failing_task.py:6" in failed.why
+    (answered,) = answers_of(told)
+    assert {each.prompt for each in answered.samples} == {"1"}
+    for each in answered.samples:
+        assert (each.reward, each.reward_parts) == (1.5, {"right": 1.0, "short": 0.5})
 
 
 async def test_what_the_user_must_correct_is_named():

@@ -72,6 +72,13 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         finish_reason=draw(st.sampled_from(FinishReason)),
         inserted_spans=tuple(inserted),
         expert_routes=draw(st.none() | st.sampled_from(ROUTES)),
+        reward_parts=draw(
+            st.dictionaries(
+                st.text(min_size=1, max_size=256),
+                st.floats(allow_nan=False, allow_infinity=False),
+                max_size=16,
+            )
+        ),
         worker_id=draw(st.none() | st.text(max_size=256)),
     )
 
@@ -265,6 +272,18 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
         (
             lambda one: setattr(one, "reward", float("-inf")),
             "reward: must be a finite number, got -inf",
+        ),
+        (
+            lambda one: one.reward_parts.update(right=float("nan")),
+            "reward_parts.right: must be a finite number, got nan",
+        ),
+        (
+            lambda one: one.reward_parts.update({"": 1.0}),
+            "reward_parts: must be 1 to 256 characters, got ''",
+        ),
+        (
+            lambda one: one.reward_parts.update({str(each): 1.0 for each in range(17)}),
+            "reward_parts: must be at most 16, got '17 parts'",
         ),
         (
             lambda one: one.ClearField("finish_reason"),

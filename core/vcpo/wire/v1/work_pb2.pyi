@@ -463,6 +463,26 @@ class Trajectory(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RewardPartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RESPONSE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -473,6 +493,7 @@ class Trajectory(_message.Message):
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     EXPERT_ROUTES_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    REWARD_PARTS_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number in its group>"."""
     prompt_token_ids: _builtins.bytes
@@ -507,6 +528,12 @@ class Trajectory(_message.Message):
         routes.
         """
 
+    @_builtins.property
+    def reward_parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Parts of the reward by name, at most 16; for people, nothing is trained on them. Absent if the
+        environment returned a number alone.
+        """
+
     def __init__(
         self,
         *,
@@ -520,10 +547,11 @@ class Trajectory(_message.Message):
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         expert_routes: Global___ExpertRoutes | None = ...,
         worker_id: _builtins.str | None = ...,
+        reward_parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "reward_parts", b"reward_parts", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__worker_id: _TypeAlias = _typing.Literal["worker_id"]  # noqa: Y015
     _WhichOneofArgType__worker_id: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id"]  # noqa: Y015

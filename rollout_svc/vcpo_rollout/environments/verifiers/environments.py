@@ -77,7 +77,7 @@ class VerifiersEnvironment:
         conversation.begin(self._rows[int(prompt.answer)], prompt)
         return conversation
 
-    def reward(self, prompt: Prompt, response: str) -> float:
+    def reward(self, prompt: Prompt, response: str) -> float | Mapping[str, float]:
         """Return the rubric's score of a response in a single turn."""
         conversation = self.converse(prompt)
         conversation.next_turn(response)

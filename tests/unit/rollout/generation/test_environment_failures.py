@@ -26,6 +26,7 @@ from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines import chat_codec
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
+    check_judgement,
     check_reward,
     environment_errors,
 )
@@ -190,6 +191,31 @@ def test_what_is_no_number_is_no_reward(value):
     with pytest.raises(EnvironmentFailedError) as caught:
         check_reward(value, FakeEnvironment().reward)
     assert caught.value.failure.cause is FailureCause.TYPE
+
+
+def test_the_sum_of_named_parts_is_the_reward():
+    judged = check_judgement({"right": 1, "short": np.float32(0.25)}, FakeEnvironment().reward)
+    assert (judged.reward, judged.parts) == (1.25, {"right": 1.0, "short": 0.25})
+    assert check_judgement(0.5, FakeEnvironment().reward).parts == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ({}, FailureCause.TYPE),
+        ({"": 1.0}, FailureCause.TYPE),
+        ({3: 1.0}, FailureCause.TYPE),
+        ({"\ud800": 1.0}, FailureCause.TYPE),
+        ({str(number): 0.0 for number in range(17)}, FailureCause.TYPE),
+        ({"right": "yes"}, FailureCause.TYPE),
+        ({"right": float("inf")}, FailureCause.NON_FINITE),
+        ({"right": 1.7e308, "short": 1.7e308}, FailureCause.NON_FINITE),
+    ],
+)
+def test_parts_that_are_no_reward_are_a_failure(value, cause):
+    with pytest.raises(EnvironmentFailedError) as caught:
+        check_judgement(value, FakeEnvironment().reward)
+    assert caught.value.failure.cause is cause
 
 
 class EndlessLeases:
