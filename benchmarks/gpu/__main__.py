@@ -1,106 +1,169 @@
-"""Answer what only a GPU can tell: twelve checks in ten minutes, one JSON line each.
+"""Answer what only a GPU can tell, the most important first: parts of a minute or two, JSON lines.
 
-    python -m benchmarks.gpu
-    python -m benchmarks.gpu --checks 1 2 3 --limit-seconds 300
-    python -m benchmarks.gpu --device cpu --tiny    the same code on a CPU; no figures
+    python -m benchmarks.gpu --quick       two minutes: is it right, how fast, does a run end
+    python -m benchmarks.gpu               all of it, in a quarter of an hour
+    python -m benchmarks.gpu --parts gradient whole_run --limit-seconds 300
+    python -m benchmarks.gpu --device cpu --tiny      the same code on a CPU; no figures
 
-Models have random parameters; nothing is fetched. The first line says what the machine has and
-what it lacks. Then, in this order:
+Models have random parameters, and nothing is fetched. Parts, in this order:
 
-    1 norm_products            bfloat16 against TF32 and float32: TFLOPS and error of norms
-    2 output_head              by tiles and with full logits, vocabulary 152k: ms, GiB, difference
-    3 step_speed               1.5 B, 16k tokens, checkpointed: plain, group mean, OPOB in one and
-                               two passes, logit energy: tokens/s, share of the rate of a large
-                               product (aim 0.4), seconds over plain (aim 1.1), GiB
-    4 step_beside_trl          the same beside TRL's step
-    5 attention                padded sdpa and varlen packed, up to 2k, 8k, 32k tokens
-    6 longest_trajectory       that fits: 1.5 B, and 7 B with LoRA
-    7 break_even               constants that choose between the two forms of a norm
-    8 sharded_step             FSDP2 on one rank, both modes, against the unsharded step
-    9 publishing               3 GB: all to the host, and what changed, found on the device
-    10 swap_pauses             vLLM's pauses for all weights, a delta, adapters
-    11 sampler_against_learner the same weights and tokens: nats per token, ESS by length
-    12 whole_run               twenty steps of `vcpo run`, learner and vLLM on one card
+    gradient      bfloat16 in each way of a step against float64: gradient, norms, weights, and
+                  plain autograd beside it; waits for the device; which kernel attention took
+    step_speed    0.5 B with short, 1.5 B with long trajectories: plain, group mean, OPOB, logit
+                  energy: tokens/s, share of the rate of a large product (aim .4), seconds over
+                  plain (aim 1.1), GiB
+    whole_run     `vcpo run` of a 0.5 B model, learner and a worker with engine hf on one card
+    publishing    a version to the host: all of it, and what changed, found on the device
+    sharded_step  FSDP2 on one rank, both modes, against the unsharded step
+    step_beside_trl, memory_plan, attention, break_even, sampler_against_learner, whole_run_vllm
 
-A check that lacks something says so in its line (`skipped`), one that fails has `error`, and one
-that the time limit ends has what it found until then and `stopped`. The last line sums up.
+Each part is a process of its own with a time of its own. A line is printed as soon as it is known:
+the machine, then each figure under its part's name, at the end of each part its `status` (`ran`,
+`skipped` or `failed`, and why), and last how many of each there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
-from benchmarks.gpu.setting import Setting
-from benchmarks.gpu.suite import CHECKS, ENVIRONMENT, Check, run_check
+from benchmarks.gpu.machine import lacks_gpu, machine
+from benchmarks.gpu.setting import Figures, Setting
+from benchmarks.harness.apart import run_apart
 
-_USELESS_S = 5.0
-"""With less time left, no check is started."""
+_USELESS_S: Final = 10.0
+"""With less time left, no part is started."""
+_CPU_TIMES: Final = 4.0
+"""On a CPU a part may take this many times its limit: it has no figures to hurry for."""
 
 
-def run_checks(checks: Sequence[Check], setting: Setting, limit_s: float) -> list[dict[str, Any]]:
-    """Run checks one after another and print their lines, until the time is up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One question."""
+
+    place: str
+    """MODULE:FUNCTION of this package."""
+    limit_s: float
+    quick_limit_s: float | None = None
+    """With `--quick`; None leaves the part out."""
+
+    @property
+    def name(self) -> str:
+        """Name of the part: that of its function."""
+        return self.place.partition(":")[2]
+
+    def limit(self, setting: Setting) -> float | None:
+        """Return the seconds that the part may take; None if it is left out."""
+        found = self.quick_limit_s if setting.is_quick else self.limit_s
+        return found if found is None or setting.is_gpu else _CPU_TIMES * found
+
+    def load(self) -> Callable[[Setting], Figures]:
+        """Import the function."""
+        module = importlib.import_module(f"benchmarks.gpu.{self.place.partition(':')[0]}")
+        found: Callable[[Setting], Figures] = getattr(module, self.name)
+        return found
+
+
+PARTS: Final = (
+    Part(place="gradient:gradient", limit_s=90, quick_limit_s=30),
+    Part(place="steps:step_speed", limit_s=150, quick_limit_s=30),
+    Part(place="whole_runs:whole_run", limit_s=150, quick_limit_s=60),
+    Part(place="publishing:publishing", limit_s=45, quick_limit_s=20),
+    Part(place="sharding:sharded_step", limit_s=75, quick_limit_s=25),
+    Part(place="steps:step_beside_trl", limit_s=60),
+    Part(place="steps:memory_plan", limit_s=60),
+    Part(place="steps:attention", limit_s=60),
+    Part(place="forms:break_even", limit_s=30),
+    Part(place="sampling:sampler_against_learner", limit_s=120),
+    Part(place="whole_runs:whole_run_vllm", limit_s=240),
+)
+"""In the order of their weight: a run that is cut short has answered the first ones."""
+
+
+def run_part(part: Part, setting: Setting, left_s: float) -> dict[str, Any]:
+    """Run a part, print what it finds, and return its last line."""
+    limit_s = part.limit(setting)
+    if limit_s is None:
+        return {"part": part.name, "status": "skipped", "why": "left out of --quick"}
+    if left_s < _USELESS_S:
+        return {"part": part.name, "status": "skipped", "why": "no time left"}
+
+    def tell(figures: Any) -> None:
+        print(json.dumps({"part": part.name, **figures}), flush=True)
+
+    found = run_apart(lambda: part.load()(setting), min(limit_s, left_s), tell)
+    last = {"part": part.name, "seconds": found["seconds"]}
+    for key, status in (("skipped", "skipped"), ("error", "failed"), ("stopped", "failed")):
+        if key in found:
+            return {**last, "status": status, "why": found[key]}
+    return {**last, "status": "ran"}
+
+
+def run_parts(parts: Sequence[Part], setting: Setting, limit_s: float) -> list[dict[str, Any]]:
+    """Run parts one after another, until the time is up; return their last lines."""
     deadline_s = time.monotonic() + limit_s
     lines = []
-    for check in checks:
-        left_s = deadline_s - time.monotonic()
-        if left_s < _USELESS_S:
-            line = {"check": check.number, "name": check.name, "skipped": "no time left"}
-        else:
-            line = run_check(check, setting, left_s)
+    for part in parts:
+        line = run_part(part, setting, deadline_s - time.monotonic())
         print(json.dumps(line), flush=True)
         lines.append(line)
     return lines
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return which checks are complete, and which are not and why."""
-    troubles = ("error", "skipped", "stopped")
-    complete = [line for line in lines if not any(key in line for key in troubles)]
+    """Return how many parts ran, were skipped and failed, and why, by name."""
+    counts = Counter(line["status"] for line in lines)
     return {
         "benchmark": "gpu",
-        "complete": [line["check"] for line in complete],
-        **{
-            key: {str(line["check"]): line[key] for line in lines if key in line}
-            for key in troubles
-        },
+        **{status: counts[status] for status in ("ran", "skipped", "failed")},
+        "why": {line["part"]: line["why"] for line in lines if "why" in line},
     }
 
 
 def main() -> None:
-    """Run the checks and print their lines."""
+    """Run the parts and print their lines; the exit status is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--checks", nargs="+", type=int, help="numbers; all if unset")
-    parser.add_argument("--limit-seconds", type=float, default=600.0)
+    names = [part.name for part in PARTS]
+    parser.add_argument("--parts", nargs="+", choices=names, default=names, metavar="PART")
+    parser.add_argument("--quick", action="store_true", help="the first figures, in two minutes")
+    parser.add_argument("--limit-seconds", type=float, help="900; with --quick 120; on a CPU 290")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes of a test")
     arguments = parser.parse_args()
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("argument --device: sizes are those of a GPU; add --tiny for a CPU")
-    numbers = [check.number for check in CHECKS]
-    unknown = sorted(set(arguments.checks or ()) - set(numbers))
-    if unknown:
-        parser.error(f"argument --checks: {unknown} are no checks; give some of 1 to {len(CHECKS)}")
-    setting = Setting(device=torch.device(arguments.device), is_tiny=arguments.tiny)
-    chosen = [each for each in CHECKS if each.number in (arguments.checks or numbers)]
+    setting = Setting(
+        device=torch.device(arguments.device),
+        is_tiny=arguments.tiny,
+        is_quick=arguments.quick,
+    )
+    limit_s = arguments.limit_seconds or (
+        (120.0 if setting.is_quick else 900.0) if setting.is_gpu else 290.0
+    )
+    chosen = [part for part in PARTS if part.name in arguments.parts]
     started_s = time.monotonic()
-    found = run_check(ENVIRONMENT, setting, arguments.limit_seconds)
-    print(json.dumps(found), flush=True)
-    if setting.is_gpu and "gpu" not in found:
-        lines = [
-            {"check": each.number, "name": each.name, "skipped": "needs a GPU"} for each in chosen
-        ]
-        for line in lines:
-            print(json.dumps(line))
+    # Apart, as it touches the device.
+    found = run_apart(lambda: machine(setting), limit_s)
+    print(json.dumps({"part": "machine", **found}), flush=True)
+    if lacks_gpu(setting, found):
+        lines = [{"part": one.name, "status": "skipped", "why": "needs a GPU"} for one in chosen]
     else:
-        left_s = arguments.limit_seconds - (time.monotonic() - started_s)
-        lines = run_checks(chosen, setting, left_s)
-    print(json.dumps(summary(lines)))
+        for part in chosen:
+            with suppress(ImportError):  # once for all parts, which are forks of this process
+                part.load()
+        lines = run_parts(chosen, setting, limit_s - (time.monotonic() - started_s))
+    last = summary(lines)
+    print(json.dumps(last))
+    raise SystemExit(1 if last["failed"] else 0)
 
 
 if __name__ == "__main__":

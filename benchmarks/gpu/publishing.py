@@ -1,4 +1,4 @@
-"""Check of publishing: a version from the device into the host's memory, whole and as changes."""
+"""Part of publishing: a version from the device into the host's memory, whole and as changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from benchmarks.gpu.random_models import QWEN_1_5B, TINY, make_model
+from benchmarks.gpu.random_models import QWEN_0_5B, QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
@@ -20,8 +20,9 @@ _CHANGED_SHARE = 0.01
 
 
 def publishing(setting: Setting) -> Figures:
-    """Publish 3 GB: all of it, and then what changed, which is found on the device."""
-    model = make_model(setting.choose(QWEN_1_5B, TINY), setting.device)
+    """Publish 1 or 3 GB: all of it, and then what changed, which is found on the device."""
+    size = QWEN_0_5B if setting.is_quick else QWEN_1_5B
+    model = make_model(setting.choose(size, TINY), setting.device)
     parameters = PublishedState(model)
     whole_s = setting.seconds(lambda: parameters.whole(Precision.BFLOAT16), repeats=1)
     full_set = parameters.whole(Precision.BFLOAT16)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.setting import Setting
 from benchmarks.harness.random_llama import random_groups
@@ -29,6 +29,15 @@ class ModelSize:
     is_tied: bool
 
 
+QWEN_0_5B: Final = ModelSize(
+    hidden=896,
+    layers=24,
+    intermediate=4864,
+    heads=14,
+    key_value_heads=2,
+    vocabulary=151_936,
+    is_tied=True,
+)
 QWEN_1_5B: Final = ModelSize(
     hidden=1536,
     layers=28,
@@ -37,15 +46,6 @@ QWEN_1_5B: Final = ModelSize(
     key_value_heads=2,
     vocabulary=151_936,
     is_tied=True,
-)
-QWEN_7B: Final = ModelSize(
-    hidden=3584,
-    layers=28,
-    intermediate=18_944,
-    heads=28,
-    key_value_heads=4,
-    vocabulary=152_064,
-    is_tied=False,
 )
 TINY: Final = ModelSize(
     hidden=64,
@@ -58,9 +58,12 @@ TINY: Final = ModelSize(
 )
 
 
-def make_config(size: ModelSize) -> Qwen2Config:
+_Config = TypeVar("_Config", Qwen2Config, LlamaConfig)
+
+
+def make_config(size: ModelSize, family: type[_Config] = Qwen2Config) -> _Config:
     """The configuration of a size, for contexts of 128k tokens."""
-    return Qwen2Config(
+    return family(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         intermediate_size=size.intermediate,
@@ -106,12 +109,13 @@ def make_spec(
     *,
     group_size: int,
     tokens: int,
+    num_groups: int = 1,
     method: str = "vcpo",
     algorithm: dict[str, Any] | None = None,
     learner: dict[str, Any] | None = None,
     batch: dict[str, Any] | None = None,
 ) -> VCPORunSpec:
-    """A run's settings for one group; the rest as the arguments say.
+    """A run's settings; the rest as the arguments say.
 
     tokens: of each trajectory.
     """
@@ -121,7 +125,11 @@ def make_spec(
             "environment": {"name": "countdown"},
             "steps": 1_000,
             "algorithm": {"method": method, **(algorithm or {})},
-            "batch": {"promptsPerStep": 1, "trajectoriesPerPrompt": group_size, **(batch or {})},
+            "batch": {
+                "promptsPerStep": num_groups,
+                "trajectoriesPerPrompt": group_size,
+                **(batch or {}),
+            },
             "sampling": {"maxNewTokens": tokens},
             "learner": {"precision": setting.precision, **(learner or {})},
         }

@@ -1,20 +1,19 @@
-"""Checks with vLLM: the pause for new weights, and the sampler beside the learner."""
+"""Part of the sampler: vLLM beside the learner."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from benchmarks.gpu.machine import has_vllm
 from benchmarks.gpu.random_models import (
     PAD_TOKEN_ID,
     QWEN_1_5B,
@@ -25,7 +24,7 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.algo import ess_ratio
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation
@@ -34,42 +33,11 @@ if TYPE_CHECKING:
     from vcpo_rollout.engines.engine import Generation
     from vcpo_rollout.engines.vllm.start import VllmSettings
 
-_NO_VLLM = {"skipped": "needs vLLM"}
-
-
-def swap_pauses(setting: Setting) -> Figures:
-    """Pause vLLM for all weights, for those that a step changes, for none, and for adapters."""
-    if not _has_vllm():
-        yield _NO_VLLM
-        return
-    from benchmarks.rollout.vllm_pause import measure, random_adapters
-
-    size = setting.choose(QWEN_1_5B, TINY)
-    # On the CPU, as vLLM wants half of the card.
-    model = make_model(size, torch.device("cpu"))
-    payload = PublishedState(model).whole(_sampler_precision(setting))
-    cases = {
-        "full": None,
-        "delta": [name for name, each in model.named_parameters() if each.ndim == 2],
-        "none": [],
-    }
-    with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
-        settings, rounds = _settings(setting, directory, sequences=8), setting.choose(5, 1)
-        found = asyncio.run(measure(settings, payload, cases, rounds))
-        serving = replace(settings, lora=Lora(rank=16))
-        adapters = random_adapters(model, 16)
-        found |= asyncio.run(
-            measure(serving, adapters, {"lora": None}, rounds, full_payload=payload)
-        )
-    for case, line in found.items():
-        yield {case: {"pause_ms": round(1e3 * line["pause_s"], 2), **_without_pause(line)}}
-
 
 def sampler_against_learner(setting: Setting) -> Figures:
     """Sample with vLLM, score with the learner's own passes: the same weights, the same tokens."""
-    if not _has_vllm():
-        yield _NO_VLLM
+    if not has_vllm():
+        yield {"skipped": "needs vLLM"}
         return
     size = setting.choose(QWEN_1_5B, TINY)
     lengths = setting.choose((512, 1024, 2048, 4096, 8192), (8, 16))
@@ -77,7 +45,7 @@ def sampler_against_learner(setting: Setting) -> Figures:
     model = make_model(size, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         make_config(size).save_pretrained(directory)
-        payload = PublishedState(model).whole(_sampler_precision(setting))
+        payload = PublishedState(model).whole(Precision(setting.precision))
         settings = _settings(setting, directory, sequences=count)
         sampled = asyncio.run(_sample(settings, payload, count, lengths[-1], size.vocabulary))
     nn.Module.to(model, setting.device)
@@ -160,7 +128,7 @@ def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettin
     return VllmSettings(
         model_name=str(Path(directory)),
         revision=None,
-        precision=_sampler_precision(setting),
+        precision=Precision(setting.precision),
         max_concurrent_sequences=sequences,
         seed=0,
         kv_cache_gibibytes=setting.choose(16.0, 1 / 16),
@@ -170,11 +138,3 @@ def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettin
 
 def _sampler_precision(setting: Setting) -> Precision:
     return Precision(setting.precision)
-
-
-def _has_vllm() -> bool:
-    return importlib.util.find_spec("vllm") is not None
-
-
-def _without_pause(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name != "pause_s"}

@@ -18,10 +18,11 @@ Figures = Iterator[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The device, and whether sizes are those of a test."""
+    """The device, whether sizes are those of a test, and whether the first figures are enough."""
 
     device: torch.device
     is_tiny: bool
+    is_quick: bool = False
 
     @property
     def is_gpu(self) -> bool:

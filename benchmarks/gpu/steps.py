@@ -1,9 +1,9 @@
-"""Checks of whole steps: their speed, TRL beside them, attention, and the longest trajectory."""
+"""Parts of whole steps: their speed, TRL beside them, their memory, and attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.gpu.random_models import (
     PAD_TOKEN_ID,
+    QWEN_0_5B,
     QWEN_1_5B,
-    QWEN_7B,
     TINY,
     ModelSize,
     make_groups,
@@ -22,8 +22,8 @@ from benchmarks.gpu.random_models import (
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.harness.group_tokens import Groups, tokens_of
 from benchmarks.harness.random_llama import shortened
-from vcpo.api.workloads import Lora
-from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.device import free_bytes
+from vcpo_learner.schedule import token_budget as plan
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 _WAYS: dict[str, dict[str, Any]] = {
@@ -32,6 +32,10 @@ _WAYS: dict[str, dict[str, Any]] = {
     "opob_two_passes": {"learner": {"gradientMode": "twoPass"}},
     "opob_logit_energy": {"algorithm": {"gradientNorms": "logitEnergy"}},
 }
+
+
+_GROUP_SIZE: Final = 8
+"""Trajectories of a batch, which is one group."""
 
 
 class Trainer(Protocol):
@@ -51,6 +55,7 @@ class OwnTrainer:
     def take(self, groups: Groups) -> str | None:
         """As `Trainer`."""
         result = self._update.step(groups, policy_version=0)
+        self.attention_calls = result.attention_calls
         return None if result.skipped is None else f"{result.skipped}: {result.skip_detail}"
 
 
@@ -85,138 +90,135 @@ class PlainTrainer:
 
 
 def step_speed(setting: Setting) -> Figures:
-    """A step of a 1.5 B model at 16k tokens in every mode, beside a plain one."""
-    size = setting.choose(QWEN_1_5B, TINY)
-    group_size, tokens = setting.choose((8, 2048), (4, 32))
+    """A step in every mode beside a plain one: 0.5 B and short, then 1.5 B and long trajectories.
+
+    With short ones a step is the host's, with long ones the device's.
+    """
     flops = setting.matmul_flops()
-    yield {"tokens": group_size * tokens, "matmul_tflops": round(flops / 1e12, 1)}
-    plain = None
-    for name, make in {"plain": _make_plain, **{way: _maker(way) for way in _WAYS}}.items():
-        line = _speed(setting, size, make, group_size=group_size, tokens=tokens)
-        rate = line.get("tokens_per_s")
-        if rate is not None:
-            plain = plain or rate
-            # Six operations a parameter and token; what checkpointing repeats does not count.
-            line["share_of_matmul_rate"] = round(6 * line["parameters"] * rate / flops, 3)
-            line["seconds_over_plain"] = round(plain / rate, 3)
-        yield {name: line}
+    yield {"matmul_tflops": round(flops / 1e12, 1)}
+    sizes = {"0.5b": (QWEN_0_5B, 512), "1.5b": (QWEN_1_5B, 2048)}
+    ways = {"plain": _make_plain, **{way: _maker(way) for way in _WAYS}}
+    for name in ("0.5b",) if setting.is_quick or setting.is_tiny else sizes:
+        size, tokens = setting.choose(sizes[name], (TINY, 32))
+        plain = None
+        for way in ("plain", "group_mean", "opob_one_pass") if setting.is_quick else ways:
+            line = _speed(setting, size, ways[way], tokens=tokens)
+            rate = line.get("tokens_per_s")
+            if rate is not None:
+                plain = plain or rate
+                # Six operations a parameter and token; what checkpointing repeats does not count.
+                line["share_of_matmul"] = round(6 * line["parameters"] * rate / flops, 3)
+                line["seconds_over_plain"] = round(plain / rate, 3)
+            yield {f"{way}_{name}": line}
 
 
 def step_beside_trl(setting: Setting) -> Figures:
     """The same batch through TRL's GRPO step with its own output head."""
-    size = setting.choose(QWEN_1_5B, TINY)
-    group_size, tokens = setting.choose((8, 2048), (4, 32))
     try:
         from benchmarks.harness.trl_step import TrlStep
     except ImportError as error:
-        yield {"skipped": f"needs TRL ({error})"}
+        yield {"skipped": f"needs TRL (pip install --no-deps trl): {error}"}
         return
-    own = _speed(setting, size, _maker("opob_one_pass"), group_size=group_size, tokens=tokens)
-    yield {"opob_one_pass": own}
+    size, tokens = setting.choose((QWEN_1_5B, 2048), (TINY, 32))
 
-    def make(model: PreTrainedModel, at: Setting) -> Trainer:
+    def make(model: PreTrainedModel, at: Setting, num_tokens: int) -> Trainer:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         return TrlStep(
             model,
-            trajectories=group_size,
-            micro_batch=group_size,
-            response_tokens=tokens - tokens // 8,
+            trajectories=_GROUP_SIZE,
+            micro_batch=_GROUP_SIZE,
+            response_tokens=num_tokens - num_tokens // 8,
             learning_rate=1e-6,
             uses_bfloat16=at.is_gpu,
         )
 
-    trl = _speed(setting, size, make, group_size=group_size, tokens=tokens)
+    own = _speed(setting, size, _maker("opob_one_pass"), tokens=tokens)
+    yield {"opob_one_pass": own}
+    trl = _speed(setting, size, make, tokens=tokens)
     yield {"trl": trl}
     if "tokens_per_s" in own and "tokens_per_s" in trl:
         yield {"ratio_vs_trl": round(own["tokens_per_s"] / trl["tokens_per_s"], 3)}
 
 
+def memory_plan(setting: Setting) -> Figures:
+    """The peak of a step of 16k tokens beside what the plan of a GPU's memory says of it."""
+    if not setting.is_gpu:
+        yield {"skipped": "needs a GPU: a CPU has no plan"}
+        return
+    model = make_model(QWEN_1_5B, setting.device)
+    size = plan.ModelSize.of(model)
+    assert size is not None
+    use = plan.MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=1)
+    tokens = 2048
+    weights = sum(each.nbytes for each in model.parameters())
+    free = free_bytes(setting.device)
+    assert free is not None
+    of_step = plan.state_bytes(size, use)
+    of_step += _GROUP_SIZE * tokens * plan.token_bytes(size, use)
+    yield {
+        "free_gib": round(free / 2**30, 2),
+        "tokens_that_fit": plan.memory_budget(free, size, use).tokens,
+        "planned_gib": round((weights + of_step) / 2**30, 2),
+    }
+    del model
+    line = _speed(setting, QWEN_1_5B, _maker("opob_one_pass"), tokens=tokens, repeats=1)
+    yield {"peak_gib": line.get("peak_gib", line.get("error"))}
+
+
 def attention(setting: Setting) -> Figures:
     """A step without norms on trajectories of two lengths, padded and packed without a mask."""
-    size = setting.choose(QWEN_1_5B, TINY)
-    for tokens in setting.choose((2048, 8192, 32_768), (16, 32)):
-        line = {}
-        for name, layout, way in (
-            ("padded_sdpa", "padded", "sdpa"),
-            ("varlen", "packed", "varlen"),
-        ):
+    for tokens in setting.choose((2048, 8192), (32,)):
+        for name, layout in (("sdpa", "padded"), ("varlen", "packed")):
             settings = {
                 "method": "sequenceTis",
-                "learner": {"attention": way},
+                "learner": {"attention": name},
                 "batch": {"rowLayout": layout},
             }
-            line[name] = _speed(
+            line = _speed(
                 setting,
-                size,
-                lambda model, at, given=settings, long=tokens: OwnTrainer(
-                    model, at, group_size=4, tokens=long, **given
+                setting.choose(QWEN_1_5B, TINY),
+                lambda model, at, long, given=settings: OwnTrainer(
+                    model, at, group_size=_GROUP_SIZE, tokens=long, **given
                 ),
-                group_size=4,
                 tokens=tokens,
                 is_uneven=True,
             )
-        yield {f"tokens_{tokens}": line}
+            yield {f"{layout}_{tokens}": line}
 
 
-def longest_trajectory(setting: Setting) -> Figures:
-    """Double the length of two trajectories until a step does not fit."""
-    for name, size, rank in (("full_1_5b", QWEN_1_5B, None), ("lora_7b", QWEN_7B, 32)):
-        chosen = setting.choose(size, TINY)
-        yield {name: _longest(setting, chosen, rank, most=setting.choose(262_144, 32))}
-
-
-def _longest(setting: Setting, size: ModelSize, rank: int | None, *, most: int) -> dict[str, Any]:
-    """The longest trajectory that fits, of powers of two up to `most`."""
-    tokens, found = setting.choose(4096, 16), None
-    while tokens <= most:
-
-        def make(model: PreTrainedModel, at: Setting, long: int = tokens) -> Trainer:
-            if rank is not None:
-                add_adapters(model, Lora(rank=rank, alpha=2.0 * rank))
-            return OwnTrainer(model, at, group_size=2, tokens=long)
-
-        line = _speed(setting, size, make, group_size=2, tokens=tokens, repeats=1)
-        if "error" in line:
-            return {"tokens": found, "does_not_fit": tokens, "error": line["error"]}
-        found, tokens = tokens, 2 * tokens
-    return {"tokens": found, "limit_of_this_check": most}
-
-
-def _make_plain(model: PreTrainedModel, setting: Setting) -> Trainer:
+def _make_plain(model: PreTrainedModel, setting: Setting, _tokens: int) -> Trainer:
     return PlainTrainer(model, setting)
 
 
-def _maker(way: str) -> Callable[[PreTrainedModel, Setting], Trainer]:
-    def make(model: PreTrainedModel, setting: Setting) -> Trainer:
-        learner = {"activationCheckpointing": "layers", **_WAYS[way].get("learner", {})}
-        group_size, tokens = setting.choose((8, 2048), (4, 32))
-        settings = {**_WAYS[way], "learner": learner}
-        return OwnTrainer(model, setting, group_size=group_size, tokens=tokens, **settings)
-
-    return make
+def _maker(way: str) -> Callable[[PreTrainedModel, Setting, int], Trainer]:
+    learner = {"activationCheckpointing": "layers", **_WAYS[way].get("learner", {})}
+    settings = {**_WAYS[way], "learner": learner}
+    return lambda model, setting, tokens: OwnTrainer(
+        model, setting, group_size=_GROUP_SIZE, tokens=tokens, **settings
+    )
 
 
 def _speed(
     setting: Setting,
     size: ModelSize,
-    make: Callable[[PreTrainedModel, Setting], Trainer],
+    make: Callable[[PreTrainedModel, Setting, int], Trainer],
     *,
-    group_size: int,
     tokens: int,
     is_uneven: bool = False,
     repeats: int = 3,
 ) -> dict[str, Any]:
     """Tokens per second and memory of a trainer's steps; `error` where one does not fit.
 
+    tokens: of each of eight trajectories.
     is_uneven: whether every second trajectory has a quarter of the tokens.
     """
     setting.forget()
     try:
         model = make_model(size, setting.device)
-        groups: Groups = make_groups(model, setting, group_size=group_size, tokens=tokens)
+        groups: Groups = make_groups(model, setting, group_size=_GROUP_SIZE, tokens=tokens)
         if is_uneven:
             groups = _uneven(groups, tokens // 4)
-        trainer = make(model, setting)
+        trainer = make(model, setting, tokens)
         skipped = trainer.take(groups)
         setting.forget()
         seconds = setting.seconds(lambda: trainer.take(groups), repeats=repeats)
@@ -225,10 +227,13 @@ def _speed(
     count = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in groups[0])
     line = {
         "parameters": sum(each.numel() for each in model.parameters()),
+        "tokens": count,
         "tokens_per_s": round(count / seconds, 1),
         "seconds": round(seconds, 4),
         "peak_gib": setting.peak_gib(),
     }
+    if isinstance(trainer, OwnTrainer) and trainer.attention_calls:
+        line["attention"] = dict(trainer.attention_calls)
     return line if skipped is None else line | {"skipped_step": skipped}
 
 

@@ -19,13 +19,18 @@ Parts = Iterable[Mapping[str, Any]]
 """What some work finds, bit by bit."""
 
 
-def run_apart(work: Callable[[], Parts], limit_s: float) -> dict[str, Any]:
+def run_apart(
+    work: Callable[[], Parts],
+    limit_s: float,
+    tell: Callable[[Mapping[str, Any]], object] = lambda _: None,
+) -> dict[str, Any]:
     """Run work in a fork of this process; return what it found, all of it or as far as it came.
 
     The result has `seconds`; `error` if the work raised one, and `stopped` if its process ended or
     the time was up.
 
     limit_s: after this many seconds the process and its children are killed.
+    tell: is called with each part as soon as it arrives.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_report, args=(sender, work))
@@ -33,7 +38,7 @@ def run_apart(work: Callable[[], Parts], limit_s: float) -> dict[str, Any]:
     process.start()
     sender.close()
     found: dict[str, Any] = {}
-    stopped = _receive(receiver, found, deadline_s=started_s + limit_s)
+    stopped = _receive(receiver, found, tell, deadline_s=started_s + limit_s)
     if stopped is None:
         process.join(_GRACE_S)
     else:
@@ -42,7 +47,13 @@ def run_apart(work: Callable[[], Parts], limit_s: float) -> dict[str, Any]:
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
-def _receive(receiver: Connection, found: dict[str, Any], *, deadline_s: float) -> str | None:
+def _receive(
+    receiver: Connection,
+    found: dict[str, Any],
+    tell: Callable[[Mapping[str, Any]], object],
+    *,
+    deadline_s: float,
+) -> str | None:
     """Add the parts that arrive; return why they are incomplete, if they are."""
     while receiver.poll(max(0.0, deadline_s - time.monotonic())):
         try:
@@ -52,6 +63,7 @@ def _receive(receiver: Connection, found: dict[str, Any], *, deadline_s: float) 
         if part is None:
             return None
         found |= part
+        tell(part)
     return "time limit"
 
 
