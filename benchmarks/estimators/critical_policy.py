@@ -7,10 +7,10 @@ after every step, and the learning rate is lowered by the learner's own update.
     none               the study's cell: nothing limits the lag
     floor              the ESS floor halves the lag limit (`health.enabled: false`)
     halve              a critical warning counts as an ESS below the floor
-    rate               the floor, and a critical warning halves the learning rate for good
+    rate               the floor, and a critical warning halves the learning rate
     throttle           a critical warning sets the lag limit to 0
     throttle_and_slow  both
-    slow_and_return    both, and the rate doubles again after 50 steps that are not critical
+    slow_for_good      both, and the rate does not return
     skip               both, and steps with an ESS that adds to a critical warning are skipped
     roll_back          both, and a collapse of the reward rolls back (the default)
     roll_back_alone    the floor, and a collapse of the reward rolls back
@@ -47,7 +47,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -66,7 +66,6 @@ from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.result import UpdateResult
 
-_CLEAN_STEPS = 50
 _CHECKPOINT_STEPS = 25
 
 
@@ -79,19 +78,11 @@ class _Halving(LagControl):
         return replace(seen, ess_ratio_mean=0.0) if is_critical else seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReturningBackoff(RateBackoff):
-    """A backoff that takes one halving back after steps without a critical warning."""
+class _LastingBackoff(RateBackoff):
+    """A backoff whose rate does not return."""
 
-    clean_steps: int = 0
-
-    def observe(self, *, is_warned: bool) -> _ReturningBackoff:
-        after = RateBackoff.observe(self, is_warned=is_warned)
-        if is_warned:
-            return replace(after, clean_steps=0)
-        if self.clean_steps + 1 < _CLEAN_STEPS:
-            return replace(after, clean_steps=self.clean_steps + 1)
-        return replace(after, clean_steps=0, factor=min(1.0, 2.0 * after.factor))
+    def observe(self, *, is_warned: bool, is_well: bool = False) -> Self:
+        return super().observe(is_warned=is_warned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +107,7 @@ _POLICIES = {
     "rate": _Policy(health=_health(throttle_from=GuardLevel.NEVER)),
     "throttle": _Policy(health=_health(slow_from=GuardLevel.NEVER)),
     "throttle_and_slow": _Policy(health=_health()),
-    "slow_and_return": _Policy(health=_health(), backoff=_ReturningBackoff()),
+    "slow_for_good": _Policy(health=_health(), backoff=_LastingBackoff()),
     "skip": _Policy(health=_health(skip_from=GuardLevel.CRITICAL)),
     "roll_back": _Policy(health=Health()),
     "roll_back_alone": _Policy(

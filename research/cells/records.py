@@ -138,20 +138,7 @@ class CellStore:
             StartError: when a file holds no records; it names the file.
         """
         document = self._document(cell)
-        if document is None:
-            return None
-        return CellRecord(
-            method=document["method"],
-            lag=document["lag"],
-            learning_rate=document["learning_rate"],
-            seed=document["seed"],
-            cpu_s=document["cpu_s"],
-            steps=_read_columns(document["steps"], cell.spec.batch.trajectories),
-            evaluations=tuple(
-                EvaluationRow(step=step, accuracy=accuracy)
-                for step, accuracy in document["evaluations"]
-            ),
-        )
+        return None if document is None else _record(document)
 
     def holds(self, cell: Cell, *, with_log_weights: bool = False) -> bool:
         """Return whether the cell has been run with exactly these settings.
@@ -211,6 +198,15 @@ class CellStore:
         return self._folder / "cells" / f"{cell.name}.error"
 
 
+def table_records(path: Path) -> list[CellRecord]:
+    """Return all records of a study's table, whatever the settings of today are.
+
+    Raises:
+        StartError: when the file holds no records.
+    """
+    return [_record(each) for each in _read_table(path, path.stat().st_mtime_ns).values()]
+
+
 def model_identity(name: str, revision: str | None) -> str:
     """Return what a model is known by in records: a checksum of its files, or its hub name.
 
@@ -229,6 +225,23 @@ def model_identity(name: str, revision: str | None) -> str:
 
 def _place(of: Cell | CellRecord) -> _Place:
     return of.method, of.lag, of.learning_rate, of.seed
+
+
+def _record(document: _Document) -> CellRecord:
+    settings = document["settings"]
+    trajectories = settings["batch.promptsPerStep"] * settings["batch.trajectoriesPerPrompt"]
+    return CellRecord(
+        method=document["method"],
+        lag=document["lag"],
+        learning_rate=document["learning_rate"],
+        seed=document["seed"],
+        cpu_s=document["cpu_s"],
+        steps=_read_columns(document["steps"], trajectories),
+        evaluations=tuple(
+            EvaluationRow(step=step, accuracy=accuracy)
+            for step, accuracy in document["evaluations"]
+        ),
+    )
 
 
 def _table_text(documents: Iterable[_Document]) -> str:

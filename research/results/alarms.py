@@ -18,7 +18,7 @@ from typing import Final
 
 from research.cells.records import CellRecord, StepColumns
 from research.results.measures import collapse_step
-from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
+from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
 from vcpo.control.signals import WINDOW_STEPS
 
 JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
@@ -27,7 +27,7 @@ JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
 LOW_ESS: Final = "low_ess"
 """Name of the alert of a low ESS."""
 
-LOW_RELATIVE_ESS: Final = WarningThresholds().lasting_relative_ess
+LOW_RELATIVE_ESS: Final = 0.3
 """Share of the on-policy ESS ratio below which the alert counts a step."""
 
 LOW_ESS_STEPS: Final = 30
@@ -83,21 +83,14 @@ def _levels(steps: StepColumns) -> Iterator[WarningLevel]:
     """Yield the level of the early warning after each step."""
     warning = EarlyWarning()
     numbers = zip(
-        steps.ess_ratio,
-        steps.on_policy_ess_ratio,
-        steps.ess,
-        steps.kl_per_token,
-        steps.gradient_norm,
-        strict=True,
+        steps.ess_ratio, steps.on_policy_ess_ratio, steps.ess, steps.gradient_norm, strict=True
     )
-    for ess_ratio, on_policy, ess, kl_per_token, gradient_norm in numbers:
-        health = StepHealth(
-            relative_ess=ess_ratio / on_policy,
-            ess=ess,
-            kl_per_token=kl_per_token,
-            gradient_norm=gradient_norm or None,
+    for ess_ratio, on_policy, ess, gradient_norm in numbers:
+        warning = warning.observe(
+            StepHealth(
+                relative_ess=ess_ratio / on_policy, ess=ess, gradient_norm=gradient_norm or None
+            )
         )
-        warning = warning.observe(health)
         yield warning.level
 
 

@@ -32,7 +32,6 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.fresh_tokens`    | How far are worker and learner apart at the same version?         |
 | `health.mismatch_limits` | How much of that does rounding explain?                           |
 | `health.mismatch_review` | Do workers and learner compute the same policy, and if not, why?  |
-| `health.warning_signals` | How severe is each sign of a collapse?                            |
 | `health.early_warning`   | How is the run doing?                                             |
 | `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
 | `health.guards`          | What does a run do by itself about its warning or its collapse?   |
@@ -101,7 +100,7 @@ from vcpo.algo.health.collapse import (
     share_error,
 )
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
-from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel, warning_level
+from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel, warning_level
 from vcpo.algo.health.fresh_tokens import (
     MIN_FRESH_BLOCKS,
     Estimate,
@@ -125,7 +124,6 @@ from vcpo.algo.health.mismatch_review import (
     WorkerGap,
 )
 from vcpo.algo.health.rate_backoff import RateBackoff
-from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
     LOSS_CONFIGS,
     SURROGATE_LOSS,
@@ -202,7 +200,6 @@ __all__ = [
     "TrustRegion",
     "VTrace",
     "WarningLevel",
-    "WarningThresholds",
     "Weight",
     "WeightMoments",
     "WorkerGap",

@@ -55,12 +55,13 @@ class Health(Section):
     `never`. The lag limit becomes 0 at once, older responses in the buffer are dropped, and healthy
     steps raise the limit again. A false alarm costs throughput."""
     slow_from: GuardLevel = GuardLevel.CRITICAL
-    """The learning rate is halved from this level of the early warning on, for the rest of the run,
-    and again after ten more steps if the warning lasts. A false alarm costs half of the rate.
-    Choose `never` if the learning rate is known to be right for these data."""
+    """The learning rate is halved from this level of the early warning on, and again after ten more
+    steps if the warning lasts. It returns after ten well steps in a row; each later warning
+    doubles their number. Choose `never` if the learning rate is known to be right for these
+    data."""
     skip_from: GuardLevel = GuardLevel.NEVER
-    """From this level of the early warning on, a step is skipped if its own batch has at most a
-    fifth of the on-policy ESS ratio. Choose `critical` if single batches ruin the model before the
+    """From this level of the early warning on, a step is skipped if its own batch has at most
+    0.22 of the on-policy ESS ratio. Choose `critical` if single batches ruin the model before the
     lag limit acts."""
     roll_back_on: RollbackTrigger = RollbackTrigger.COLLAPSE
     """Event that takes model and optimizer back to the last good checkpoint, with half of the

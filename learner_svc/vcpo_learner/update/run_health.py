@@ -86,7 +86,6 @@ class RunHealth:
         step = StepHealth(
             relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
             ess=reading.ess_ratio * len(batch.summary.log_weights),
-            kl_per_token=batch.sums.kl_per_token,
             gradient_norm=gradient_norm or None,
         )
         self._observe(step, rewards)
@@ -105,7 +104,7 @@ class RunHealth:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step's health depends on, for a checkpoint."""
         return {
-            **self._warning.to_dict(),
+            "early_warning": self._warning.to_dict(),
             "rewards": self._rewards.to_dict(),
             "rate_backoff": self.backoff.to_dict(),
             "rollbacks": self.rollbacks.to_dict(),
@@ -116,7 +115,7 @@ class RunHealth:
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
-        self._warning = self._warning.restore(state)
+        self._warning = EarlyWarning.from_dict(state["early_warning"])
         self._rewards = self._rewards.restore(state["rewards"])
         self.rollbacks = Rollbacks.from_dict(state["rollbacks"])
         # A spec that was changed to keep the rate resets it.
@@ -140,4 +139,6 @@ class RunHealth:
         self._relative_ess = step.relative_ess
         self._warning = self._warning.observe(step)
         self._rewards = self._rewards.observe(rewards)
-        self.backoff = self.backoff.observe(is_warned=self.guards.slows(self.level))
+        self.backoff = self.backoff.observe(
+            is_warned=self.guards.slows(self.level), is_well=self.level is WarningLevel.OK
+        )

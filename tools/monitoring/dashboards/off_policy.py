@@ -83,7 +83,7 @@ _MAY_WE_STEP: Final = Row(
             slug="collapse-warning",
             title="Early warning of a collapse",
             question="Is the run about to collapse?",
-            reading="1/3 warns, 2/3 is critical: in the studies a collapse followed within ten "
+            reading="1/3 warns, 2/3 is critical: in the studies a collapse followed within eleven "
             "steps in the median, and a third came without. 1 is dead: the policy stands still.",
             maximum=1.0,
             bands=_WARNING_BANDS,

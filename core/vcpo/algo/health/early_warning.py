@@ -1,47 +1,54 @@
-"""Early warning of a collapse, from numbers that every step has.
+"""Early warning of a collapse, from the ESS of the last steps.
 
-Relative ESS is rho / rho_on; rho alone falls with length, on policy as well. The signals below are
-computed over a window of ten steps. The score is the severity of the worst signal, and the level
-follows from the score:
+Relative ESS is rho / rho_on; rho alone falls with length, on policy as well. The warning judges its
+exponentially weighted mean, m, over the last `SMOOTHING_STEPS` steps:
 
-    WARN      dips           three steps have a relative ESS of at most 0.2
-              lasting loss   the median is at most 0.3
-    CRITICAL  bad steps      two steps have at most 0.1 and a KL divergence of 0.1 nat per token;
-                             of the first ten steps of a run it takes four
-              unbroken loss  every step has at most 0.1
-              breakout       during dips divergence is 10 times its median of 50 steps before
-    DEAD      death          the median gradient norm is below 1e-5, or the median ESS below 1.5
+    WARN      m <= 0.33    the batches are far off policy
+    CRITICAL  m <= 0.22    runs have collapsed from such a state
+    DEAD      `DEAD_STEPS` steps in a row have a gradient norm below 1e-5 or an ESS below 1.5
 
-*Why dips and bad steps in addition to the median.* A run may collapse while its median stays good:
-single steps at 0.03 to 0.06, each dominated by one or two trajectories, stand between steps at 0.5
-and above. *Why one low step is no signal.* Most runs that do not collapse have one. *Why divergence
-counts only if the ESS is low.* Stale samples that the target policy would not draw any more have a
-high divergence and no weight. Such a divergence is harmless for hundreds of steps, and it also
-multiplies when a run leaves a phase of nearly on-policy steps. *Why a bad step counts half among
-the first ten.* An optimizer such as AdamW takes its first steps at full length in every coordinate,
-and good runs dip once or twice there; a run that collapses at once has four such steps. *Why one
-step never means DEAD.* Runs with an ESS of 1.3 of 64 at one step recovered.
+A level ends when m exceeds 1.5 times its threshold, so a run at a threshold does not come and go.
+There is no level before the fifth step, as good runs dip once or twice while AdamW's moments are
+young.
 
-A study measures how far the warning can be trusted (docs/results.md). A low ESS is a necessary
-sign of a collapse with weak timing. WARN says that the batches are far off policy; CRITICAL says
-that runs have collapsed from such a state.
+*Why so little.* Recorded cells of all methods, lags and rates were searched for more: divergence,
+gradient norms, shares of low steps and their combinations. None of them told collapses apart better
+than the mean alone on cells that nothing was tuned on (`python -m benchmarks.early_warning`).
+
+*What it does not see.* A learning rate that is too high ruins a run on fresh data too, and the ESS
+of fresh data shows nothing of it. A few responses with huge weights ruin a run while the mean ESS
+stays above the threshold. The watch on the rewards sees both, but only afterwards (`collapse`).
 
 Sources: VCPO, arXiv 2602.17616 (ESS falls before a collapse). The thresholds are this project's.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from itertools import pairwise
+from typing import Any, Final, Self
 
-from vcpo.algo.health.warning_signals import (
-    CRITICAL_SCORE,
-    LATEST_STEPS,
-    WARN_SCORE,
-    StepHealth,
-    WarningThresholds,
-    signal_severities,
-)
+SMOOTHING_STEPS: Final = 5
+"""Time constant of the mean, and the first step with a level."""
+WARN_RELATIVE_ESS: Final = 0.33
+"""A mean relative ESS of this or less is WARN."""
+CRITICAL_RELATIVE_ESS: Final = 0.22
+"""A mean relative ESS of this or less is CRITICAL."""
+HYSTERESIS: Final = 1.5
+"""Factor on the threshold of a level, above which the level ends."""
+
+WARN_SCORE: Final = 1 / 3
+"""Score at the WARN threshold."""
+CRITICAL_SCORE: Final = 2 / 3
+"""Score at the CRITICAL threshold."""
+
+DEAD_STEPS: Final = 10
+_DEAD_GRADIENT_NORM: Final = 1e-5
+_DEAD_ESS: Final = 1.5
+"""Trajectories."""
+_WORST_ALIVE: Final = 0.95
+"""Score at a tenth of the CRITICAL threshold and below."""
 
 
 class WarningLevel(StrEnum):
@@ -71,56 +78,116 @@ def warning_level(score: float) -> WarningLevel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepHealth:
+    """The numbers of one step that the warning needs."""
+
+    relative_ess: float
+    """rho / rho_on before truncation, at least 0; 0 if a weight is not finite."""
+
+    ess: float | None = None
+    """Effective sample size, in trajectories; None if unknown."""
+
+    gradient_norm: float | None = None
+    """Norm before clipping, at least 0; None if unknown, or if all advantages are 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("relative_ess", "ess", "gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}: give a finite number, 0 or above")
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether such a step teaches nothing."""
+        norm, ess = self.gradient_norm, self.ess
+        is_still = norm is not None and norm < _DEAD_GRADIENT_NORM
+        return is_still or (ess is not None and ess < _DEAD_ESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyWarning:
-    """The last steps of a run and the warning that follows from them; immutable."""
+    """What is left of the steps of a run, and the warning that follows; immutable."""
 
-    thresholds: WarningThresholds = field(default_factory=WarningThresholds)
-    """Thresholds of the signals."""
-
-    steps: tuple[StepHealth, ...] = ()
-    """The remembered steps, oldest first."""
-
+    mean: float = 0.0
+    """Weighted mean of the relative ESS, in [0, 1]."""
     seen: int = 0
     """Number of steps since the start of the run."""
+    dead_steps: int = 0
+    """Steps in a row, up to the last one, that taught nothing."""
+    level: WarningLevel = WarningLevel.OK
 
     def observe(self, step: StepHealth) -> Self:
         """Return the warning after one more step."""
-        kept = self.thresholds.trailing_steps + LATEST_STEPS
-        return replace(self, steps=(*self.steps, step)[-kept:], seen=self.seen + 1)
+        seen = self.seen + 1
+        kept = (1.0 - 1.0 / SMOOTHING_STEPS) ** seen
+        # The share of the newest step in a mean whose weights sum to 1 from the first step on.
+        share = (1.0 / SMOOTHING_STEPS) / (1.0 - kept)
+        mean = self.mean + share * (min(1.0, step.relative_ess) - self.mean)
+        dead_steps = self.dead_steps + 1 if step.is_dead else 0
+        observed = replace(self, mean=mean, seen=seen, dead_steps=dead_steps)
+        # The score is read at the thresholds of the level before, so that the level lasts.
+        return replace(observed, level=warning_level(observed.score))
 
     @property
     def score(self) -> float:
-        """Severity of the worst signal, in [0, 1]: 1/3 is WARN, 2/3 is CRITICAL, 1 is DEAD."""
-        forgotten = self.seen - len(self.steps)
-        return max(signal_severities(self.steps, self.thresholds, forgotten).values())
+        """Severity, in [0, 1]: 1/3 is WARN, 2/3 is CRITICAL, 1 is DEAD."""
+        if self.dead_steps >= DEAD_STEPS:
+            return 1.0
+        if self.seen < SMOOTHING_STEPS:
+            return 0.0
+        warn = WARN_RELATIVE_ESS * self._ease(WarningLevel.WARN)
+        critical = CRITICAL_RELATIVE_ESS * self._ease(WarningLevel.CRITICAL)
+        return _severity(
+            self.mean,
+            (1.0, 0.0),
+            (warn, WARN_SCORE),
+            (critical, CRITICAL_SCORE),
+            (critical / 10.0, _WORST_ALIVE),
+        )
 
-    @property
-    def level(self) -> WarningLevel:
-        """Level of the score."""
-        return warning_level(self.score)
+    def _ease(self, level: WarningLevel) -> float:
+        return HYSTERESIS if self.level.is_at_least(level) else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the observations as JSON values for a checkpoint, without the thresholds."""
-        rows = [
-            [step.relative_ess, step.ess, step.kl_per_token, step.gradient_norm]
-            for step in self.steps
-        ]
-        return {"steps": rows, "seen": self.seen}
+        """Return the warning as JSON values for a checkpoint."""
+        return {
+            "mean": self.mean,
+            "seen": self.seen,
+            "dead_steps": self.dead_steps,
+            "level": self.level.value,
+        }
 
-    def restore(self, state: Mapping[str, Any]) -> Self:
-        """Return this warning's thresholds with the steps that `to_dict` returned.
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned.
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
         try:
-            seen = int(state["seen"])
-            steps = [
-                StepHealth(relative_ess=rho, ess=ess, kl_per_token=kl, gradient_norm=norm)
-                for rho, ess, kl, norm in state["steps"]
-            ]
+            found = cls(
+                mean=float(state["mean"]),
+                seen=int(state["seen"]),
+                dead_steps=int(state["dead_steps"]),
+                level=WarningLevel(state["level"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"state is {str(state)[:80]}: give what to_dict of EarlyWarning returned"
             ) from error
-        kept = self.thresholds.trailing_steps + LATEST_STEPS
-        return replace(self, steps=tuple(steps[-kept:]), seen=seen)
+        if not 0.0 <= found.mean <= 1.0 or min(found.seen, found.dead_steps) < 0:
+            raise ValueError(f"state is {str(state)[:80]}: give a mean in [0, 1] and counts")
+        return found
+
+
+def _severity(value: float, *anchors: tuple[float, float]) -> float:
+    """Interpolate a severity linearly in the value's logarithm between anchors (value, severity).
+
+    The values of the anchors fall and their severities rise. Outside of them the severity is that
+    of the nearest one.
+    """
+    for (high, above), (low, below) in pairwise(anchors):
+        if value >= high:
+            return above
+        if value > low:
+            return above + (below - above) * math.log(high / value) / math.log(high / low)
+    return anchors[-1][1]

@@ -1,7 +1,7 @@
 """Health guards: what a run does by itself when it seems to collapse, or has collapsed.
 
     throttle    the lag limit becomes 0: only fresh responses are trained on
-    slow        the learning rate is halved for the rest of the run (see `rate_backoff`)
+    slow        the learning rate is halved until the run is well (see `rate_backoff`)
     skip        a step that adds to the warning is not taken
     roll back   parameters and optimizer become those of the last good checkpoint, at half the rate
 
@@ -10,9 +10,9 @@ collapse. A rollback repairs: it answers a collapse of the mean training reward 
 the policy says so). The rewards are watched beside the warning because a high learning rate ruins a
 run on fresh data too, and the ESS of fresh data shows nothing of it.
 
-*Which steps are skipped.* The warning judges ten steps and stays for some of them after its cause
-is gone. A guard that skipped all of these would waste good batches. So a step is skipped only if
-its own ESS is a dip.
+*Which steps are skipped.* The warning judges a mean and stays for some steps after its cause is
+gone. A guard that skipped all of these would waste good batches. So a step is skipped only if its
+own ESS is as low.
 
 *Bounded.* A run is rolled back at most `max_rollbacks` times, and every rollback lowers the rate.
 So a run that cannot be saved ends after its last step, as any other run.
@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.algo.health.warning_signals import WarningThresholds
+from vcpo.algo.health.early_warning import CRITICAL_RELATIVE_ESS, WarningLevel
 
-SKIPPED_RELATIVE_ESS: Final = WarningThresholds().dip_relative_ess
+SKIPPED_RELATIVE_ESS: Final = CRITICAL_RELATIVE_ESS
 """A step with this relative ESS or a lower one adds to the warning."""
 
 

@@ -6,12 +6,14 @@ its rate recovers, and comes back to the same place as soon as its data may age 
 warning that is bad enough (`GuardPolicy.slows`), and every rollback, also halves the rate.
 
     a warning     halve the factor, at most once in `WINDOW_STEPS` steps
-    a rollback    halve it, unless the warning of the same step did
-    else          keep it
+    a rollback    halve the factor and its ceiling for good, unless the warning of the same step did
+    well          after `CALM_STEPS` well steps in a row, double the factor, up to the ceiling;
+                  each later warning doubles that number of steps
 
-The warning judges a window of ten steps, so it stays critical for some steps after the cause is
-gone; only later steps show what the halving did. The factor does not rise again by itself: what the
-run did at the higher rate is known. The design note 068 has the figures.
+The warning stays critical for some steps after the cause is gone; only later steps show what the
+halving did. A false alarm so costs a few steps at half the rate. A run that cannot bear its rate
+tries it again after 10, 20, 40 steps and so on, ever more seldom. After a rollback the rate does
+not return: what the run did at the higher one is known. The design note 016 has the figures.
 """
 
 from collections.abc import Mapping
@@ -27,55 +29,87 @@ SMALLEST_BACKOFF: Final = 1 / 64
 WINDOW_STEPS: Final = 10
 """Least number of steps between two halvings because of a warning."""
 
+CALM_STEPS: Final = 10
+"""Well steps in a row after which the first halving is taken back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateBackoff:
     """Factor on the learning rate that warnings and rollbacks have left; immutable."""
 
     factor: float = 1.0
-    """Factor on the learning rate, in [SMALLEST_BACKOFF, 1]."""
+    """Factor on the learning rate, in [SMALLEST_BACKOFF, ceiling]."""
+    ceiling: float = 1.0
+    """Factor that rollbacks have left, in [SMALLEST_BACKOFF, 1]."""
     age_steps: int | None = None
     """Steps since the last halving; None if there was none."""
+    calm_steps: int = 0
+    """Well steps in a row since the factor changed."""
+    wanted_calm_steps: int = CALM_STEPS
+    """Well steps in a row that double the factor."""
 
-    def observe(self, *, is_warned: bool) -> Self:
+    def observe(self, *, is_warned: bool, is_well: bool = False) -> Self:
         """Return the backoff after a step; it holds from the next step on.
 
         is_warned: whether the early warning of the step slows the run, by its spec.
+        is_well: whether there is no warning.
         """
         age = None if self.age_steps is None else self.age_steps + 1
-        is_waiting = age is not None and age <= WINDOW_STEPS
-        aged = replace(self, age_steps=age)
-        return aged if is_waiting or not is_warned else aged._halved()
+        aged = replace(self, age_steps=age, calm_steps=self.calm_steps + 1 if is_well else 0)
+        if is_warned:
+            is_waiting = age is not None and age <= WINDOW_STEPS
+            return aged if is_waiting else aged._warned()
+        if aged.calm_steps < self.wanted_calm_steps or self.factor >= self.ceiling:
+            return aged
+        factor = min(self.ceiling, self.factor / BACKOFF_FACTOR)
+        return replace(aged, factor=factor, calm_steps=0)
 
     def after_rollback(self) -> Self:
         """Return the backoff after a rollback that follows the step observed last."""
-        return self if self.age_steps == 0 else self._halved()
+        lowered = self if self.age_steps == 0 else self._halved()
+        return replace(lowered, ceiling=lowered.factor)
+
+    def _warned(self) -> Self:
+        is_first = self.age_steps is None
+        wanted = self.wanted_calm_steps if is_first else 2 * self.wanted_calm_steps
+        return replace(self._halved(), wanted_calm_steps=wanted)
 
     def _halved(self) -> Self:
         factor = max(SMALLEST_BACKOFF, self.factor * BACKOFF_FACTOR)
-        return replace(self, factor=factor, age_steps=0)
+        return replace(self, factor=factor, age_steps=0, calm_steps=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the backoff as JSON values for a checkpoint."""
-        return {"factor": self.factor, "age_steps": self.age_steps}
+        return {
+            "factor": self.factor,
+            "ceiling": self.ceiling,
+            "age_steps": self.age_steps,
+            "calm_steps": self.calm_steps,
+            "wanted_calm_steps": self.wanted_calm_steps,
+        }
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
         """Read what `to_dict` returned.
 
-        Raises: ValueError if the state has another form or the factor is out of range.
+        Raises: ValueError if the state has another form or a factor is out of range.
         """
         try:
             age = state["age_steps"]
             backoff = cls(
-                factor=float(state["factor"]), age_steps=None if age is None else int(age)
+                factor=float(state["factor"]),
+                ceiling=float(state["ceiling"]),
+                age_steps=None if age is None else int(age),
+                calm_steps=int(state["calm_steps"]),
+                wanted_calm_steps=int(state["wanted_calm_steps"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"state is {str(state)[:80]}: give what to_dict of RateBackoff returned"
             ) from error
-        if not SMALLEST_BACKOFF <= backoff.factor <= 1.0:
+        if not SMALLEST_BACKOFF <= backoff.factor <= backoff.ceiling <= 1.0:
             raise ValueError(
-                f"factor is {backoff.factor}: give a number in [{SMALLEST_BACKOFF:g}, 1]"
+                f"factor is {backoff.factor} of at most {backoff.ceiling}: give numbers in"
+                f" [{SMALLEST_BACKOFF:g}, 1]"
             )
         return backoff

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
-from vcpo.algo.health.warning_signals import CRITICAL_SCORE, WARN_SCORE
 from vcpo.api.optimizer import Optimizer, Schedule
 from vcpo.records.step_chart import ChartTopic, StepChart
 from vcpo.records.step_record import CHARTS, StepRecord, chart_value

@@ -1,8 +1,10 @@
 import json
+from itertools import pairwise
 
 import pytest
 
-from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
+from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
+from vcpo.algo.health.early_warning import CRITICAL_SCORE, DEAD_STEPS, WARN_SCORE
 
 
 def warning_after(*relative, warning=None, **numbers):
@@ -12,108 +14,100 @@ def warning_after(*relative, warning=None, **numbers):
     return warning
 
 
+def levels_of(*relative):
+    warning, levels = EarlyWarning(), []
+    for each in relative:
+        warning = warning_after(each, warning=warning)
+        levels.append(warning.level)
+    return levels
+
+
+def test_the_mean_weighs_a_step_with_four_fifths_of_the_one_after_it():
+    # (0.64 * 0.1 + 0.8 * 0.2 + 0.4) / (0.64 + 0.8 + 1)
+    assert warning_after(0.1, 0.2, 0.4).mean == pytest.approx(0.624 / 2.44)
+
+
 @pytest.mark.parametrize(
-    ("relative", "numbers", "level"),
-    [
-        ([0.9] * 10, {"kl_per_token": 1.5}, WarningLevel.OK),
-        ([0.9] * 7 + [0.15] * 3, {"kl_per_token": 1.5}, WarningLevel.WARN),
-        ([0.9] * 10 + [0.05] * 2, {"kl_per_token": 0.3}, WarningLevel.CRITICAL),
-        ([0.9] * 10, {"ess": 1.0}, WarningLevel.DEAD),
-    ],
-    ids=["far but in effect", "dips", "bad steps", "one sample"],
+    ("relative", "level"),
+    [(0.34, WarningLevel.OK), (0.32, WarningLevel.WARN), (0.21, WarningLevel.CRITICAL)],
 )
-def test_the_level_is_that_of_the_worst_signal(relative, numbers, level):
-    assert warning_after(*relative, **numbers).level is level
+def test_the_level_is_that_of_the_mean(relative, level):
+    assert warning_after(*[relative] * 30).level is level
 
 
-def test_a_fall_under_a_high_median_is_seen():
-    # One step in five is taken along three trajectories of 64; the median stays at 0.8.
-    relative = [0.8, 0.8, 0.8, 0.8, 0.05] * 4
-    assert warning_after(*relative, kl_per_token=0.2).level is WarningLevel.CRITICAL
+def test_a_step_above_the_on_policy_ess_counts_as_on_policy():
+    assert warning_after(5.0, 5.0).mean == pytest.approx(1.0)
 
 
 def test_nothing_seen_is_nothing_wrong():
     assert (EarlyWarning().level, EarlyWarning().score) == (WarningLevel.OK, 0.0)
 
 
-def test_a_run_that_recovers_is_well_again():
-    relative = [0.05] * 10 + [1.0] * 10
-    assert warning_after(*relative, kl_per_token=0.3).level is WarningLevel.OK
+def test_the_first_four_steps_have_no_level():
+    assert levels_of(*[0.01] * 5) == [WarningLevel.OK] * 4 + [WarningLevel.CRITICAL]
 
 
-def test_steps_beyond_the_trailing_ones_are_forgotten():
-    assert len(warning_after(*[1.0] * 80).steps) == 53
+def test_one_low_step_is_no_warning():
+    assert set(levels_of(*[0.9] * 20, 0.01, *[0.9] * 20)) == {WarningLevel.OK}
 
 
-# (part of the on-policy ESS, KL per token) of the first steps of sort_digits, lag at most 6.
-GOES_WELL = [(1.0, 0.0), (0.54, 0.12), (0.07, 0.32), (0.51, 0.28), (0.03, 0.54), (0.35, 0.43)]
-"""Like learning rates of 3e-4: dips of one or two steps, and 0.9 in the end."""
-FALLS_AT_ONCE = [(1.0, 0.0), (0.12, 0.87), (0.01, 1.5), (0.02, 2.33), (0.02, 2.14), (0.02, 2.21)]
-"""At 1e-3: it never gets up again."""
+def test_a_level_ends_at_one_and_a_half_of_its_threshold():
+    critical = warning_after(*[0.2] * 60)
+    still, warned = (warning_after(*[at] * 60, warning=critical) for at in (0.32, 0.34))
+    assert (still.level, warned.level) == (WarningLevel.CRITICAL, WarningLevel.WARN)
+    still, well = (warning_after(*[at] * 60, warning=warned) for at in (0.48, 0.51))
+    assert (still.level, well.level) == (WarningLevel.WARN, WarningLevel.OK)
 
 
-def levels_of(start, then):
-    warning, levels = EarlyWarning(), []
-    for relative, kl in [*start, *then]:
-        warning = warning.observe(StepHealth(relative_ess=relative, kl_per_token=kl))
-        levels.append(warning.level)
-    return levels
+def test_a_run_at_a_threshold_does_not_come_and_go():
+    levels = levels_of(*[0.9] * 5, *[0.25, 0.4] * 60)
+    assert sum(a is not b for a, b in pairwise(levels)) == 1
 
 
-def test_a_stormy_start_is_not_critical_then_nor_later():
-    levels = levels_of(GOES_WELL, [(0.7, 0.15)] * 30)
-    assert not any(level.is_at_least(WarningLevel.CRITICAL) for level in levels)
+def test_the_score_tells_the_level():
+    for relative in (0.9, 0.3, 0.1, 0.3, 0.4, 0.9, 0.02):
+        warning = warning_after(*[relative] * 20)
+        again = warning_after(*[0.28] * 20, warning=warning)
+        for each in (warning, again):
+            is_critical = each.level.is_at_least(WarningLevel.CRITICAL)
+            assert is_critical is (each.score >= CRITICAL_SCORE)
+            assert each.level.is_at_least(WarningLevel.WARN) is (each.score >= WARN_SCORE)
 
 
-def test_a_run_that_falls_at_once_is_critical_within_six_steps():
-    assert levels_of(FALLS_AT_ONCE, [])[-1] is WarningLevel.CRITICAL
+@pytest.mark.parametrize("numbers", [{"ess": 1.4}, {"gradient_norm": 9e-6}])
+def test_ten_steps_in_a_row_without_a_gradient_or_an_ess_are_dead(numbers):
+    almost = warning_after(*[0.9] * (DEAD_STEPS - 1), **numbers)
+    assert almost.level is WarningLevel.OK
+    assert warning_after(0.9, warning=almost, **numbers).level is WarningLevel.DEAD
+    assert warning_after(0.9, 0.9, warning=almost).level is WarningLevel.OK
 
 
-def test_two_bad_steps_are_critical_from_the_eleventh_step_on():
-    start, bad = [(0.9, 0.3)], (0.05, 0.3)
-    assert levels_of(start * 10, [bad, bad])[-1] is WarningLevel.CRITICAL
-    assert levels_of(start * 8, [bad, bad])[-1] is WarningLevel.OK
+def test_a_solved_batch_without_a_gradient_is_not_dead():
+    assert warning_after(*[1.0] * 20, gradient_norm=None).level is WarningLevel.OK
 
 
 def test_a_run_that_is_resumed_is_not_at_its_start_again():
-    saved = json.loads(json.dumps(warning_after(*[0.9] * 60).to_dict()))
-    resumed = EarlyWarning().restore(saved)
-    assert (
-        warning_after(0.05, 0.05, warning=resumed, kl_per_token=0.3).level is WarningLevel.CRITICAL
-    )
-
-
-def test_observing_leaves_the_earlier_warning_as_it_was():
-    before = warning_after(0.5)
-    before.observe(StepHealth(relative_ess=0.1))
-    assert before == warning_after(0.5)
-
-
-def test_steps_survive_a_checkpoint():
-    before = warning_after(0.5, 0.2, ess=12.0, kl_per_token=0.1)
-    assert EarlyWarning().restore(json.loads(json.dumps(before.to_dict()))) == before
-
-
-def test_thresholds_come_from_the_run_and_not_from_the_checkpoint():
-    mild = EarlyWarning(thresholds=WarningThresholds(dip_relative_ess=0.01))
-    assert mild.restore(warning_after(*[0.15] * 3).to_dict()).level is WarningLevel.OK
+    before = warning_after(*[0.9] * 60, *[0.1] * 9, ess=1.0)
+    resumed = EarlyWarning.from_dict(json.loads(json.dumps(before.to_dict())))
+    assert resumed == before
+    assert resumed.seen == 69
 
 
 @pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"steps": []},
-        {"steps": None, "seen": 0},
-        {"steps": [[1.0]], "seen": 1},
-        {"steps": [["x", None, None, None]], "seen": 1},
-        {"steps": [], "seen": "many"},
-    ],
-    ids=str,
+    "change", [{"mean": 1.5}, {"seen": -1}, {"level": "bad"}, {"mean": None}, {"dead_steps": "x"}]
 )
-def test_a_state_of_another_form_is_refused(state):
+def test_a_state_of_another_form_is_refused(change):
+    with pytest.raises(ValueError, match=r"state is"):
+        EarlyWarning.from_dict({**EarlyWarning().to_dict(), **change})
     with pytest.raises(ValueError, match=r"give what to_dict of EarlyWarning returned"):
-        EarlyWarning().restore(state)
+        EarlyWarning.from_dict({})
+
+
+@pytest.mark.parametrize("name", ["relative_ess", "ess", "gradient_norm"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        StepHealth(**{"relative_ess": 0.5, name: value})
 
 
 def test_levels_are_ordered_from_good_to_bad():

@@ -20,8 +20,8 @@ from vcpo.records.reasons import SkipReason
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 
-STEPS_TO_CRITICAL = 4
-"""Of the first ten steps of a run, four bad ones are critical."""
+STEPS_TO_CRITICAL = 5
+"""The first step with a level."""
 
 
 KEEPS_RATE = ({"slowFrom": "never", "rollBackOn": "never"}, {"enabled": False})
@@ -53,7 +53,7 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
         health.observe_refusal([1.0])
         factors.append(health.backoff.factor)
     assert health.level is WarningLevel.CRITICAL
-    assert factors == [1.0, 1.0, 1.0, 0.5]
+    assert factors == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
 @pytest.mark.parametrize("settings", KEEPS_RATE)
@@ -101,7 +101,7 @@ def test_a_run_that_goes_back_has_the_warning_of_then_and_a_lower_rate_than_now(
     bad.backoff = RateBackoff(factor=0.25, age_steps=3)
     bad.load_state_dict(bad.rolled_back_state(saved, version=40))
     assert (bad.level, bad.rewards) == (WarningLevel.OK, good.rewards)
-    assert bad.backoff == RateBackoff(factor=0.125, age_steps=0)
+    assert bad.backoff == RateBackoff(factor=0.125, ceiling=0.125, age_steps=0)
     assert bad.rollbacks == Rollbacks(number=1, version=40)
     assert bad.is_good
 

@@ -12,14 +12,13 @@ COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
 HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
 
 
-def steps(*ratios, kl_per_token=0.2, on_policy=0.8):
+def steps(*ratios, on_policy=0.8):
     number = len(ratios)
     return columns(
         number,
         ess_ratio=ratios,
         on_policy_ess_ratio=(on_policy,) * number,
         ess=tuple(64 * ratio for ratio in ratios),
-        kl_per_token=(kl_per_token,) * number,
     )
 
 
@@ -37,19 +36,20 @@ def test_a_collapse_is_told_by_its_step():
     assert watched_run(cell_of(rows, HOLDING)).collapse is None
 
 
-def test_two_of_ten_steps_that_are_bad_and_far_away_are_critical():
-    rows = steps(*[0.8] * 16, 0.05, 0.05, *[0.8] * 22)
-    assert alarms(rows)["critical"] == 18
+def test_steps_that_are_low_on_average_are_critical():
+    # After n steps at 0.1 the mean is about 0.1 + 0.9 * 0.8^n: 0.25 after 8 and 0.22 after 9.
+    assert alarms(steps(*[0.8] * 16, *[0.08] * 24))["critical"] == 25
 
 
-def test_steps_that_are_low_and_near_only_warn():
-    rows = steps(*[0.8] * 6, *[0.1] * 3, *[0.8] * 31, kl_per_token=0.01)
-    assert (alarms(rows)["warn"], alarms(rows)["critical"]) == (9, None)
+def test_few_low_steps_only_warn():
+    assert alarms(steps(*[0.8] * 16, *[0.08] * 7, *[0.8] * 17))["warn"] == 23
+    assert alarms(steps(*[0.8] * 16, *[0.08] * 7, *[0.8] * 17))["critical"] is None
 
 
 def test_a_level_counts_for_those_below_it():
-    # Four bad steps are critical so early, and three of them warn.
-    assert (alarms(steps(*[0.05] * 40))["warn"], alarms(steps(*[0.05] * 40))["critical"]) == (3, 4)
+    # The fifth step is the first one with a level.
+    found = alarms(steps(*[0.05] * 40))
+    assert (found["warn"], found["critical"]) == (5, 5)
 
 
 def test_healthy_steps_raise_nothing():
