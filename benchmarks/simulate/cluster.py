@@ -2,8 +2,9 @@
 
 Workers decode at the speed of their memory: every token of all responses reads the weights and the
 keys and values of the responses once. The learner multiplies at a share of its GPUs' peak: 8
-operations for each parameter and token, forward passes computed again. What is not a GPU's has
-measured constants.
+operations for each parameter and token, forward passes computed again. A version makes a worker
+read all running responses again, prompts included, at the same share (`kvCache: recompute`). What
+is not a GPU's has measured constants.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from benchmarks.simulate.system import EventLoop, Generation, Step, System, Vers
 
 _OPERATIONS: Final = 8
 """For each parameter and token of a step: 2 forward, 4 backward, 2 to compute forward again."""
+_FORWARD_OPERATIONS: Final = 2
 _BFLOAT16_BYTES: Final = 2
 
 
@@ -26,6 +28,9 @@ class Model:
 
     name: str
     parameters: float
+    layers: int
+    hidden: int
+    """Size of a layer's states."""
     token_bytes: int
     """Keys and values of one token of context."""
     worker_gpus: int
@@ -39,8 +44,24 @@ class Model:
 
 
 MODELS: Final = (
-    Model(name="7B", parameters=7.6e9, token_bytes=57_344, worker_gpus=1, learner_gpus=8),
-    Model(name="70B", parameters=70.6e9, token_bytes=327_680, worker_gpus=4, learner_gpus=64),
+    Model(
+        name="7B",
+        parameters=7.6e9,
+        layers=28,
+        hidden=3584,
+        token_bytes=57_344,
+        worker_gpus=1,
+        learner_gpus=8,
+    ),
+    Model(
+        name="70B",
+        parameters=70.6e9,
+        layers=80,
+        hidden=8192,
+        token_bytes=327_680,
+        worker_gpus=4,
+        learner_gpus=64,
+    ),
 )
 """Shapes of Qwen2.5-7B (28 layers, 4 heads of keys of 128) and of Llama-3.1-70B (80 layers, 8)."""
 
@@ -115,8 +136,20 @@ class Cluster:
 
     def learner_token_s(self) -> float:
         """Return the seconds of the learner's GPUs for each token of a step."""
-        flops = self.learner_gpus * constants.LEARNER_FLOPS.value
+        flops = self.learner_gpus * constants.FLOPS.value
         return _OPERATIONS * self.model.parameters / flops
+
+    def rereading_s(self) -> float:
+        """Return the seconds in which a worker reads all running responses again.
+
+        A token meets each parameter once, and in each layer the keys and values of half of its
+        context.
+        """
+        model, workload = self.model, self.workload
+        attention = 2 * model.layers * model.hidden * workload.context_tokens / 2
+        per_token = _FORWARD_OPERATIONS * (model.parameters + attention)
+        flops = model.worker_gpus * constants.FLOPS.value
+        return workload.running * workload.context_tokens * per_token / flops
 
     def _versions(self) -> Versions:
         gigabytes = self.model.full_gigabytes
@@ -135,4 +168,5 @@ class Cluster:
             link_bytes_per_s=constants.LINK_BYTES_PER_S.value,
             are_stored=self.workers > constants.SERVED_WORKERS,
             applied_s=received * constants.APPLIED_S_PER_GB.value,
+            pause_s=self.rereading_s(),
         )

@@ -69,8 +69,10 @@ APPLIED_S_PER_GB: Final = Constant(
 MEMORY_BYTES_PER_S: Final = Constant(
     value=0.6 * 3.35e12, unit="B/s that decoding reads on one GPU", source="0.6 of an H100's peak"
 )
-LEARNER_FLOPS: Final = Constant(
-    value=0.4 * 989e12, unit="FLOP/s of one GPU in a step", source="0.4 of an H100's peak in bf16"
+FLOPS: Final = Constant(
+    value=0.4 * 989e12,
+    unit="FLOP/s of one GPU in a step, and where a worker reads prompts and responses",
+    source="0.4 of an H100's peak in bf16",
 )
 LINK_BYTES_PER_S: Final = Constant(
     value=25e9 / 8, unit="B/s of one host, each direction", source="25 Gbit/s"
@@ -99,6 +101,6 @@ MEASURED: Final = {
 }
 ASSUMED: Final = {
     "memory_bytes_per_s": MEMORY_BYTES_PER_S,
-    "learner_flops": LEARNER_FLOPS,
+    "flops": FLOPS,
     "link_bytes_per_s": LINK_BYTES_PER_S,
 }

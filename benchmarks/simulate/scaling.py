@@ -116,11 +116,17 @@ def with_faster_receivers(system: System) -> System:
     return replace(system, versions=replace(versions, applied_s=versions.applied_s / 4))
 
 
+def with_kept_keys(system: System) -> System:
+    """Return the system with workers that read nothing again (`kvCache: keep`)."""
+    return replace(system, versions=replace(system.versions, pause_s=0.0))
+
+
 LEVERS: Final = {
     "learner_twice_as_fast": with_faster_learner,
     "batch_twice_as_large": with_larger_batch,
     "lag_limit_twice_as_high": with_higher_lag_limit,
     "receivers_four_times_as_fast": with_faster_receivers,
+    "keys_kept": with_kept_keys,
 }
 """What may move a bottleneck, by its name."""
 

@@ -300,6 +300,22 @@ def test_a_learner_multiplies_eight_times_for_each_parameter_and_token():
     assert two.learner_token_s() == pytest.approx(76.8e-6, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("context_tokens", "seven_s", "seventy_s"),
+    # 64 contexts, 2 operations for each parameter and 2 L H c for the keys and values before a
+    # token: 131,072 x 15.61e9 / 395.6e12, and 131,072 x 143.9e9 / (4 x 395.6e12); then at 16,384
+    # 1,048,576 x 18.49e9 / 395.6e12, and 1,048,576 x 162.7e9 / (4 x 395.6e12).
+    [(2048, 5.17, 11.92), (16_384, 49.0, 107.8)],
+)
+def test_a_version_makes_a_worker_read_its_contexts_again(context_tokens, seven_s, seventy_s):
+    workload = Workload(context_tokens=context_tokens)
+    for model, expected_s in zip(MODELS, (seven_s, seventy_s), strict=True):
+        one = Cluster(model=model, workers=1, learner_gpus=8, workload=workload)
+        assert one.rereading_s() == pytest.approx(expected_s, rel=0.002)
+        assert one.system().versions.pause_s == one.rereading_s()
+        assert scaling.with_kept_keys(one.system()).versions.pause_s == 0.0
+
+
 def test_a_learner_grows_with_its_workers():
     (seven, _) = MODELS
     system_of = scaling.grown_learner(seven, Workload(), fed_by=10)
