@@ -84,4 +84,5 @@ def _kill(process: multiprocessing.process.BaseProcess) -> None:
     if process.pid is not None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # if it has not come to make a group of its own
     process.join()

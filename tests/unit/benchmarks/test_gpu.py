@@ -100,7 +100,7 @@ def test_a_whole_run_takes_its_steps_and_ends():
 
 
 def test_what_a_part_found_is_printed_before_its_time_is_up(own_part, capsys):
-    line = run_part(own_part("slow", 0.25), TINY, left_s=60.0)
+    line = run_part(own_part("slow", 0.5), TINY, left_s=60.0)
     assert (line["status"], line["why"]) == ("failed", "time limit")
     assert json.loads(capsys.readouterr().out) == {"part": "slow", "first": 1}
 
