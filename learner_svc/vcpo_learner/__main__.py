@@ -23,6 +23,7 @@ from vcpo.service.private_files import keep_files_private
 from vcpo.wire.access.options import add_tls_options
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import run_learner
+from vcpo_learner.device import let_segments_grow
 from vcpo_learner.follower import run_follower
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -40,6 +41,7 @@ def main() -> int:
     wake_at_parent_exit()
     arguments = vars(_parse_arguments())
     keep_files_private()
+    let_segments_grow(os.environ)
     drained_status: int = arguments.pop("drained_status")
     if not sys.stderr.isatty():
         # In a log file a progress bar is one long line that hides the last message.

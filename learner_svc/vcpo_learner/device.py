@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
+
+_ALLOCATOR_VARIABLES: Final = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""Those that set up the allocator; PyTorch 2.11 to 2.13 read both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,18 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
     )
 
 
+def let_segments_grow(environment: MutableMapping[str, str]) -> None:
+    """Let PyTorch's allocator of a GPU extend its segments, unless the user has set it up.
+
+    Micro-batches differ in length, and segments of fixed sizes then leave holes that nothing fits.
+    To be called before the process uses its GPU.
+
+    environment: of the process; a CPU does not look at it.
+    """
+    if not _ALLOCATOR_VARIABLES & environment.keys():
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes of a GPU that new tensors can have; None for a CPU.
 
@@ -44,6 +60,17 @@ def free_bytes(device: torch.device) -> int | None:
     unused = free + torch.cuda.memory_reserved(device) - allocated
     own = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated
     return max(0, min(unused, own))
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device; nobody waits until a GPU has it.
+
+    The copy is from page-locked memory, which PyTorch keeps until the copy is done: from other
+    memory a copy waits for all that the GPU was given before.
+    """
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def computes(device: torch.device) -> bool:

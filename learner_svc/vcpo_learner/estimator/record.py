@@ -24,6 +24,7 @@ from torch import Tensor
 from vcpo.algo import Clipping, KLPenalty, LossConfig, NonFiniteWeightError
 from vcpo.wire.packing import PackedLogprobs
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.device import to_device
 
 
 class TokenInput(StrEnum):
@@ -86,7 +87,7 @@ class BatchRecord:
     """[B] index of each trajectory's first token."""
 
     def __post_init__(self) -> None:
-        lengths = torch.tensor(self.num_tokens, dtype=torch.int64, device=self.rewards.device)
+        lengths = to_device(torch.tensor(self.num_tokens, dtype=torch.int64), self.rewards.device)
         starts = tuple(accumulate(self.num_tokens, initial=0))[:-1]
         object.__setattr__(self, "lengths", lengths)
         object.__setattr__(self, "starts", starts)
@@ -183,8 +184,8 @@ def batch_record(
     return BatchRecord(
         trajectory_ids=[each.trajectory_id for each in trajectories],
         num_tokens=num_tokens,
-        rewards=rewards.to(device),
-        rollout_logprobs=concatenate_rollout_logprobs(trajectories).to(device),
+        rewards=to_device(rewards, device),
+        rollout_logprobs=to_device(concatenate_rollout_logprobs(trajectories), device),
         learner_logprobs=torch.full((total,), torch.nan, dtype=dtype, device=device),
         size=BatchSize(
             trajectories=len(trajectories), tokens=total, longest_response=longest_response

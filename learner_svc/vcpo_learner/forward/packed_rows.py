@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vcpo_learner.device import to_device
 from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
 
 
@@ -79,7 +80,7 @@ def pack_one_row(lengths: Sequence[int], device: torch.device) -> PackedRows:
 
     lengths: [batch] tokens, at least 1 each.
     """
-    sizes, total = torch.tensor(lengths, device=device), sum(lengths)
+    sizes, total = to_device(torch.tensor(lengths), device), sum(lengths)
     ends = sizes.cumsum(0)
     starts = ends - sizes
     numbers = torch.arange(len(lengths), device=device)
@@ -116,10 +117,10 @@ def lay_out(
             places[trajectory, : end - start] = row * width + torch.arange(start, end)
         positions[row, end:] = torch.arange(width - end)
     return PackedRows(
-        segments=segments.to(device),
-        position_ids=positions.to(device),
-        places=places.to(device),
-        is_own=(torch.arange(longest) < torch.tensor(lengths)[:, None]).to(device),
+        segments=to_device(segments, device),
+        position_ids=to_device(positions, device),
+        places=to_device(places, device),
+        is_own=to_device(torch.arange(longest) < torch.tensor(lengths)[:, None], device),
     )
 
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vcpo.wire.packing import ExpertRoutes, pack_token_ids
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.device import to_device
 from vcpo_learner.forward.packed_rows import PackedRows, pack_one_row, pack_rows
 
 UNKNOWN: Final = -1
@@ -75,7 +76,7 @@ class BatchTokens:
         input_ids = pad_sequence(token_ids, batch_first=True, padding_value=pad_token_id).long()
         device = input_ids.device
         columns = torch.arange(input_ids.shape[1], device=device)
-        is_token = columns < torch.tensor(lengths, device=device)[:, None]
+        is_token = columns < to_device(torch.tensor(lengths), device)[:, None]
         return TokenBatch(
             input_ids=input_ids,
             attention_mask=is_token.long(),
@@ -137,8 +138,8 @@ def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> Ba
             row[start + span.start : start + span.end] = False
     return BatchTokens(
         num_tokens=num_tokens,
-        token_ids=torch.split(token_ids.to(device), num_tokens),
-        is_trained=torch.split(is_trained.to(device), num_tokens),
+        token_ids=torch.split(to_device(token_ids, device), num_tokens),
+        is_trained=torch.split(to_device(is_trained, device), num_tokens),
         expert_routes=[_routes(each.expert_routes) for each in trajectories],
     )
 

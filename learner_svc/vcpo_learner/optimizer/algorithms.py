@@ -64,12 +64,10 @@ def _adam_arguments(parameters: Sequence[nn.Parameter], settings: Optimizer) -> 
         },
         {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
     ]
-    # One pass over memory in place of ten, and no temporary copies of a matrix. False would also
-    # turn off the default of parameters that are cut over ranks, all tensors in one call.
-    is_fused = None if any(isinstance(each, DTensor) for each in parameters) else True
     return {
         "params": [group for group in groups if group["params"]],
-        "fused": is_fused,
+        # One pass over memory in place of ten, and no temporary copies of a matrix.
+        "fused": True,
         "lr": settings.learning_rate,
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.epsilon,

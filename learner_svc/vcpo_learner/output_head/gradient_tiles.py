@@ -28,8 +28,8 @@ class HeadObjective:
     weights: Tensor
     """[tokens] a_t, in the logits' number type."""
 
-    def gradient_tile(self, tokens: slice, vocabulary: slice, memory: Tensor) -> Tensor:
-        """Return D [tokens, rows] in `memory`."""
+    def gradient_tile(self, tokens: slice, vocabulary: slice, memory: Tensor | None) -> Tensor:
+        """Return D [tokens, rows]; in `memory`, if there is any."""
         hidden = self.logits.factors(self.logits.hidden[tokens])
         tile = self.logits.tile(hidden, vocabulary, memory)
         gradient = tile.logits.sub_(self.log_normalizers[tokens, None]).exp_()
@@ -61,20 +61,9 @@ def parameter_gradients(
             gradient = objective.gradient_tile(tokens, vocabulary, memory)
             if bias is not None:
                 bias[vocabulary] += gradient.sum(dim=0)
-            add_outer_products(logits, weight[vocabulary], gradient, logits.hidden[tokens])
+            hidden = logits.factors(logits.hidden[tokens])
+            logits.add_product(weight[vocabulary], logits.factors(gradient).mT, hidden)
     return weight, bias
-
-
-def outer_products(logits: TiledLogits, gradient: Tensor, hidden: Tensor) -> Tensor:
-    """Return sum_t D_t h_t^T [rows, hidden]; gradient: [tokens, rows]."""
-    return logits.product(logits.factors(gradient).mT, logits.factors(hidden))
-
-
-def add_outer_products(
-    logits: TiledLogits, total: Tensor, gradient: Tensor, hidden: Tensor
-) -> None:
-    """Add sum_t D_t h_t^T to `total` [rows, hidden]; gradient: [tokens, rows]."""
-    logits.add_product(total, logits.factors(gradient).mT, logits.factors(hidden))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,7 +144,7 @@ class TiledLogits:
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the product of two matrices of `factors` to `total`."""
         if left.dtype != total.dtype:
-            total.add_(self.product(left, right))
+            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
             return
         with self._multiplying(left):
             total.addmm_(left, right)
@@ -182,8 +182,13 @@ class TiledLogits:
         products.mul_(cap / self.temperature)
         return slopes
 
-    def memory(self) -> Tensor:
-        """Return memory for the logits of one tile, to be used again and again."""
+    def memory(self) -> Tensor | None:
+        """Return memory for the logits of one tile, to be used again and again.
+
+        None where products have another number type than their factors, and bring their own memory.
+        """
+        if self.factors(self.hidden[:0]).dtype != self.dtype:
+            return None
         tokens = min(self.size.tokens, self.num_tokens)
         rows = min(self.size.vocabulary, self.num_rows)
         return self.hidden.new_empty(tokens * rows, dtype=self.dtype)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vcpo_learner.device import to_device
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OwnRows:
@@ -18,6 +20,8 @@ class OwnRows:
     """[rows] int64 trajectory * num_tokens + token, ascending."""
     rows: Tensor
     """[rows, hidden] filled tile by tile; 0 where no gradient arrived."""
+    _columns: Tensor
+    """[rows] int64 the token's column in its tile."""
     _places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """First and last row of a trajectory in a tile, by (trajectory, first token of the tile)."""
 
@@ -25,7 +29,7 @@ class OwnRows:
         """Copy the rows that a tile [rows, hidden] of the gradient holds."""
         first, last = self._places[trajectory, vocabulary.start]
         if first < last:
-            self.rows[first:last] = tile[self._columns(trajectory, vocabulary, first, last)]
+            self.rows[first:last] = tile[self._columns[first:last]]
 
     def take_products(
         self, trajectory: int, vocabulary: slice, gradient: Tensor, hidden: Tensor
@@ -33,12 +37,8 @@ class OwnRows:
         """Form the rows that a tile holds from D [tokens, rows] and the tokens' hidden states."""
         first, last = self._places[trajectory, vocabulary.start]
         if first < last:
-            chosen = gradient[:, self._columns(trajectory, vocabulary, first, last)]
-            self.rows[first:last] = chosen.mT @ hidden.to(chosen.dtype)
-
-    def _columns(self, trajectory: int, vocabulary: slice, first: int, last: int) -> Tensor:
-        start = trajectory * self.num_tokens + vocabulary.start
-        return torch.sub(self.keys[first:last], start)
+            chosen = gradient[:, self._columns[first:last]]
+            torch.mm(chosen.mT, hidden.to(chosen.dtype), out=self.rows[first:last])
 
     def inner_products(self, token_ids: Tensor, gradients: Tensor) -> Tensor:
         """Return <G_i, E_i> [batch] float64, with E_i the gradient of the embedding.
@@ -69,12 +69,13 @@ def own_rows(
     numbers = torch.arange(batch, device=token_ids.device)[:, None] * vocabulary
     keys = torch.unique((numbers + token_ids)[is_token])
     starts = list(range(0, vocabulary, rows_per_tile))
-    edges = numbers + torch.tensor([*starts, vocabulary], device=keys.device)
+    edges = numbers + to_device(torch.tensor([*starts, vocabulary]), keys.device)
     places = torch.searchsorted(keys, edges).tolist()
     return OwnRows(
         num_tokens=vocabulary,
         keys=keys,
         rows=head.new_zeros(len(keys), head.shape[1], dtype=dtype),
+        _columns=keys % vocabulary % rows_per_tile,
         _places={
             (trajectory, start): (row[at], row[at + 1])
             for trajectory, row in enumerate(places)

@@ -96,4 +96,5 @@ def _sums(weighted_sum: WeightedSum | None, slot: Slot | None) -> GradientSums |
     if weighted_sum is None or slot is None:
         return None
     sums = weighted_sum.sums
-    return GradientSums(weighted=sums.weighted_sum(slot), by_group=sums.by_group(slot))
+    (weighted,), (by_group,) = sums.weighted_sums([slot]), sums.by_groups([slot])
+    return GradientSums(weighted=weighted, by_group=by_group)

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vcpo_learner.device import to_device
 from vcpo_learner.output_head.gradient_tiles import (
     HeadObjective,
     Piece,
-    add_outer_products,
-    outer_products,
     runs_of_tokens,
 )
 from vcpo_learner.output_head.own_rows import OwnRows
@@ -77,10 +76,13 @@ class TrajectoryGradients:
         self._objective = objective
         self._logits = objective.logits
         self._lengths = lengths
+        self._counts = to_device(torch.tensor(lengths), objective.targets.device)
+        """`lengths` on the device: each copy would wait for it."""
         self._weights = weights
         self._matrix_sums = matrix_sums if weights is not None else None
         self._bias_sums = bias_sums if weights is not None else None
         self._own_rows = own_rows
+        self._hidden = objective.logits.factors(objective.logits.hidden)
         self._offsets = self._offset_by_token()
         self._uses_products = [self._is_product_cheaper(at) for at in range(len(lengths))]
         self._grams: dict[int, Tensor] = {}
@@ -102,32 +104,33 @@ class TrajectoryGradients:
             for run in runs:
                 tokens = slice(run[0].tokens.start, run[-1].tokens.stop)
                 gradient = self._objective.gradient_tile(tokens, vocabulary, memory)
-                parts = torch.split(gradient, [piece.length for piece in run])
-                for piece, part in zip(run, parts, strict=True):
-                    self._add_bias(piece, vocabulary, part)
+                factors = self._logits.factors(gradient)
+                for piece in run:
+                    own = _within(tokens, piece, piece)
+                    self._add_bias(piece, vocabulary, gradient[own])
                     if self._uses_products[piece.trajectory]:
-                        self._add_gram(piece, vocabulary, part)
+                        self._add_gram(piece, vocabulary, gradient[own], factors[own])
                     else:
-                        self._add_formed(piece, vocabulary, part)
+                        self._add_formed(piece, vocabulary, factors[own])
                 for group in self._short_groups(run):
-                    first = group[0].tokens.start - tokens.start
-                    last = group[-1].tokens.stop - tokens.start
-                    self._add_products(group, vocabulary, gradient[first:last])
+                    own = _within(tokens, group[0], group[-1])
+                    self._add_products(group, vocabulary, gradient[own], factors[own])
         self._finish_products()
 
     def _offset_by_token(self) -> Tensor:
         """[tokens] the offset of each token's trajectory; copied to a GPU once, and not by tile."""
         if self._weights is None:
             return self._logits.hidden.new_zeros(0)
-        device = self._logits.hidden.device
-        lengths = torch.tensor(self._lengths, device=device)
-        offsets = torch.tensor(self._weights.offsets, dtype=self._logits.dtype, device=device)
-        return offsets.repeat_interleave(lengths, output_size=sum(self._lengths))
+        offsets = torch.tensor(self._weights.offsets, dtype=self._logits.dtype)
+        offsets = to_device(offsets, self._counts.device)
+        return offsets.repeat_interleave(self._counts, output_size=sum(self._lengths))
 
     def _busy(self) -> list[bool]:
         """Trajectories with a weight; the others have no gradient."""
-        parts = torch.split(self._objective.weights, list(self._lengths))
-        return [bool(each) for each in torch.stack([part.any() for part in parts]).tolist()]
+        is_busy = (self._objective.weights != 0.0).to(self._logits.dtype)
+        # The lengths are ours: a check of their sum would wait for a GPU.
+        counts = torch.segment_reduce(is_busy, "sum", lengths=self._counts, unsafe=True)
+        return [count > 0.0 for count in counts.tolist()]
 
     def _is_product_cheaper(self, trajectory: int) -> bool:
         """Compare operations per row of the vocabulary; what both ways need is left out."""
@@ -145,13 +148,13 @@ class TrajectoryGradients:
                 formed += touch * hidden.shape[1]
         return by_products <= formed
 
-    def _add_formed(self, piece: Piece, vocabulary: slice, gradient: Tensor) -> None:
-        hidden = self._logits.hidden[piece.tokens]
+    def _add_formed(self, piece: Piece, vocabulary: slice, factors: Tensor) -> None:
+        hidden = self._hidden[piece.tokens]
         tile = self._open
         if tile is None:
-            tile = outer_products(self._logits, gradient, hidden)
+            tile = self._logits.product(factors.mT, hidden)
         else:
-            add_outer_products(self._logits, tile, gradient, hidden)
+            self._logits.add_product(tile, factors.mT, hidden)
         self._open = None if piece.ends else tile
         if not piece.ends:
             return
@@ -181,12 +184,12 @@ class TrajectoryGradients:
             sums.weighted[vocabulary].add_(tile, alpha=offset)
         sums.by_group[self._weights.groups[trajectory], vocabulary].add_(tile)
 
-    def _add_gram(self, piece: Piece, vocabulary: slice, gradient: Tensor) -> None:
-        factors = self._logits.factors(gradient)
-        gram = self._logits.product(factors, factors.mT)
-        if piece.trajectory in self._grams:
-            gram += self._grams[piece.trajectory]
-        self._grams[piece.trajectory] = gram
+    def _add_gram(self, piece: Piece, vocabulary: slice, gradient: Tensor, factors: Tensor) -> None:
+        gram = self._grams.get(piece.trajectory)
+        if gram is None:
+            self._grams[piece.trajectory] = self._logits.product(factors, factors.mT)
+        else:
+            self._logits.add_product(gram, factors, factors.mT)
         if self._own_rows is not None:
             hidden = self._logits.hidden[piece.tokens]
             self._own_rows.take_products(piece.trajectory, vocabulary, gradient, hidden)
@@ -211,24 +214,32 @@ class TrajectoryGradients:
                 groups.append([piece])
         return groups
 
-    def _add_products(self, group: Sequence[Piece], vocabulary: slice, gradient: Tensor) -> None:
+    def _add_products(
+        self, group: Sequence[Piece], vocabulary: slice, gradient: Tensor, factors: Tensor
+    ) -> None:
         """Add to the sums what neighboring trajectories of one group add, with few products."""
         assert self._weights is not None
         assert self._matrix_sums is not None
-        hidden = self._logits.hidden[group[0].tokens.start : group[-1].tokens.stop]
+        hidden = self._hidden[group[0].tokens.start : group[-1].tokens.stop]
         number = self._weights.groups[group[0].trajectory]
         total = self._matrix_sums.by_group[number, vocabulary]
-        add_outer_products(self._logits, total, gradient, hidden)
+        self._logits.add_product(total, factors.mT, hidden)
         if any(self._weights.offsets[piece.trajectory] for piece in group):
             by_token = self._offsets[group[0].tokens.start : group[-1].tokens.stop, None]
             total = self._matrix_sums.weighted[vocabulary]
-            add_outer_products(self._logits, total, gradient * by_token, hidden)
+            weighted = self._logits.factors(gradient * by_token)
+            self._logits.add_product(total, weighted.mT, hidden)
 
     def _finish_products(self) -> None:
-        parts = torch.split(self._logits.hidden, list(self._lengths))
+        parts = torch.split(self._hidden, list(self._lengths))
         for at, gram in self._grams.items():
-            hidden = self._logits.factors(parts[at])
-            products = torch.linalg.vecdot(gram, self._logits.product(hidden, hidden.mT))
-            # Rounding may leave the square of a vanishing gradient just under zero.
-            self.matrix_norms[at] = products.sum(dtype=torch.float64).clamp_min(0.0)
+            products = self._logits.product(parts[at], parts[at].mT)
+            self.matrix_norms[at] = torch.linalg.vecdot(gram.flatten(), products.flatten())
         self._grams.clear()
+        # Rounding may leave the square of a vanishing gradient just under zero.
+        self.matrix_norms.clamp_min_(0.0)
+
+
+def _within(tokens: slice, first: Piece, last: Piece) -> slice:
+    """Return the place of neighboring pieces among the tokens of a run."""
+    return slice(first.tokens.start - tokens.start, last.tokens.stop - tokens.start)

@@ -44,7 +44,7 @@ is this project's; it makes the reduced form possible.
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from torch import Tensor, no_grad
+from torch import Tensor, dtype, no_grad
 
 from vcpo_learner.per_sample_gradients.factors import Factors
 from vcpo_learner.per_sample_gradients.measurement import Measurement
@@ -75,9 +75,13 @@ class MeasuredGradients:
             raise ValueError("weighted_sum is None: only norms were measured; give one")
         sums = self.weighted_sum.sums
         coefficients = self.weighted_sum.coefficients(self.squared_norms.new_tensor(slopes))
+        cast: dict[dtype, Tensor] = {}
         with no_grad():
-            for slot, factors in self._kept:
-                factors.add_weighted_to(sums.weighted_sum(slot), coefficients, is_complete=True)
+            totals = sums.weighted_sums([slot for slot, _ in self._kept])
+            for total, (_, factors) in zip(totals, self._kept, strict=True):
+                if total.dtype not in cast:
+                    cast[total.dtype] = coefficients.to(total.dtype)
+                factors.add_weighted_to(total, cast[total.dtype], is_complete=True)
             self._kept.clear()
             sums.complete(slopes)
 

@@ -35,7 +35,10 @@ class Factors:
         return replace(self, rows=self.rows[samples], columns=self.columns[samples])
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
-        """Return inner products [batch] float64 with another factored gradient of the matrix."""
+        """Return inner products [batch] with another factored gradient of the matrix.
+
+        In the number type of the sums of products, or in float64.
+        """
         if self.is_one_hot and other.is_one_hot:
             return _one_hot_products(self, other)
         if self.is_one_hot or other.is_one_hot:
@@ -66,18 +69,18 @@ class Factors:
             plain backward pass rounds it.
         """
         total = total if self.matrix is None else total[self.matrix]
-        factor = coefficients[:, None, None].to(total.dtype)
+        factor = coefficients.to(total.dtype)[:, None, None]
         rows, columns = self.rows, self.columns
         if not rows.is_floating_point():
-            columns = (columns * factor).to(total.dtype)
+            columns = _scaled(columns, factor, total.dtype)
             total.index_add_(0, rows.flatten(), columns.flatten(0, 1))
             return
         # A sum that is not complete keeps its digits on a CPU.
         dtype = rows.dtype if rows.is_cuda or is_complete else total.dtype
         if rows.shape[-1] < columns.shape[-1]:
-            rows = (rows * factor).to(dtype)
+            rows = _scaled(rows, factor, dtype)
         else:
-            columns = (columns * factor).to(dtype)
+            columns = _scaled(columns, factor, dtype)
         _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
 
 
@@ -162,6 +165,11 @@ def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
         total.add_(first @ second)
 
 
+def _scaled(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values times a factor, rounded to `dtype` in the same operation."""
+    return torch.mul(values, factor, out=values.new_empty(values.shape, dtype=dtype))
+
+
 def _is_short(values: Tensor) -> bool:
     return values.dtype in (torch.bfloat16, torch.float16)
 
@@ -197,7 +205,7 @@ def _added_up(columns: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """sum_ts k_ts a_t . b_s of each trajectory, [batch] float64.
+    """sum_ts k_ts a_t . b_s of each trajectory, [batch].
 
     kernel: [batch, T, S]; first, second: [batch, T or S, features].
 
@@ -209,18 +217,18 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return _sums_of_products(kernel, token_products(first, second))
     if first.numel() <= _CACHED_ELEMENTS:
         together: Tensor = torch.linalg.vecdot((kernel @ second).flatten(1), first.flatten(1))
-        return together.double()
+        return together
     moved = torch.empty_like(first[0], memory_format=torch.contiguous_format)
     sums = [
         torch.dot(torch.mm(k, b, out=moved).view(-1), a.reshape(-1))
         for k, a, b in zip(kernel, first, second, strict=True)
     ]
-    return torch.stack(sums).double()
+    return torch.stack(sums)
 
 
 def _sums_of_products(first: Tensor, second: Tensor) -> Tensor:
-    by_token: Tensor = torch.linalg.vecdot(first, second)
-    return by_token.sum(dim=1, dtype=torch.float64)
+    found: Tensor = torch.linalg.vecdot(first.flatten(1), second.flatten(1))
+    return found
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

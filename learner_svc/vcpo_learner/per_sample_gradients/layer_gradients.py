@@ -76,7 +76,7 @@ def layer_gradients(
 
     Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
-    parameter = call.module.get_parameter(name)
+    parameter: Tensor = getattr(call.module, name)
     factors = None
     if name == "weight":
         factors = _factors(call, parameter, output_gradient, rounded or RoundedFactors())

@@ -16,7 +16,7 @@ from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
 from vcpo_learner.per_sample_gradients.unpack_rows import Packing
-from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
+from vcpo_learner.per_sample_gradients.weighted_sum import Part, WeightedSum
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements of per-trajectory gradients in memory at once: about a CPU's cache (4 MiB in float32),
@@ -24,6 +24,9 @@ and enough to keep a GPU busy (256 MiB)."""
 
 _FLOPS_PER_TOUCH = {"cpu": 24.0, "cuda": 400.0}
 """Multiplications in the time of reading and writing one number of main memory."""
+
+_SMALL_ELEMENTS = 1 << 16
+"""Slots of at most so many elements, vectors and adapters, are added up together."""
 
 _TOUCHES = 3.0
 """Times that `reduced` reads or writes each element of a gradient: form, square, add."""
@@ -62,7 +65,24 @@ class Measurement:
         self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
         self._num_missing: Counter[Slot] = recording.num_uses.copy()
-        self._measured: set[Slot] = set()
+        self._measured: dict[Slot, None] = {}
+        """Slots in the order in which their last use arrived; it is the same on all ranks."""
+        self._norms: list[Tensor] = []
+        """[batch] norms of parts, added up at the end: a launch costs more than the addition."""
+        self._squares: list[Tensor] = []
+        """[batch] squared norms of other parts."""
+        self._most = _CHUNK_ELEMENTS.get(objectives.device.type, _CHUNK_ELEMENTS["cuda"])
+        """Elements of per-trajectory gradients in memory at once."""
+        self._num_gathered = 0
+        """Elements in `_gathered`."""
+        self._gathered: list[tuple[Part, Tensor]] = []
+        """Gradients [batch, elements] of small parts that wait for others."""
+
+    def _chunks(self, elements_each: int) -> Iterator[slice]:
+        """Yield all trajectories, in runs whose elements may be in memory at once."""
+        size = max(1, self._most // elements_each)
+        for start in range(0, self.num_trajectories, size):
+            yield slice(start, min(start + size, self.num_trajectories))
 
     @property
     def num_trajectories(self) -> int:
@@ -128,14 +148,26 @@ class Measurement:
         if self._packed is not None:
             self._packed.require_idle_padding()
         rest = [slot for slot in self._recording.slots if slot not in self._measured]
-        if not rest:
-            return
-        require_coverage(objective, self._recording)
+        if rest:
+            require_coverage(objective, self._recording)
         for slot in rest:
             uses = self._arrived.pop(slot, _Uses())
             if len(uses.cross_terms) < self._recording.num_expected[slot]:
                 raise LostGradientError([slot.name], "its use outside of its module has none")
             self._measure(slot, uses)
+        self._take_gathered()
+        for slot in self._measured:
+            if _is_small(slot) and self.weighted_sum is not None:
+                self.weighted_sum.sums.close(slot)
+        self._add_up()
+
+    def _add_up(self) -> None:
+        """Add the squared norms of all parts to those of the trajectories."""
+        for norms in _stacks(self._norms):
+            self.squared_norms += norms.double().square_().sum(dim=0)
+        for squares in _stacks(self._squares):
+            # Rounding may leave the square of a vanishing gradient just under zero.
+            self.squared_norms += squares.clamp_min_(0.0).sum(dim=0, dtype=torch.float64)
 
     def _count(self, slot: Slot) -> None:
         self._num_missing[slot] -= 1
@@ -143,7 +175,7 @@ class Measurement:
             self._measure(slot, self._arrived.pop(slot))
 
     def _measure(self, slot: Slot, uses: _Uses) -> None:
-        self._measured.add(slot)
+        self._measured[slot] = None
         if uses.cross_terms:
             factors = [use.factors for use in uses.layers if use.factors is not None]
             self._measure_beside(slot, uses, factors)
@@ -151,7 +183,7 @@ class Measurement:
             self.unused.add(slot)
         for matrix in () if uses.cross_terms else {use.matrix: None for use in uses.layers}:
             self._measure_matrix(slot, [use for use in uses.layers if use.matrix == matrix])
-        if self.weighted_sum is not None:
+        if self.weighted_sum is not None and not _is_small(slot):
             self.weighted_sum.sums.close(slot)
 
     def _measure_matrix(self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]) -> None:
@@ -184,16 +216,16 @@ class Measurement:
         self._sum_kept(slot, factors)
 
     def _measure_kept(self, factors: Sequence[Factors]) -> None:
-        norms = self.squared_norms
         tokens = max(each.columns.shape[1] for each in factors)
-        for samples in _chunks(norms.device, len(norms), tokens**2):
+        chunks = []
+        for samples in self._chunks(tokens**2):
             parts = [each.part(samples) for each in factors]
             total = parts[0].inner_products(parts[0], self._products)
             for first, second in islice(combinations_with_replacement(parts, 2), 1, None):
-                found = first.inner_products(second, self._products)
-                total += found if first is second else 2.0 * found
-            # Rounding may leave the square of a vanishing gradient just under zero.
-            norms[samples].add_(total.clamp_min_(0.0))
+                found = first.inner_products(second, self._products).double()
+                total = total.double() + (found if first is second else 2.0 * found)
+            chunks.append(total)
+        self._squares.append(_joined(chunks))
 
     def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:
         if self.weighted_sum is None:
@@ -207,15 +239,44 @@ class Measurement:
     def _measure_reduced(
         self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]
     ) -> None:
-        norms, matrix = self.squared_norms, uses[0].matrix
-        shape = slot.shape if matrix is None else slot.shape[1:]
-        for samples in _chunks(norms.device, len(norms), shape.numel()):
+        part, norms = Part(slot, uses[0].matrix), []
+        for samples in self._chunks(part.shape.numel()):
             gradients = uses[0].gradients(samples).flatten(1)
             for use in uses[1:]:
                 gradients = gradients + use.gradients(samples).flatten(1)
-            norms[samples].add_(torch.linalg.vector_norm(gradients, dim=1).double().square())
-            if self.weighted_sum is not None:
-                self.weighted_sum.add_samples(slot, gradients, samples, matrix)
+            if _is_small(slot) and len(self.squared_norms) * gradients.shape[1] <= self._most / 8:
+                self._gather(part, gradients)
+            else:
+                self._add([part], gradients, samples)
+                norms.append(torch.linalg.vector_norm(gradients, dim=1))
+        if norms:
+            self._norms.append(_joined(norms))
+
+    def _gather(self, part: Part, gradients: Tensor) -> None:
+        """Let the gradients of a small part [batch, elements] wait for others."""
+        last = self._gathered[-1][1] if self._gathered else gradients
+        is_full = self._num_gathered + gradients.numel() > self._most
+        if is_full or last.dtype != gradients.dtype:
+            self._take_gathered()
+        self._gathered.append((part, gradients))
+        self._num_gathered += gradients.numel()
+
+    def _take_gathered(self) -> None:
+        if not self._gathered:
+            return
+        parts = [part for part, _ in self._gathered]
+        gradients = _joined([each for _, each in self._gathered], dim=1)
+        self._add(parts, gradients, slice(0, len(gradients)))
+        # A norm of many parts keeps the digits that it has as a sum of their squares.
+        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+        self._norms.append(norms)
+        self._gathered.clear()
+        self._num_gathered = 0
+
+    def _add(self, parts: Sequence[Part], gradients: Tensor, samples: slice) -> None:
+        """Add gradients [samples, elements of all parts] to the sums."""
+        if self.weighted_sum is not None:
+            self.weighted_sum.add_samples(parts, gradients, samples)
 
 
 def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
@@ -229,8 +290,15 @@ def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
     return tokens**2 * (num_rows + num_columns) <= _TOUCHES * touch * num_rows * num_columns
 
 
-def _chunks(device: torch.device, batch_size: int, elements_each: int) -> Iterator[slice]:
-    elements = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS["cuda"])
-    size = max(1, elements // elements_each)
-    for start in range(0, batch_size, size):
-        yield slice(start, min(start + size, batch_size))
+def _is_small(slot: Slot) -> bool:
+    return slot.shape.numel() <= _SMALL_ELEMENTS
+
+
+def _stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors of each number type as one."""
+    for dtype in dict.fromkeys(each.dtype for each in tensors):
+        yield torch.stack([each for each in tensors if each.dtype is dtype])
+
+
+def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors], dim)

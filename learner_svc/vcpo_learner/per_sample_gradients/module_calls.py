@@ -73,7 +73,7 @@ class CallSite:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters in use, as they are now."""
-        return [self.module.get_parameter(name) for name in self.parameter_names]
+        return [getattr(self.module, name) for name in self.parameter_names]
 
     @property
     def argument_shapes(self) -> dict[int | str, "torch.Size"]:

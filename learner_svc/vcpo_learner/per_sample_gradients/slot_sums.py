@@ -8,7 +8,8 @@ sums: one weighted by the offsets, and one per group, which the group's slope we
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor, contiguous_format, nn, zeros_like
+import torch
+from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 
@@ -24,16 +25,16 @@ class SlotSums(Protocol):
     def keeps_factors(self) -> bool:
         """Whether a slot's sum may wait for the slopes, and then get its full coefficients."""
 
-    def weighted_sum(self, slot: Slot) -> Tensor:
-        """Return [*slot.shape], to which a use of the slot adds sum_i offset_i G_i in place.
+    def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return [*slot.shape] of slots, to which their uses add sum_i offset_i G_i in place.
 
-        The same tensor until the slot is closed; in float32 or better.
+        The same tensors until the slots are closed; in float32 or better.
         """
 
-    def by_group(self, slot: Slot) -> Tensor:
-        """Return [num_groups, *slot.shape], to which a use adds each group's sum of G_i in place.
+    def by_groups(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return [num_groups, *slot.shape] of slots, to which uses add each group's sum of G_i.
 
-        The same tensor until the slot is closed; in float32 or better.
+        The same tensors until the slots are closed; in float32 or better.
         """
 
     def close(self, slot: Slot) -> None:
@@ -75,30 +76,40 @@ class ParameterSums:
         """Whether a slot's sum may wait for the slopes."""
         return self._keeps_factors
 
-    def weighted_sum(self, slot: Slot) -> Tensor:
-        """Return the parameter's `.grad`."""
-        parameter = self._parameters[slot]
-        if parameter.grad is None:
-            parameter.grad = zeros_like(parameter, memory_format=contiguous_format)
-        return parameter.grad
+    def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return the parameters' `.grad`."""
+        parameters = [self._parameters[slot] for slot in slots]
+        fresh = [each for each in dict.fromkeys(parameters) if each.grad is None]
+        zeros = _zeros([each.shape for each in fresh], fresh)
+        for parameter, gradient in zip(fresh, zeros, strict=True):
+            parameter.grad = gradient
+        return [each.grad for each in parameters if each.grad is not None]
 
-    def by_group(self, slot: Slot) -> Tensor:
+    def by_groups(self, slots: Sequence[Slot]) -> list[Tensor]:
         """Return the groups' sums, which stay until they are completed."""
-        if slot not in self._by_group:
-            shape = (self._num_groups, *slot.shape)
-            self._by_group[slot] = self._parameters[slot].new_zeros(shape)
-        return self._by_group[slot]
+        fresh = [slot for slot in dict.fromkeys(slots) if slot not in self._by_group]
+        shapes = [(self._num_groups, *slot.shape) for slot in fresh]
+        zeros = _zeros(shapes, [self._parameters[slot] for slot in fresh])
+        self._by_group.update(zip(fresh, zeros, strict=True))
+        return [self._by_group[slot] for slot in slots]
 
     def close(self, slot: Slot) -> None:
         """Do nothing: the sums are where they belong."""
 
     def complete(self, slopes: Sequence[float]) -> None:
         """Add the groups' sums, weighted by the slopes [num_groups], to the parameters' `.grad`."""
-        for slot, by_group in self._by_group.items():
-            weighted = self.weighted_sum(slot)
-            for group_sum, slope in zip(by_group, slopes, strict=True):
-                weighted.add_(group_sum, alpha=slope)
+        weighted, sums = self.weighted_sums([*self._by_group]), [*self._by_group.values()]
+        for group, slope in enumerate(slopes if sums else ()):
+            torch._foreach_add_(weighted, [each[group] for each in sums], alpha=slope)
         self._by_group.clear()
+
+
+def _zeros(shapes: Sequence[Sequence[int]], likes: Sequence[Tensor]) -> list[Tensor]:
+    """Return zeros of these shapes, each like a tensor; together, as a GPU writes them at once."""
+    made = [like.new_empty(shape) for like, shape in zip(likes, shapes, strict=True)]
+    if made:
+        torch._foreach_zero_(made)
+    return made
 
 
 def is_sharded(parameter: nn.Parameter) -> bool:

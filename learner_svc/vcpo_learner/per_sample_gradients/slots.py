@@ -20,12 +20,16 @@ class Slot:
     shape: torch.Size
     """Shape of the whole parameter, also if a rank holds only a shard of it."""
 
+    def __hash__(self) -> int:
+        """Return the name's hash, which Python keeps; a pass asks for thousands."""
+        return hash(self.name)
+
 
 class Slots:
     """The slots of a model, in its order; make it before the model is sharded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules: list[tuple[str, nn.Module]] = []
+        self._modules: dict[nn.Module, str] = {}
         self._by_module: dict[nn.Module, dict[str, Slot]] = {}
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}
         known: dict[nn.Parameter, Slot] = {}
@@ -40,7 +44,7 @@ class Slots:
                     known[parameter], self._owners[slot] = slot, (module, name)
                 self._by_module.setdefault(module, {})[name] = known[parameter]
             if module in self._by_module:
-                self._modules.append((module_name, module))
+                self._modules[module] = module_name
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._owners)
@@ -48,10 +52,10 @@ class Slots:
     def __len__(self) -> int:
         return len(self._owners)
 
-    @property
-    def modules(self) -> list[tuple[str, nn.Module]]:
-        """The modules that own trainable parameters, with their names in the model."""
-        return self._modules
+    def modules(self, root: nn.Module | None = None) -> list[tuple[str, nn.Module]]:
+        """Return the modules with trainable parameters, all or those within `root`, by name."""
+        chosen = self._modules if root is None else root.modules()
+        return [(self._modules[each], each) for each in chosen if each in self._modules]
 
     def of(self, module: nn.Module) -> Mapping[str, Slot]:
         """Return the slots of a module's own trainable parameters, by their names in it."""
@@ -60,4 +64,5 @@ class Slots:
     def parameter(self, slot: Slot) -> nn.Parameter:
         """Return the parameter that its module has at present."""
         module, name = self._owners[slot]
-        return module.get_parameter(name)
+        found: nn.Parameter = getattr(module, name)
+        return found

@@ -140,12 +140,7 @@ class Recording:
 
     def tap_modules(self, root: nn.Module | None = None) -> list[Removable]:
         """Tap all modules, or those within `root`, until the handles are removed."""
-        chosen = None if root is None else set(root.modules())
-        return [
-            self._tap_module(name, module)
-            for name, module in self.slots.modules
-            if chosen is None or module in chosen
-        ]
+        return [self._tap_module(name, module) for name, module in self.slots.modules(root)]
 
     def _tap_module(self, name: str, module: nn.Module) -> Removable:
         forward = tapped_forward(name, module, self)

@@ -2,13 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vcpo_learner.device import to_device
 from vcpo_learner.per_sample_gradients.factors import Factors
 from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
 from vcpo_learner.per_sample_gradients.slots import Slot
+
+
+class Part(NamedTuple):
+    """A slot, or one of its matrices."""
+
+    slot: Slot
+    matrix: int | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the slot or of the matrix."""
+        return self.slot.shape if self.matrix is None else self.slot.shape[1:]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,43 +41,57 @@ class WeightedSum:
     _has_offset: Sequence[bool] = field(init=False)
     _numbers: Tensor = field(init=False)
     """`groups` on the device: a copy for each slot would wait for it each time."""
+    _weights: dict[tuple[int, int, torch.dtype], Tensor] = field(init=False, default_factory=dict)
+    """[1 + groups of a range, batch] offsets, and membership, by range and number type."""
 
     def __post_init__(self) -> None:
         self._has_offset = (self.offsets != 0.0).tolist()
-        self._numbers = torch.tensor(self.groups, device=self.offsets.device)
+        self._numbers = to_device(torch.tensor(self.groups), self.offsets.device)
 
     def coefficients(self, slopes: Tensor) -> Tensor:
         """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[self._numbers]
 
-    def add_samples(
-        self, slot: Slot, gradients: Tensor, samples: slice, matrix: int | None = None
-    ) -> None:
-        """Add gradients [samples, num_elements] to both sums of a slot, reading them once.
+    def add_samples(self, parts: Sequence[Part], gradients: Tensor, samples: slice) -> None:
+        """Add gradients to both sums of some parts, reading them once.
 
-        matrix: which one of the slot's matrices they are of; None for a slot that is one.
+        gradients: [samples, elements of all parts, one part after another]
         """
-        weighted, by_group = self.sums.weighted_sum(slot), self.sums.by_group(slot)
-        if matrix is not None:
-            weighted, by_group = weighted[matrix], by_group[:, matrix]
-        weighted, by_group = weighted.view(-1), by_group.view(self.sums.num_groups, -1)
         first, last = self.groups[samples][0], self.groups[samples][-1]
-        offsets = self.offsets[samples].to(gradients.dtype)
-        if len(gradients) == 1:
+        sums = self._sums(parts, slice(first, last + 1))
+        weights = self._weights_of(first, last, gradients.dtype)[:, samples]
+        if len(gradients) == len(parts) == 1:
             if self._has_offset[samples.start]:
-                weighted.addcmul_(gradients[0], offsets)
-            by_group[first].add_(gradients[0])
+                sums[0].addcmul_(gradients[0], weights[0])
+            sums[1].add_(gradients[0])
             return
-        numbers = torch.arange(first, last + 1, device=gradients.device)[:, None]
-        members = (numbers == self._numbers[samples]).to(gradients.dtype)
-        sums = torch.cat([offsets[None], members]) @ gradients
-        weighted.add_(sums[0])
-        by_group[first : last + 1].add_(sums[1:])
+        sizes = [part.shape.numel() for part in parts]
+        found = torch.split(weights @ gradients, sizes, dim=1)
+        torch._foreach_add_(sums, [row for each in found for row in each.unbind()])
+
+    def _sums(self, parts: Sequence[Part], groups: slice) -> list[Tensor]:
+        """Views [elements] of both sums of parts: the weighted one, and that of each group."""
+        slots = [part.slot for part in parts]
+        found: list[Tensor] = []
+        both = zip(self.sums.weighted_sums(slots), self.sums.by_groups(slots), strict=True)
+        for (_, matrix), (weighted, by_group) in zip(parts, both, strict=True):
+            rows = [weighted, *by_group[groups].unbind()]
+            found += [(row if matrix is None else row[matrix]).view(-1) for row in rows]
+        return found
+
+    def _weights_of(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        """Return [1 + groups from first to last, batch]: offsets, and who is in which group."""
+        key = first, last, dtype
+        if key not in self._weights:
+            numbers = torch.arange(first, last + 1, device=self.offsets.device)[:, None]
+            rows = [self.offsets[None].to(dtype), (numbers == self._numbers).to(dtype)]
+            self._weights[key] = torch.cat(rows)
+        return self._weights[key]
 
     def add_factors(self, slot: Slot, factors: Factors) -> None:
         """Add a matrix's gradients to both sums of a slot, as products over all tokens."""
-        factors.add_weighted_to(self.sums.weighted_sum(slot), self.offsets)
-        by_group = self.sums.by_group(slot)
+        (weighted,), (by_group,) = self.sums.weighted_sums([slot]), self.sums.by_groups([slot])
+        factors.add_weighted_to(weighted, self.offsets)
         for group in sorted(set(self.groups)):
             first = self.groups.index(group)
             samples = slice(first, first + self.groups.count(group))

@@ -107,13 +107,13 @@ class ShardedSums:
         self._by_group: dict[Slot, Tensor] = {}
         """[num_groups, rows of this rank, ...]"""
 
-    def weighted_sum(self, slot: Slot) -> Tensor:
-        """Return the slot's sum weighted by offsets, to add to in place."""
-        return self._whole(slot)[0, : slot.shape[0]]
+    def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return the slots' sums weighted by offsets, to add to in place."""
+        return [self._whole(slot)[0, : slot.shape[0]] for slot in slots]
 
-    def by_group(self, slot: Slot) -> Tensor:
-        """Return the slot's sums by group, to add to in place."""
-        return self._whole(slot)[1:, : slot.shape[0]]
+    def by_groups(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return the slots' sums by group, to add to in place."""
+        return [self._whole(slot)[1:, : slot.shape[0]] for slot in slots]
 
     def close(self, slot: Slot) -> None:
         """Exchange what the ranks have added in this micro-step for the rows that each holds."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, near_equal_blocks
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import segment_sums
 
 LARGEST_FRESH_SHARE = 0.25
@@ -140,7 +141,7 @@ def token_blocks(
         ],
         dim=1,
     )
-    lengths = torch.tensor(sizes, device=ratios.device)
+    lengths = to_device(torch.tensor(sizes), ratios.device)
     largest: list[float] = torch.segment_reduce(gaps, "max", lengths=lengths, unsafe=True).tolist()
     rows: list[list[float]] = segment_sums(columns, lengths).tolist()
     for size, position, row, most in zip(sizes, positions, rows, largest, strict=True):
@@ -167,7 +168,7 @@ def wanted_fresh_tokens(num_missing: int, batch_tokens: int) -> int:
 
 def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
     """Sums of consecutive segments of these sizes."""
-    return segment_sums(values, torch.tensor(sizes, device=values.device))
+    return segment_sums(values, to_device(torch.tensor(sizes), values.device))
 
 
 def _stretches(trajectories: Sequence[Trajectory], policy_version: int) -> Iterator[_Stretch]:

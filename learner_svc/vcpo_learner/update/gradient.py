@@ -37,6 +37,7 @@ from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.api.learner import GradientMode
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import (
     regularized_rewards,
     shaped_rewards,
@@ -237,7 +238,7 @@ class GradientAccumulation:
         self._ranks.blank(record.learner_logprobs)
         if self._config.clipping is not Clipping.PROXIMAL_CLIP and self._config.is_shipped:
             return record
-        lags = token_lags(trajectories, policy_version).to(self._runner.device)
+        lags = to_device(token_lags(trajectories, policy_version), self._runner.device)
         return replace(record, lags=lags)
 
     def _write_logprobs(

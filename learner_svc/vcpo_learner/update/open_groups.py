@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+import torch
 from torch import Tensor
 
 from vcpo.algo import LossConfig, NonFiniteWeightError
+from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
 from vcpo_learner.per_sample_gradients.slot_sums import SlotSums
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
@@ -64,9 +66,8 @@ class OpenGroups:
         known = dict(zip(self._positions, chain.from_iterable(self._offsets), strict=True))
         offsets = [known[at] for at in chain.from_iterable(parts)]
         groups = [number for number, part in enumerate(parts) for _ in part]
-        return WeightedSum(
-            offsets=like.new_tensor(offsets or [0.0]), groups=groups or [0], sums=self._sums
-        )
+        numbers = to_device(torch.tensor(offsets or [0.0], dtype=like.dtype), like.device)
+        return WeightedSum(offsets=numbers, groups=groups or [0], sums=self._sums)
 
     def slopes(self, log_weights: Sequence[float], squared_norms: Sequence[float]) -> list[float]:
         """Return what completes the coefficients of each group, [groups]; 0 where nothing can.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vcpo.algo import TokenSums, WeightMoments
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
+from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import segment_sums
 
 
@@ -37,7 +38,7 @@ def block_moments(log_ratios: Tensor, blocks: Sequence[Sequence[int]]) -> Weight
     log_ratios: [N] float64 nats. blocks: [B][blocks] tokens of each block; those of a trajectory
         add up to it.
     """
-    sizes = torch.tensor(list(chain.from_iterable(blocks)), device=log_ratios.device)
+    sizes = to_device(torch.tensor([*chain.from_iterable(blocks)]), log_ratios.device)
     return _moments(segment_sums(log_ratios, sizes))
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vcpo_learner.device import computes, device_memory, free_bytes
+from vcpo_learner.device import computes, device_memory, free_bytes, let_segments_grow, to_device
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -21,6 +21,21 @@ def test_a_device_computes_until_pytorch_raises_an_error(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", ones_on_a_broken_gpu)
     assert not computes(CPU)
+
+
+def test_numbers_of_the_cpu_are_on_it_already():
+    numbers = torch.arange(3)
+    assert to_device(numbers, CPU) is numbers
+
+
+def test_segments_of_a_gpu_grow_unless_the_user_has_set_up_the_allocator():
+    environment: dict[str, str] = {}
+    let_segments_grow(environment)
+    assert environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        environment = {name: "backend:cudaMallocAsync"}
+        let_segments_grow(environment)
+        assert environment == {name: "backend:cudaMallocAsync"}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from vcpo.api.learner import ActivationCheckpointing
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.per_sample_gradients import measurement
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_gradients
 from vcpo_learner.per_sample_gradients.slots import Slots
@@ -54,11 +55,11 @@ class TakenSums:
         empty = torch.zeros(slot.shape), torch.zeros(1, *slot.shape)
         return self.open.setdefault(slot, empty)
 
-    def weighted_sum(self, slot):
-        return self._buffers(slot)[0]
+    def weighted_sums(self, slots):
+        return [self._buffers(slot)[0] for slot in slots]
 
-    def by_group(self, slot):
-        return self._buffers(slot)[1]
+    def by_groups(self, slots):
+        return [self._buffers(slot)[1] for slot in slots]
 
     def close(self, slot):
         assert slot.name not in self.taken
@@ -99,6 +100,25 @@ def test_every_slot_of_a_sharded_model_arrives_with_autograds_sums(one_rank, fam
     for name, *gradients in zip(names, *expected, strict=True):
         for found, gradient in zip(sums.taken[name], gradients, strict=True):
             torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)
+
+
+def order_of_slots(model, trajectories):
+    slots, sums = Slots(model), TakenSums()
+    batch = token_batch(trajectories, PAD, torch.device("cpu"))
+    with record_calls(slots) as recording:
+        objectives = token_logprobs(model, batch, temperature=1.0).sum(dim=1)
+    offsets = torch.ones(len(trajectories)).double()
+    weighted_sum = WeightedSum(offsets=offsets, groups=[0] * len(trajectories), sums=sums)
+    measure_gradients(objectives, recording, weighted_sum)
+    return list(sums.taken)
+
+
+def test_all_ranks_close_slots_in_one_order_whatever_they_hold(monkeypatch):
+    model = seeded_model(llama)
+    few = order_of_slots(model, [trajectory(0)])
+    monkeypatch.setattr(measurement, "is_kept_cheaper", lambda *_: False)
+    monkeypatch.setitem(measurement._CHUNK_ELEMENTS, "cpu", 2000)
+    assert order_of_slots(model, [trajectory(at) for at in range(3)]) == few
 
 
 class Experts(nn.Module):

@@ -77,7 +77,7 @@ def test_norms_of_bfloat16_parameters_keep_the_digits_of_float32():
         output = layer(torch.ones(1, 257, 1, dtype=BF16))
     objectives = output.sum(dim=(1, 2), dtype=F32)
     measured = measure_gradients(objectives, recording)
-    assert measured.squared_norms.tolist() == [2 * 257.0**2]
+    assert measured.squared_norms.tolist() == pytest.approx([2 * 257.0**2], rel=1e-14)
 
 
 def test_neighbors_that_share_their_input_share_its_products():

@@ -31,7 +31,7 @@ def test_a_tied_parameter_is_one_slot_under_its_first_name():
 def test_a_frozen_parameter_has_no_slot_and_its_module_is_not_listed():
     model = Sharing()
     assert Slots(model).of(model.third) == {}
-    assert [name for name, _ in Slots(model).modules] == ["first", "second"]
+    assert [name for name, _ in Slots(model).modules()] == ["first", "second"]
 
 
 def test_a_slot_finds_the_parameter_that_its_module_has_now():

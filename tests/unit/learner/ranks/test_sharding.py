@@ -72,8 +72,8 @@ def exchanged(ranks):
     slots = Slots(model)
     (slot,) = slots
     sums = ShardedGradient(slots, ranks.communication).sums(1)
-    sums.weighted_sum(slot).add_(1.0 + ranks.rank)
-    sums.by_group(slot).add_(10.0 * (1.0 + ranks.rank))
+    sums.weighted_sums([slot])[0].add_(1.0 + ranks.rank)
+    sums.by_groups([slot])[0].add_(10.0 * (1.0 + ranks.rank))
     with LargestTensor() as largest:
         sums.close(slot)
     sums.complete([2.0])

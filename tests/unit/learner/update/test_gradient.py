@@ -328,7 +328,9 @@ def test_a_proxys_group_larger_than_a_micro_batch_is_gone_through_twice():
 
 def test_a_gradient_that_does_not_get_into_the_parameters_is_named(monkeypatch):
     model = seeded_model(llama)
-    monkeypatch.setattr(ParameterSums, "weighted_sum", lambda _, slot: torch.zeros(slot.shape))
+    monkeypatch.setattr(
+        ParameterSums, "weighted_sums", lambda _, slots: [torch.zeros(each.shape) for each in slots]
+    )
     monkeypatch.setattr(ParameterSums, "complete", lambda *_: None)
     with pytest.raises(LostGradientError, match=r"'model.embed_tokens.weight', .* and 18 more"):
         GradientAccumulation(model, make_spec(), PAD).score(sampled_groups(model), policy_version=0)
