@@ -8,6 +8,7 @@ measured by other benchmarks or, of GPUs, calculated. docs/scaling.md says what 
     python -m benchmarks.simulate                      everything: two real runs, then the models
     python -m benchmarks.simulate --only local-run     the real runs: about 11 minutes, two cores
     python -m benchmarks.simulate --only scaling       simulations only: about 3 minutes of one core
+    python -m benchmarks.simulate --only exchange      what ranks of a learner exchange, at once
 
 The last line printed is JSON, with what was asked for of:
 
@@ -23,6 +24,8 @@ The last line printed is JSON, with what was asked for of:
     async_over_sync_k2_paper_shape  the same for the shape of the paper's longest run, by the share
                             of a synchronous step in which the learner computes
     scaling                 by model and number of workers: throughput, lag, limit
+    exchange                seconds of a micro-step of a sharded learner, by link and by what its
+                            ranks send when (`benchmarks.simulate.exchange`)
     constants               what the simulations used, and where it comes from
 
 Exit status 1 when `matches_local_run` is above .15.
@@ -44,6 +47,7 @@ from benchmarks.async_speedup.trial import TrialFailedError
 from benchmarks.harness.arguments import positive
 from benchmarks.simulate import constants, scaling
 from benchmarks.simulate.cluster import MODELS, Workload
+from benchmarks.simulate.exchange import exchanges
 from benchmarks.simulate.figures import figures
 from benchmarks.simulate.local_run import HARDWARE, SETTINGS, Comparison, compare
 from benchmarks.simulate.system import System
@@ -58,14 +62,16 @@ def main() -> int:
     arguments = parse_arguments()
     logging.basicConfig(format="%(relativeCreated)d ms: %(message)s", level=logging.INFO)
     report: dict[str, Any] = {"benchmark": "simulate"}
-    if arguments.only != "scaling":
+    if arguments.only in (None, "exchange", "scaling"):
+        report["exchange"] = exchanges()
+    if arguments.only in (None, "local-run"):
         with nullcontext(arguments.folder) if arguments.folder else TemporaryDirectory() as folder:
             try:
                 report |= local_runs(Path(folder), speed=arguments.speed)
             except TrialFailedError as error:
                 print(error, file=sys.stderr)
                 return 1
-    if arguments.only != "local-run":
+    if arguments.only in (None, "scaling"):
         report |= tails() | workers(arguments.workers, arguments.grown)
         report["constants"] = {
             name: f"{constant.value:.4g} {constant.unit}; {constant.source}"
@@ -155,7 +161,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__.splitlines()[0] if __doc__ else None,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--only", choices=("local-run", "scaling"), help="one half")
+    parser.add_argument("--only", choices=("local-run", "scaling", "exchange"), help="a part")
     parser.add_argument(
         "--workers", type=positive, nargs="+", default=[10, 100, 1000, 10_000], help="one learner"
     )

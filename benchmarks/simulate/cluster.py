@@ -16,7 +16,7 @@ from benchmarks.harness.timed_engine import Lengths
 from benchmarks.simulate import constants
 from benchmarks.simulate.system import EventLoop, Generation, Step, System, Versions
 
-_OPERATIONS: Final = 8
+OPERATIONS: Final = 8
 """For each parameter and token of a step: 2 forward, 4 backward, 2 to compute forward again."""
 _FORWARD_OPERATIONS: Final = 2
 _BFLOAT16_BYTES: Final = 2
@@ -137,7 +137,7 @@ class Cluster:
     def learner_token_s(self) -> float:
         """Return the seconds of the learner's GPUs for each token of a step."""
         flops = self.learner_gpus * constants.FLOPS.value
-        return _OPERATIONS * self.model.parameters / flops
+        return OPERATIONS * self.model.parameters / flops
 
     def rereading_s(self) -> float:
         """Return the seconds in which a worker reads all running responses again.

@@ -5,15 +5,17 @@ rank 0   sums of offset_i G_i, and of G_i by group  -+-> reduce-scatter: each ra
 rank 1   the same over other trajectories           -+                   the sums over all
 ```
 
-A slot's sums leave a rank as soon as the backward pass has handed over the slot's last use, so one
-slot at a time is in memory whole, in float32. A group's sums stay open by shard until its slope is
-known. Replicas work on different groups, and their gradients are added at the end.
+A slot's sums leave a rank as soon as the backward pass has handed over the slot's last use. They
+travel while the pass goes on, and are taken when those of the next slot leave, so two slots at a
+time are in memory whole, in float32. A group's sums stay open by shard until its slope is known.
+Replicas work on different groups, and their gradients are added at the end.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,23 @@ from vcpo_learner.ranks.sharding import local_part
 
 # From PyTorch 2.13 on the first name warns.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SentSums:
+    """Sums of a slot on their way to the shards."""
+
+    slot: Slot
+    rows: Tensor
+    """[n, own rows, ...] that this rank will have of the sums over all shards."""
+    works: Sequence[dist.Work]
+    """What to wait for; it holds the memory of what is sent."""
+
+    def wait(self) -> Tensor:
+        """Return the rows; a GPU waits for them, and not its process."""
+        for work in self.works:
+            work.wait()
+        return self.rows
 
 
 class ShardedGradient:
@@ -54,7 +73,7 @@ class ShardedGradient:
         return local_part(parameter.grad)
 
     def zeros(self, slot: Slot, count: int) -> Tensor:
-        """Return `count` sums of a slot to begin with, as `reduce` takes them.
+        """Return `count` sums of a slot to begin with, as `send` takes them.
 
         [count, rows, ...] with at least the slot's rows: FSDP cuts a slot into equal parts, and its
         last shards have fewer rows.
@@ -63,19 +82,21 @@ class ShardedGradient:
         num_rows = num_shards * -(-slot.shape[0] // num_shards)
         return self.local(slot).new_zeros(count, num_rows, *slot.shape[1:])
 
-    def reduce(self, slot: Slot, sums: Tensor) -> Tensor:
-        """Return the rows of sums over all shards that this rank holds, [n, own rows, ...].
+    def send(self, slot: Slot, sums: Tensor) -> SentSums:
+        """Begin to exchange sums for the rows that each shard holds of the sums over all shards.
 
         One sum follows the other, so that each goes from where it is: a slot may have gigabytes.
         """
         self._order = zlib.crc32(slot.name.encode(), self._order)
         num_shards = self._shards.size()
         if num_shards == 1:
-            return sums
+            return SentSums(slot=slot, rows=sums, works=())
         own = sums.new_empty(len(sums), sums.shape[1] // num_shards, *slot.shape[1:])
-        for rows, whole in zip(own, sums, strict=True):
-            _reduce_scatter(rows.view(-1), whole.view(-1), group=self._shards)
-        return own[:, : len(self.local(slot))]
+        works = [
+            _reduce_scatter(rows.view(-1), whole.view(-1), group=self._shards, async_op=True)
+            for rows, whole in zip(own, sums, strict=True)
+        ]
+        return SentSums(slot=slot, rows=own[:, : len(self.local(slot))], works=works)
 
     def finish(self) -> None:
         """Add up the gradients of the replicas, after the last micro-step of a batch.
@@ -106,6 +127,7 @@ class ShardedSums:
         """[1 + num_groups, rows, ...] of slots not closed yet, the weighted sum first."""
         self._by_group: dict[Slot, Tensor] = {}
         """[num_groups, rows of this rank, ...]"""
+        self._sent: SentSums | None = None
 
     def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:
         """Return the slots' sums weighted by offsets, to add to in place."""
@@ -117,21 +139,31 @@ class ShardedSums:
 
     def close(self, slot: Slot) -> None:
         """Exchange what the ranks have added in this micro-step for the rows that each holds."""
-        reduced = self._gradient.reduce(slot, self._whole(slot))
+        sent = self._gradient.send(slot, self._whole(slot))
         del self._open[slot]
-        self._gradient.local(slot).add_(reduced[0])
-        if slot in self._by_group:
-            self._by_group[slot] += reduced[1:]
-        else:
-            self._by_group[slot] = reduced[1:].clone()
+        self._take()
+        self._sent = sent
 
     def complete(self, slopes: Sequence[float]) -> None:
         """Add the groups' sums, weighted by the slopes [num_groups], to the gradient."""
+        self._take()
         for slot, by_group in self._by_group.items():
             gradient = self._gradient.local(slot)
             for group_sum, slope in zip(by_group, slopes, strict=True):
                 gradient.add_(group_sum, alpha=slope)
         self._by_group.clear()
+
+    def _take(self) -> None:
+        """Take over the sums that are on their way."""
+        if self._sent is None:
+            return
+        slot, rows = self._sent.slot, self._sent.wait()
+        self._gradient.local(slot).add_(rows[0])
+        if slot in self._by_group:
+            self._by_group[slot] += rows[1:]
+        else:
+            self._by_group[slot] = rows[1:].clone()
+        self._sent = None
 
     def _whole(self, slot: Slot) -> Tensor:
         if slot not in self._open:

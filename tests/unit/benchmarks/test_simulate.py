@@ -11,6 +11,8 @@ from benchmarks.async_speedup.trial import Setting
 from benchmarks.harness.timed_engine import Lengths
 from benchmarks.simulate import scaling
 from benchmarks.simulate.cluster import MODELS, Cluster, Workload
+from benchmarks.simulate.constants import FLOPS
+from benchmarks.simulate.exchange import MicroStep
 from benchmarks.simulate.fan_out import FanOut
 from benchmarks.simulate.figures import Limit, figures
 from benchmarks.simulate.local_run import Comparison, Course, paced_system, simulated_course
@@ -314,6 +316,23 @@ def test_a_version_makes_a_worker_read_its_contexts_again(context_tokens, seven_
         assert one.rereading_s() == pytest.approx(expected_s, rel=0.002)
         assert one.system().versions.pause_s == one.rereading_s()
         assert scaling.with_kept_keys(one.system()).versions.pause_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("link_bytes_per_s", "waited_for_s", "beside_s", "two_passes_s"),
+    [(2e9, 6.0, 4.0, 8.0), (1e9, 8.0, 6.0, 8.0), (0.5e9, 12.0, 12.0, 12.0)],
+)
+def test_sums_sent_beside_a_backward_pass_cost_what_the_link_needs_longer(
+    link_bytes_per_s, waited_for_s, beside_s, two_passes_s
+):
+    # A pass of 4 s; half of 1e9 parameters goes to the other rank: 2 sums of 4 bytes are 4e9 bytes,
+    # one is 2e9, and gathering for forward and backward is 2e9.
+    model = replace(MODELS[0], parameters=1e9, learner_gpus=2)
+    tokens = 4.0 * FLOPS.value / 8e9
+    step = MicroStep(model=model, link_bytes_per_s=link_bytes_per_s, num_groups=1, tokens=tokens)
+    assert step.one_pass_s(is_waited_for=True) == pytest.approx(waited_for_s)
+    assert step.one_pass_s(is_waited_for=False) == pytest.approx(beside_s)
+    assert step.two_passes_s() == pytest.approx(two_passes_s)
 
 
 def test_a_learner_grows_with_its_workers():
