@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from vcpo.service import logs
+from vcpo.service.gpu_driver import check_driver
 from vcpo.service.lifecycle import (
     RANK_LOST,
     StartError,
@@ -49,6 +50,7 @@ def main() -> int:
     try:
         with start_errors():
             logs.configure("learner")
+        check_driver()
         environment = RankEnvironment.from_variables(os.environ)
         if environment.rank > 0:
             asyncio.run(run_follower(Options(**arguments), environment))

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 
 from vcpo import tracing
 from vcpo.metrics import OperatorMetrics, serve_metrics
@@ -72,20 +73,27 @@ async def _operate(arguments: argparse.Namespace) -> None:
         cluster.close()
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def operator_defaults(arguments: argparse.Namespace) -> OperatorDefaults:
+    """Return what the command line says of the pods of runs (`add_pod_options`)."""
     ingress_sources = IngressSources(
         operator_namespace=arguments.operator_namespace,
         monitoring_namespaces=tuple(_split_names(arguments.monitoring_namespaces)),
     )
+    return OperatorDefaults(
+        learner_image=arguments.learner_image,
+        rollout_image=arguments.rollout_image,
+        ingress_sources=ingress_sources,
+        scrape_annotations=arguments.scrape_annotations,
+        shared_pod_monitor=arguments.shared_pod_monitor,
+        gpu_resource_name=arguments.gpu_resource_name,
+        image_pull_secrets=_split_names(arguments.image_pull_secrets),
+        pod_environment=pod_environment(arguments),
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
     return Options(
-        defaults=OperatorDefaults(
-            learner_image=arguments.learner_image,
-            rollout_image=arguments.rollout_image,
-            ingress_sources=ingress_sources,
-            scrape_annotations=arguments.scrape_annotations,
-            shared_pod_monitor=arguments.shared_pod_monitor,
-            pod_environment=pod_environment(arguments),
-        ),
+        defaults=operator_defaults(arguments),
         namespaces=_split_names(arguments.namespaces),
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
         prometheus_url=arguments.prometheus_url or None,
@@ -151,13 +159,22 @@ def parser() -> argparse.ArgumentParser:
     return known
 
 
-def add_pod_options(known: argparse.ArgumentParser) -> None:
-    """Add the options about the pods of runs to a parser, as a group of its help."""
+def add_pod_options(
+    known: argparse.ArgumentParser, images: Mapping[str, str] | None = None
+) -> None:
+    """Add the options about the pods of runs to a parser, as a group of its help.
+
+    images: Defaults of `learner_image` and `rollout_image`; None requires both.
+    """
     pods = known.add_argument_group("pods of runs")
-    pods.add_argument("--learner-image", required=True, help="image of learners that name none")
+    is_required = images is None
     pods.add_argument(
-        "--rollout-image", required=True, help="image of rollout workers that name none"
+        "--learner-image", required=is_required, help="image of learners that name none"
     )
+    pods.add_argument(
+        "--rollout-image", required=is_required, help="image of rollout workers that name none"
+    )
+    known.set_defaults(**(images or {}))
     pods.add_argument(
         "--operator-namespace",
         default="",
@@ -180,6 +197,16 @@ def add_pod_options(known: argparse.ArgumentParser) -> None:
         "--shared-pod-monitor",
         action="store_true",
         help="a PodMonitor selects the pods of all runs already, so runs get none of their own",
+    )
+    pods.add_argument(
+        "--gpu-resource-name",
+        default="nvidia.com/gpu",
+        help="name under which nodes offer GPUs, for runs that name none (default: %(default)s)",
+    )
+    pods.add_argument(
+        "--image-pull-secrets",
+        default="",
+        help="Secrets with which nodes pull the images of runs that name none, separated by commas",
     )
     pods.add_argument(
         "--otlp-endpoint",

@@ -53,6 +53,9 @@ set to zero for that reason."""
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
 """Digest of its template, on a pod; distinguishes pods of an older template."""
 
+REVISION_ANNOTATION: Final = "vcpo.dev/revision"
+"""What the run's pods are made of, on the learner's StatefulSet (`children.revision`)."""
+
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A ReplicaSet removes pods of the lowest cost first. Here: trajectories in flight."""
 

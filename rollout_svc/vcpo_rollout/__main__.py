@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from vcpo.service import logs
+from vcpo.service.gpu_driver import check_driver
 from vcpo.service.lifecycle import (
     SET_ASIDE,
     StartError,
@@ -40,6 +41,7 @@ def main() -> int:
     try:
         with start_errors():
             logs.configure("rollout")
+        check_driver()
         logs.identify_process(group=options.group, worker=options.worker_id)
         asyncio.run(run_worker(options))
     except StartError as error:

@@ -10,6 +10,12 @@
 {{- with .Values.runs.monitoringNamespaces }}
 - --monitoring-namespaces={{ join "," . }}
 {{- end }}
+{{- with .Values.runs.imagePullSecrets }}
+- --image-pull-secrets={{ join "," . }}
+{{- end }}
+{{- if ne .Values.runs.gpuResourceName "nvidia.com/gpu" }}
+- --gpu-resource-name={{ .Values.runs.gpuResourceName }}
+{{- end }}
 {{- with .Values.watchNamespaces }}
 - --namespaces={{ join "," . }}
 {{- end }}

@@ -21,6 +21,11 @@ DrainSeconds = Annotated[int, Field(ge=1, le=3600)]
 ObjectName = Annotated[DnsSubdomain, Field(min_length=1)]
 """Name of an object of the cluster."""
 
+ResourceName = Annotated[
+    str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
+"""Name of an extended resource of Kubernetes, such as `nvidia.com/gpu`."""
+
 
 class Scaling(StrEnum):
     """Who sets the number of workers of a group."""
@@ -36,6 +41,17 @@ class StorageRetention(StrEnum):
 
     RETAIN = "Retain"
     DELETE = "Delete"
+
+
+class UpgradePolicy(StrEnum):
+    """When a run's pods become those of an upgraded operator."""
+
+    RECREATE = "Recreate"
+    """Soon, a few runs at a time."""
+    ON_RESTART = "OnRestart"
+    """When the learner starts again for another reason."""
+    NEVER = "Never"
+    """When an edit of the run replaces them."""
 
 
 class ImagePullPolicy(StrEnum):
@@ -94,6 +110,23 @@ class Pods(Section):
 
     image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     """Rule by which a node pulls the images: `Always`, `IfNotPresent` or `Never`."""
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
+    """Secrets with which nodes pull the images from a private registry. If empty, the operator's
+    default."""
+    gpu_resource_name: ResourceName | None = None
+    """Name under which nodes offer the GPUs that `gpusPerReplica` and `gpus` ask for, such as
+    `amd.com/gpu` or `nvidia.com/mig-3g.40gb`. If unset, the operator's default."""
+    token_secret_name: ObjectName | None = None
+    """Secret with the token of the Hugging Face hub, under `token`, for models and data that need
+    one. If unset, none."""
+    model_cache_claim_name: ObjectName | None = None
+    """Claim in which all pods keep the models that they download, so that later pods and runs do
+    not download them again. Its volume must be `ReadWriteMany`. If unset, each pod downloads to its
+    own disk."""
+    template: PodTemplate = Field(default={})
+    """Part of a PodTemplateSpec, merged into all pods of the run; that of the learner or the group
+    goes over it. Containers are named `learner` and `rollout`; each pod takes its own. Use it for
+    node selection, tolerations, variables and volumes."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of the pods. If unset, the operator makes one for the run that has no
     rights."""

@@ -48,13 +48,16 @@ class GpuUse:
         A pod on a GPU that it did not ask for counts as one on a CPU. The workers' image for GPUs
         has vLLM.
         """
-        learner = spec.learner
+        learner, common = spec.learner, spec.pods.template
+        templates = (common, learner.template)
+        asked = learner.gpus_per_replica is not None
         return cls(
-            learner=learner.gpus_per_replica is not None or _asks(learner.template, "learner"),
+            learner=asked or any(_asks(each, "learner") for each in templates),
             groups=frozenset(
                 group.name
                 for group in spec.rollouts
-                if group.tensor_parallel_size > 1 or _asks(group.template, "rollout")
+                if group.gpus_asked
+                or any(_asks(each, "rollout") for each in (common, group.template))
             ),
             has_vllm=True,
         )

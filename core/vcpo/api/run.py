@@ -16,7 +16,7 @@ from vcpo.algo import (
     MismatchClass,
 )
 from vcpo.api.algorithm import Algorithm, Batch, Evaluation, Sampling
-from vcpo.api.cluster import Pods
+from vcpo.api.cluster import Pods, UpgradePolicy
 from vcpo.api.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
 from vcpo.api.health import Health
 from vcpo.api.learner import GradientMode, Learner
@@ -102,7 +102,8 @@ class VCPORunSpec(Section):
     model: Model
     environment: Environment
     steps: Steps
-    """Optimizer steps of the run. Raise it before the run is complete to train longer."""
+    """Optimizer steps of the run. Raise it before the run is complete to train longer; in a cluster
+    the learner takes the old number first, unless the schedule or noise depends on the number."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of prompts, sampling and initialization. Asynchronous timing still varies from run to
     run."""
@@ -131,6 +132,10 @@ class VCPORunSpec(Section):
     suspend: bool = False
     """If true, the run's pods are stopped. The run's record and volume stay; set it to false to
     resume from the last checkpoint."""
+    upgrade_policy: UpgradePolicy = UpgradePolicy.ON_RESTART
+    """When the pods become those of an upgraded operator or of its changed settings, in a cluster:
+    `OnRestart` (when the learner's pods start again for another reason), `Recreate` (one run after
+    another, from the last checkpoint), or `Never`. An edit that replaces pods takes the newest."""
     pending_deadline_seconds: Seconds | None = None
     """Longest time that the run's pods may wait for a node (in a queue, for a quota, for machines),
     in seconds, in a cluster; then the run fails. If unset, no limit."""

@@ -261,8 +261,8 @@ class RolloutGroup(Section):
     """Memory that engine `vllm` takes for keys and values, in GiB, on each of a worker's GPUs. If
     unset, most of a GPU, or 1 GiB on a CPU. Not for engine `hf`."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs of one worker, over which engine `vllm` splits the model. Above 1 the worker's pod asks
-    for as many in a cluster. Raise it if the model does not fit on one GPU. Not for engine `hf`."""
+    """GPUs of one worker, over which engine `vllm` splits the model. Raise it if the model does not
+    fit on one GPU. Not for engine `hf`."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest prompt and response together, in tokens; it must be more than
     `sampling.maxNewTokens`. If unset, the model's context; engine `vllm` then makes room for as
@@ -273,6 +273,9 @@ class RolloutGroup(Section):
     """More arguments of the engine. For `vllm` they have the names of vLLM's `AsyncEngineArgs`,
     such as `max_num_batched_tokens`; arguments that other fields set are refused. For your own
     engine they are parameters of its `load`. Not for engine `hf`."""
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    """GPUs that a worker's pod asks for, in a cluster. If unset, `tensorParallelSize` for engine
+    `vllm`, unless `template` asks for GPUs by another name; none for other engines."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -314,6 +317,14 @@ class RolloutGroup(Section):
         return (EngineName.VLLM if any(self._fields_of_vllm()) else EngineName.HF).value
 
     @property
+    def gpus_asked(self) -> int:
+        """GPUs that the fields of the group ask for, beside its template."""
+        if self.gpus is not None:
+            return self.gpus
+        is_fast = self.engine_name == EngineName.VLLM or self.tensor_parallel_size > 1
+        return self.tensor_parallel_size if is_fast else 0
+
+    @property
     def number_format(self) -> Precision:
         """Number format of generation; one that is unset is that of a CPU."""
         return self.precision or Precision.FLOAT32
@@ -330,6 +341,9 @@ class RolloutGroup(Section):
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
+        if self.gpus and self.gpus < self.tensor_parallel_size:
+            message = f"must be at least `tensorParallelSize` ({self.tensor_parallel_size})"
+            conflicts.append(conflict("gpus", value=self.gpus, message=message))
         if not is_engine(self.engine_name):
             known = ", ".join(EngineName)
             message = f"is unknown; use one of {known}, or package.module:Class for your own"

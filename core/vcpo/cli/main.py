@@ -25,8 +25,10 @@ from vcpo.api import (
 )
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
+from vcpo.cli.doctor import doctor
 from vcpo.cli.export import export
 from vcpo.cli.init import init
+from vcpo.cli.render import render
 from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, inspected, load_file, refuse, warn
 from vcpo.cli.samples import samples, try_file
@@ -160,6 +162,8 @@ app.command()(samples)
 app.command()(monitor.top)
 app.command()(monitor.events)
 app.command()(monitor.logs)
+app.command()(doctor)
+app.command()(render)
 app.command()(report)
 
 

@@ -7,9 +7,10 @@ are decided here, where pod templates are known.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from vcpo.api import GpuUse, VCPORun, run_to_yaml, with_gpu_defaults
+from vcpo.api import GpuUse, VCPORun, VCPORunSpec, run_to_yaml, with_gpu_defaults
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, build_child
 from vcpo_operator.names import RUN_FILE, config_name
 
@@ -24,6 +25,7 @@ _HOST_FIELDS = (
     "startup_deadline_seconds",
     "suspend",
     "ttl_seconds_after_finished",
+    "upgrade_policy",
 )
 _HOST_LEARNER_FIELDS = (
     "checkpoint_storage_class_name",
@@ -35,12 +37,31 @@ _HOST_LEARNER_FIELDS = (
 )
 _HOST_GROUP_FIELDS = (
     "drain_seconds",
+    "gpus",
     "image",
     "max_replicas",
     "min_replicas",
     "scaling",
     "template",
 )
+
+
+_NOT_OF_PODS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(_HOST_FIELDS, True),
+    "pods": {"disruption_budgets", "extra_egress", "network_isolation", "pod_monitor"},
+    "learner": {
+        "checkpoint_storage_class_name",
+        "checkpoint_storage_gibibytes",
+        "checkpoint_storage_retention",
+    },
+    "rollouts": {"__all__": {"max_replicas", "min_replicas", "scaling"}},
+}
+"""Fields of a spec that change no pod."""
+
+
+def pod_fields(spec: VCPORunSpec) -> dict[str, Any]:
+    """Return what a spec says of its pods, as JSON: of all that they depend on, the user's part."""
+    return spec.model_dump(mode="json", by_alias=True, exclude=_NOT_OF_PODS)
 
 
 def run_file(run: VCPORun) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vcpo_operator.children.network import IngressSources
@@ -22,5 +22,9 @@ class OperatorDefaults:
     """Whether pods carry the annotations by which a Prometheus without its operator finds them."""
     shared_pod_monitor: bool = False
     """Whether a PodMonitor of the chart selects the pods of all runs already."""
+    gpu_resource_name: str = "nvidia.com/gpu"
+    """Name under which nodes offer GPUs, for runs that name none."""
+    image_pull_secrets: Sequence[str] = ()
+    """Secrets with which nodes pull the images, for runs that name none."""
     pod_environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every learner and worker; a template of the run may change them."""

@@ -12,14 +12,19 @@ of several starts torchrun, which gives them to its processes. The first pod is 
 
 from __future__ import annotations
 
+from vcpo.api import GpuUse, with_gpu_defaults
+from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import TERMINATION_LOG_VARIABLE
 from vcpo.service.logs import POD_VARIABLE
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.pod_template.resources import ModelNeeds, model_needs
 from vcpo_operator.children.pod_template.template import (
     GRACE_MARGIN_S,
     RUN_FILE_PATH,
     Workload,
+    downloads_model,
+    near,
     pod_template,
     queue_labels,
     transport_arguments,
@@ -88,7 +93,10 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         more_ports=_weights_ports(settings.ranks_per_replica),
         drain_s=settings.drain_seconds,
         threads=settings.threads,
-        gpus=settings.gpus_per_replica,
+        gpus=settings.gpus_per_replica or 0,
+        gpus_by_default=0,
+        needs=_needs(parent),
+        affinity=_together(parent),
         variables=_rank_variables(parent),
         environment_secret=parent.run.spec.tracking.secret_name,
         # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
@@ -99,6 +107,36 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         shares_memory=settings.ranks_per_replica > 1 or parent.run.spec.weights.store_url is None,
         template=settings.template,
     )
+
+
+def _needs(parent: Parent) -> ModelNeeds | None:
+    """Return what the model needs in a pod: copies for the next checkpoint, and a version.
+
+    The copies are 12 bytes for each trained parameter, over all pods; the version is in memory and
+    in a file, in the number format in which it is published.
+    """
+    spec = parent.run.spec
+    if spec.model.size_billions is None:
+        return None
+    published = with_gpu_defaults(spec, GpuUse.requested(spec)).published_precision
+    is_float32 = published is Precision.FLOAT32
+    version = 0 if spec.model.lora is not None else (4 if is_float32 else 2)
+    shared = 0 if spec.weights.store_url is not None else version
+    copies = 4 if spec.model.lora is not None else 12 / spec.learner.replicas
+    return model_needs(
+        spec.model.size_billions * 1e9,
+        processes=spec.learner.ranks_per_replica,
+        bytes_per_parameter=copies + version + shared,
+        shared=shared,
+        downloads=downloads_model(spec),
+    )
+
+
+def _together(parent: Parent) -> Manifest:
+    """Return the wish of pods that train together to be in one zone."""
+    if parent.run.spec.learner.replicas == 1:
+        return {}
+    return near(selector(parent.name, Role.LEARNER), "topology.kubernetes.io/zone")
 
 
 def _weights_ports(num_ranks: int) -> list[Manifest]:

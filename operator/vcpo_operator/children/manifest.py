@@ -151,7 +151,9 @@ def build_child(
 
 
 def with_digest(manifest: Manifest) -> Manifest:
-    """Return the manifest with its digest as the only annotation."""
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
-    bare = {**manifest, "metadata": metadata}
-    return {**bare, "metadata": {**metadata, "annotations": {HASH_ANNOTATION: digest(bare)}}}
+    """Return the manifest with its digest among its annotations."""
+    annotations = dict(manifest["metadata"].get("annotations", {}))
+    annotations.pop(HASH_ANNOTATION, None)
+    bare = {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+    noted = {**annotations, HASH_ANNOTATION: digest(bare)}
+    return {**bare, "metadata": {**bare["metadata"], "annotations": noted}}

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from vcpo.api.workloads import RolloutGroup
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.pod_template.resources import ModelNeeds, model_needs
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
     SCRATCH_PATH,
     Workload,
+    downloads_model,
+    near,
     pod_template,
     queue_labels,
     transport_arguments,
@@ -64,8 +67,9 @@ def rollout_deployment(
 
 
 def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -> Workload:
-    # One GPU, or none, is the template's choice; several are what the engine is started for.
-    gpus = group.tensor_parallel_size if group.tensor_parallel_size > 1 else None
+    gpus, by_default = _gpus(group)
+    own = selector(parent.name, Role.ROLLOUT, group.name)
+    is_packed = bool(gpus or by_default)  # so that whole machines stay free for others
     return Workload(
         role=Role.ROLLOUT,
         group=group.name,
@@ -78,12 +82,35 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         drain_s=group.drain_seconds,
         threads=group.threads,
         gpus=gpus,
+        gpus_by_default=by_default,
+        needs=_needs(parent),
+        affinity=near(own, "kubernetes.io/hostname") if is_packed else {},
         variables=[],
         environment_secret=None,
         mounts=[],
         volumes=[],
-        shares_memory=gpus is not None,
-        template=_template_with_spread(parent, group),
+        shares_memory=gpus > 1,
+        template=group.template if is_packed else _template_with_spread(parent, group),
+    )
+
+
+def _gpus(group: RolloutGroup) -> tuple[int, int]:
+    """Return the GPUs of a worker, and those that it has if its template asks for no device."""
+    is_given = group.gpus is not None or group.tensor_parallel_size > 1
+    return (group.gpus_asked, 0) if is_given else (0, group.gpus_asked)
+
+
+def _needs(parent: Parent) -> ModelNeeds | None:
+    """Return what the model needs in a worker's pod: it holds a version while it loads it."""
+    spec = parent.run.spec
+    if spec.model.size_billions is None:
+        return None
+    return model_needs(
+        spec.model.size_billions * 1e9,
+        processes=1,
+        bytes_per_parameter=8,
+        shared=0,
+        downloads=downloads_model(spec),
     )
 
 

@@ -234,6 +234,13 @@ ROLLOUT_GROUP: Final = (
         ),
         message="`minReplicas` must be less than or equal to `maxReplicas`",
     ),
+    Rule(
+        rule=_where_given(
+            *("gpus", "tensorParallelSize"),
+            rule="self.gpus == 0 || self.gpus >= self.tensorParallelSize",
+        ),
+        message="`gpus` must be 0, or at least `tensorParallelSize`",
+    ),
 )
 
 _RANKS_PER_REPLICA = (

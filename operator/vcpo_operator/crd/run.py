@@ -67,7 +67,7 @@ def _columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         _column("Ready", "string", f"{ready}.status", "Whether the run trains or is complete."),
-        _column("Reason", "string", f"{ready}.reason", "Reason of Ready, one word."),
+        _column("Reason", "string", ".status.reason", "Cause of Ready, one word."),
         _column("Step", "integer", ".status.step", "Optimizer steps taken."),
         _column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
         _column("LR", "number", ".status.learningRate.effective", "Effective learning rate."),

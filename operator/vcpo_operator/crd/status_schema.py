@@ -141,6 +141,7 @@ def status_schema() -> Schema:
         "What the operator observed and decided.",
         observedGeneration=_count("Generation of the spec that this status is about."),
         conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _CONDITION),
+        reason=_text("Why the run trains or not, one word: the cause behind Ready.", 64),
         startTime=_time("Time of the last start, resumption or retry."),
         admissionTime=_time(
             "First time since `startTime` at which the learner and a worker had a node; deadlines"
@@ -201,6 +202,8 @@ def status_schema() -> Schema:
         ),
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _GROUP),
         workers=_text("Rollout workers, ready/desired.", 16),
+        revision=_text("Name of what the run's pods are made of.", 16),
+        pendingRevision=_text("Name of what they will be made of, if that is newer.", 16),
         updateTime=_time(
             "Time of this write. If only numbers changed, the status is written every 30 s at most."
         ),

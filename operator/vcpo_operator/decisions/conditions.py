@@ -4,9 +4,11 @@
 |---|---|---|
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
-| RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
+| RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same,
+| | | LearnerCannotStart |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
+| UpToDate | the pods are of the newest revision | Current, RevisionPending |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, EnginesDisagree, Degraded, ... |
 | Complete | all steps are taken | Succeeded, Collapsed, WithoutUpdate, NotFinished |
@@ -29,6 +31,7 @@ from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
+from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorten
 from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
@@ -82,6 +85,10 @@ class ConditionInputs:
     """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
     """The status as the last reconcile left it."""
+    lends_workers_back: bool = False
+    """Whether there are no workers now, because the learner cannot start."""
+    revision: RevisionDecision | None = None
+    """What the pods are made of; None if it is not known."""
 
 
 def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
@@ -95,6 +102,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
         rollouts,
         *control,
         *_collapsed_conditions(inputs.verdict),
+        *_revision_conditions(inputs.revision),
         _suspended_condition(inputs),
         _ready_condition(inputs, (learner, rollouts, *control[:1])),
         *_end_conditions(inputs.verdict),
@@ -119,7 +127,8 @@ def merge_conditions(
 ) -> tuple[StatusCondition, ...]:
     """Return the conditions with their history; those not in `states` stay as they were.
 
-    The transition time of a condition changes only with its status.
+    The transition time of a condition changes only with its status. Their order is that of their
+    types, whichever are set first: another order would be another write.
     """
     merged = {}
     for state in states:
@@ -133,7 +142,8 @@ def merge_conditions(
             transition_s=known.transition_s if known is not None and same else float(int(now_s)),
             observed_generation=generation,
         )
-    return (*merged.values(), *(each for each in before.conditions if each.type not in merged))
+    by_type = {each.type: each for each in before.conditions} | merged
+    return tuple(by_type[kind] for kind in sorted(by_type))
 
 
 def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
@@ -202,6 +212,9 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
     resting = _resting_condition("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
+    if inputs.lends_workers_back:
+        message = "The workers start again when the learner's pods have a node and can start."
+        return _false("RolloutsReady", "LearnerCannotStart", message)
     signals = inputs.signals
     in_contact = signals.workers_in_contact(_CONTACT_S) if signals else frozenset()
     ready = sum(pod.ready or pod.name in in_contact for pod in pods)
@@ -273,6 +286,15 @@ def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
     """Return `Stable` of a run that ended collapsed; it replaces what the control loop says."""
     is_collapsed = verdict.phase is LifecyclePhase.COMPLETE and verdict.reason == COLLAPSED
     return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
+
+
+def _revision_conditions(decision: RevisionDecision | None) -> tuple[ConditionState, ...]:
+    """Return `UpToDate`; nothing, so that it stays as it was, if nothing was decided."""
+    if decision is None:
+        return ()
+    if decision.pending:
+        return (_false("UpToDate", "RevisionPending", decision.pending),)
+    return (_true("UpToDate", "Current", "The pods are as run and operator say now."),)
 
 
 def _suspended_condition(inputs: ConditionInputs) -> ConditionState:

@@ -105,11 +105,13 @@ def keep_claim(child: Child, existing: ObservedClaim, *, is_size_set: bool) -> C
     """Return the claim with what it has and cannot lose: a larger size, a wider access mode.
 
     is_size_set: whether the run says its size. If not, the claim keeps the one that it has: its
-        storage class may not let it grow, and the user asked for nothing.
+        storage class may not let it grow, and the user asked for nothing. A claim that waits for
+        its volume keeps it too; the API server refuses to change it.
     """
     spec = dict(child.manifest["spec"])
     requested = str(spec["resources"]["requests"]["storage"])
-    if not is_size_set or storage_bytes(existing.storage) > storage_bytes(requested):
+    is_larger = storage_bytes(existing.storage) > storage_bytes(requested)
+    if not is_size_set or not existing.is_bound or is_larger:
         spec["resources"] = {"requests": {"storage": existing.storage}}
     if _SHARED in existing.access_modes:
         spec["accessModes"] = list(existing.access_modes)

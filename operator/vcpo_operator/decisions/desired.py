@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vcpo.api.cluster import Scaling
@@ -11,6 +11,7 @@ from vcpo.control import ControlDecision
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Parent
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import (
@@ -19,6 +20,7 @@ from vcpo_operator.decisions.lifecycle import (
     cleanup,
     is_suspended,
 )
+from vcpo_operator.decisions.upgrade import RevisionDecision, decide_revision
 from vcpo_operator.names import rollout_name
 
 
@@ -54,6 +56,8 @@ class DesiredState:
     """Lag limit of the learner; None leaves it as it is."""
     lag_reason: str = ""
     """Why the lag limit is what it is: a clause for the learner's event and log."""
+    revision: RevisionDecision | None = None
+    """What the pods are made of; None if the run has ended."""
 
 
 def desired_state(
@@ -65,6 +69,10 @@ def desired_state(
     draining: LearnerDrain | None = None,
     replaced_pods: tuple[str, ...] = (),
     restarts_learner: bool = False,
+    kept: Revision | None = None,
+    is_learner_down: bool = False,
+    lends_workers_back: bool = False,
+    has_turn: bool = False,
 ) -> DesiredState:
     """Return what the run should have.
 
@@ -72,6 +80,9 @@ def desired_state(
     draining: How the learner ends; None when it does not.
     replaced_pods: Uids of the learner's pods that go because one of their group has ended.
     restarts_learner: Whether the learner's pods belong to an attempt that is over.
+    kept: The revision of the pods that the run has; None when it has none.
+    is_learner_down, has_turn: As for `decide_revision`.
+    lends_workers_back: Whether there are no workers now, because the learner cannot start.
     Raises: ValueError when a user's template cannot be merged.
     """
     spec = parent.run.spec
@@ -84,11 +95,22 @@ def desired_state(
         running=not suspended,
     )
     names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
-    paused = (
+    paused: Iterable[Child] = (
         rollout_deployment(parent, group, defaults, paused=True)
         for group in spec.rollouts
         if rollout_name(parent.name, group.name) in names
     )
+    newest, revision = Revision.of(parent, children), None
+    in_force = kept or newest  # a run that has ended starts no other pods
+    if newest is not None and not verdict.has_ended:
+        revision = decide_revision(
+            newest, kept, spec, is_learner_down=is_learner_down, has_turn=has_turn
+        )
+        in_force = revision.revision
+    if in_force is not None:
+        children = tuple(map(in_force.apply_to, children))
+        paused = map(in_force.apply_to, paused)
+    rests = suspended or lends_workers_back
     no_workers = {group.name: 0 for group in spec.rollouts}
     replicas = {} if decision is None else _decided_replicas(parent, decision)
     return DesiredState(
@@ -97,15 +119,16 @@ def desired_state(
         children=children,
         is_claim_size_set=spec.learner.checkpoint_storage_gibibytes is not None,
         paused={child.name: child for child in paused},
-        seeds=no_workers if suspended else {**_least_replicas(parent), **replicas},
+        seeds=no_workers if rests else {**_least_replicas(parent), **replicas},
         replicas=replicas,
-        is_suspended=suspended,
+        is_suspended=rests,
         replaced_pods=replaced_pods if verdict.phase is LifecyclePhase.RUN else (),
         restarts_learner=restarts_learner,
         drain_removed=not verdict.has_ended,
         draining=draining,
         lag_limit_steps=None if decision is None else decision.lag_limit_steps,
         lag_reason="" if decision is None else decision.lag_reason,
+        revision=revision,
     )
 
 

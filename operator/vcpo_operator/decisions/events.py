@@ -21,6 +21,7 @@ from vcpo_operator.names import FIELD_MANAGER
 from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.records import ObservedChild, RunRecord
 
+Document = dict[str, Any]
 _MAX_CAUSE_CHARACTERS: Final = 600
 _FOLLOWED: Final = (
     "Accepted",
@@ -29,6 +30,7 @@ _FOLLOWED: Final = (
     "SignalsFresh",
     "EssHealthy",
     "Stable",
+    "UpToDate",
     "Suspended",
     "Ready",
     "Complete",
@@ -54,6 +56,7 @@ _NORMAL_REASONS: Final = {
     "BelowMinimum",
     "Ended",
     "Initializing",
+    "LearnerCannotStart",
     "Missing",
     "PodPending",
     "SchedulingGated",
@@ -96,6 +99,15 @@ def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> di
     """Return the event for a child that somebody deleted and the operator created again."""
     message = f"{child.kind.kind} {child.name} was deleted by somebody else and is created again."
     return _event(record, "Recreated", message, now_s, is_bad=True)
+
+
+def revision_event(record: RunRecord, before: str, after: str, why: str, now_s: float) -> Document:
+    """Return the event for pods that are replaced by those of another revision.
+
+    before, after: Names of both. why: A sentence.
+    """
+    message = f"{why} Pods of revision {after} replace those of {before}."
+    return _event(record, "PodsReplaced", message, now_s)
 
 
 def _lost_ranks(before: RunStatus, after: RunStatus) -> str:

@@ -59,18 +59,24 @@ class RunVerdict:
 
 
 def judge(
-    spec: VCPORunSpec, status: RunStatus, signals: RunSignals | None, now_s: float
+    spec: VCPORunSpec,
+    status: RunStatus,
+    signals: RunSignals | None,
+    now_s: float,
+    *,
+    has_more_steps: bool = False,
 ) -> RunVerdict:
     """Return the lifecycle phase of a run.
 
     status: Counts the learner's restarts up to now; its clocks run if the run has started.
     signals: The learner's newest signals, of any age; None when there are none.
     now_s: Unix time.
+    has_more_steps: Whether the learner that sent them was started for fewer steps.
     """
     recorded = _recorded_end(status)
     if recorded is not None:
         return recorded
-    if signals is not None and signals.phase is RunPhase.COMPLETE:
+    if signals is not None and signals.phase is RunPhase.COMPLETE and not has_more_steps:
         return _complete_verdict(spec, signals)
     if signals is not None and signals.phase is RunPhase.FAILED:
         message = signals.failure or "The learner gave up; its journal on the volume says why."

@@ -195,6 +195,9 @@ def _deployment(
 
 def _needs_apply(child: Child, existing: ObservedChild, applied: Mapping[str, int]) -> bool:
     known = applied.get(existing.uid)
+    own_labels = child.manifest["metadata"]["labels"]
+    if not own_labels.items() <= existing.labels.items():
+        return True  # a change of labels alone does not count as one of kinds with a generation
     return existing.digest != child.digest or known is None or existing.version > known
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from vcpo.api import VCPORun
 from vcpo.control import RunSignals
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
@@ -22,11 +23,14 @@ from vcpo_operator.decisions.lifecycle import (
     starts_new_attempt,
 )
 from vcpo_operator.decisions.status_model import RunStatus
-from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ObservedState, RunRecord
+from vcpo_operator.decisions.upgrade import RevisionDecision
+from vcpo_operator.names import Role, learner_name
+from vcpo_operator.observed.records import ObservedPod, ObservedState, RunRecord
 
 RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two reconciles of a run."""
+LEARNER_PATIENCE_S: Final = 120.0
+"""Time that a learner may be without a node, or unable to start, before its workers go."""
 DRAIN_POLL_S: Final = 1.0
 """Longest time between two reconciles while the operator waits for a learner to end. A learner that
 has saved exits, and its pod would start it again."""
@@ -53,6 +57,44 @@ class Snapshot:
     """Unix time."""
     ends_now: bool = False
     """Whether the run ended since the last reconcile."""
+    kept: Revision | None = None
+    """What the pods that the run has are made of; None when it has none."""
+
+    @property
+    def is_learner_down(self) -> bool:
+        """Whether the learner's pods end anyway or are not there, so that others lose nothing.
+
+        A learner that took all the steps that it was started for has more to take: it starts again.
+        """
+        if self.verdict.has_ended:
+            return False
+        is_done = self.signals is not None and self.signals.phase is RunPhase.COMPLETE
+        is_ending = is_done or self.is_new_attempt or bool(self.current.restarts.replaced)
+        is_suspended = self.verdict.phase is LifecyclePhase.SUSPEND
+        return is_ending or is_suspended or not self.observed.pods_of(Role.LEARNER)
+
+    @property
+    def lends_workers_back(self) -> bool:
+        """Whether workers would only hold their machines, because the learner cannot start.
+
+        It has no node, or its containers cannot be made, for longer than an ordinary start takes.
+        """
+        if self.verdict.phase is not LifecyclePhase.RUN:
+            return False
+        known = self.before.condition("LearnerReady")
+        since_s = known.transition_s if known is not None else self.now_s
+        if known is None or known.status == "True" or self.now_s < since_s + LEARNER_PATIENCE_S:
+            return False
+        pods = self.observed.pods_of(Role.LEARNER)
+        able = [pod for pod in pods if pod.ready or (pod.node is not None and not _is_stuck(pod))]
+        return len(able) < self.run.spec.learner.replicas
+
+    def has_started(self, revision: Revision) -> bool:
+        """Whether all of the learner's pods are of a revision, and answer."""
+        digest = revision.template_digest(learner_name(self.run.metadata.name))
+        pods = [pod for pod in self.observed.pods if pod.role is Role.LEARNER]
+        num_current = sum(pod.ready and pod.template_digest == digest for pod in pods)
+        return num_current == len(pods) == self.run.spec.learner.replicas
 
     def requeue_after_s(self, now_s: float) -> float:
         """Return the seconds from `now_s` to the next reconcile if nothing happens before."""
@@ -83,6 +125,8 @@ class PlanResult:
     """How the operator departs from the spec, in sentences; empty when it does not."""
     needs_replan: bool = False
     """Whether keys were created, on which the rest of the plan depends."""
+    revision: RevisionDecision | None = None
+    """What the pods are made of; None if the run has no learner now, or it was not decided."""
 
     @property
     def blocker(self) -> Conflict | None:
@@ -100,10 +144,12 @@ def judge_run(
     observed: ObservedState,
     signals: RunSignals | None,
     now_s: float,
+    kept: Revision | None = None,
 ) -> Snapshot:
     """Judge what was observed of a run.
 
     before: The status as the last reconcile left it.
+    kept: What the pods that the run has are made of; None when it has none.
     signals: The learner's newest signals, of whichever attempt.
     now_s: Unix time.
     """
@@ -116,7 +162,11 @@ def judge_run(
         current, signals = status.as_new_attempt(current), None
     current = status.with_clocks(current, run.spec, observed, signals, now_s)
     current = status.with_signals(current, signals)
-    verdict = judge(run.spec, current, signals, now_s)
+    has_more_steps = _takes_more_steps(run, kept, observed)
+    if has_more_steps and signals is not None and signals.phase is RunPhase.COMPLETE:
+        # Another start: what this learner said last must not count as the next one's end.
+        current = replace(current, start_s=float(int(now_s)) + 1.0)
+    verdict = judge(run.spec, current, signals, now_s, has_more_steps=has_more_steps)
     drain = decide_drain(run.spec, verdict, observed, signals, since_s=before.drain_s, now_s=now_s)
     return Snapshot(
         record=record,
@@ -133,7 +183,23 @@ def judge_run(
         is_new_attempt=is_new_attempt,
         now_s=now_s,
         ends_now=verdict.has_ended and current.completion_s is None,
+        kept=kept,
     )
+
+
+def _is_stuck(pod: ObservedPod) -> bool:
+    """Whether a pod has a node, and its containers cannot start for a known cause."""
+    return pod.is_starting and pod.cause is not None
+
+
+def _takes_more_steps(run: VCPORun, kept: Revision | None, observed: ObservedState) -> bool:
+    """Whether the learner that answers was started for fewer steps than the run has now."""
+    if kept is None:
+        return False
+    known = (None, kept.template_digest(learner_name(run.metadata.name)))
+    pods = (pod for pod in observed.pods if pod.role is Role.LEARNER and pod.index == 0)
+    is_older = any(pod.template_digest not in known for pod in pods)
+    return is_older or kept.steps < run.spec.steps
 
 
 def signals_period_s(run: VCPORun, before: RunStatus) -> float:

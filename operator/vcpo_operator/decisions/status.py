@@ -26,6 +26,7 @@ from vcpo_operator.decisions.status_model import (
     RunStatus,
     shown_signals,
 )
+from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState
 
@@ -132,6 +133,13 @@ def with_learner_pods(status: RunStatus, spec: VCPORunSpec, observed: ObservedSt
     return replace(status, learner_pods=f"{ready}/{spec.learner.replicas}")
 
 
+def with_revision(status: RunStatus, decision: RevisionDecision | None) -> RunStatus:
+    """Return the status with the revision of the run's pods; None leaves it as it is."""
+    if decision is None:
+        return status
+    return replace(status, revision=decision.revision.name, pending_revision=decision.newest)
+
+
 def with_decision(
     status: RunStatus, decision: ControlDecision | None, state: ControlState | None
 ) -> RunStatus:
@@ -189,4 +197,5 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
         status.restarts,
         status.lag_limit_steps,
         [(group.name, group.desired) for group in status.groups],
+        (status.revision, status.pending_revision),
     )

@@ -52,6 +52,13 @@ class StatusCondition:
         }
 
 
+_SUMMARIES: Final = frozenset({"Initializing", "Degraded"})
+"""Reasons of `Ready` that say only that something is missing."""
+_NO_CAUSES: Final = frozenset(
+    {"PodPending", "BelowMinimum", "LearnerCannotStart", "Suspended", "Ended"}
+)
+"""Reasons of a missing part that say no more than that."""
+
 _SIGNALS: Final[Mapping[str, str | Mapping[str, str]]] = {
     "step": "step",
     "policyVersion": "policy_version",
@@ -192,12 +199,29 @@ class RunStatus:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """The learner's last known signals (`shown_signals`)."""
     groups: tuple[GroupStatus, ...] = ()
+    revision: str = ""
+    """Name of the revision of the run's pods; empty before the first."""
+    pending_revision: str = ""
+    """Name of the newest one, if the pods are not of it."""
     control: Mapping[str, Any] = field(default_factory=dict)
     """`ControlState.to_dict()`; empty before the first decision."""
 
     def condition(self, kind: str) -> StatusCondition | None:
         """Return the condition of a type; None when it was never set."""
         return next((each for each in self.conditions if each.type == kind), None)
+
+    @property
+    def reason(self) -> str | None:
+        """The cause of `Ready`, one word: that of a part, if `Ready` only says that one is missing.
+
+        None before the first reconcile.
+        """
+        ready = self.condition("Ready")
+        if ready is None or ready.reason not in _SUMMARIES:
+            return None if ready is None else ready.reason
+        parts = (self.condition(kind) for kind in ("LearnerReady", "RolloutsReady"))
+        causes = (part.reason for part in parts if part is not None and part.status == "False")
+        return next((cause for cause in causes if cause not in _NO_CAUSES), ready.reason)
 
     def holds(self, kind: str) -> bool:
         """Whether a condition has the status True."""
@@ -245,6 +269,8 @@ class RunStatus:
                 last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
                 numbers={name: entry[name] for name in _SIGNALS if name in entry},
                 groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
+                revision=entry.get("revision", ""),
+                pending_revision=entry.get("pendingRevision", ""),
                 control=dict(entry.get("control") or {}),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -262,6 +288,7 @@ class RunStatus:
         }
         document = {
             "observedGeneration": self.observed_generation,
+            "reason": self.reason,
             "conditions": [each.to_dict() for each in self.conditions],
             "startTime": rfc3339(self.start_s),
             "admissionTime": rfc3339(self.admission_s),
@@ -275,6 +302,8 @@ class RunStatus:
             "learner": _without_none(learner),
             "rollouts": [each.to_dict() for each in self.groups],
             "workers": f"{ready}/{desired}" if self.groups else None,
+            "revision": self.revision or None,
+            "pendingRevision": self.pending_revision or None,
             "control": dict(self.control) or None,
         }
         return _without_none(document)

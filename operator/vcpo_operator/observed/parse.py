@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from vcpo_operator.children.manifest import Kind
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.names import (
     ADOPT_ANNOTATION,
     DELETION_COST_ANNOTATION,
     GROUP_LABEL,
     HASH_ANNOTATION,
     POD_INDEX_LABEL,
+    REVISION_ANNOTATION,
     ROLE_LABEL,
     SUSPENDED_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
@@ -66,6 +68,7 @@ def parse_child(kind: Kind, body: Body) -> ObservedChild:
         owner_uid=next(controllers, None),
         digest=annotations.get(HASH_ANNOTATION),
         version=int(metadata.get("generation") or metadata.get("resourceVersion") or 0),
+        labels=dict(metadata.get("labels") or {}),
         deleting="deletionTimestamp" in metadata,
         adoptable=annotations.get(ADOPT_ANNOTATION) == "true",
     )
@@ -75,10 +78,12 @@ def parse_learner(body: Body) -> ObservedLearner:
     """Parse the learner's StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
     generation = int(body["metadata"].get("generation", 0))
+    annotations = body["metadata"].get("annotations") or {}
     return ObservedLearner(
         child=parse_child(Kind.STATEFUL_SET, body),
         replicas=int(spec.get("replicas", 1)),
         is_up_to_date=int(status.get("observedGeneration", 0)) >= generation,
+        revision=Revision.from_json(annotations.get(REVISION_ANNOTATION)),
     )
 
 
@@ -107,6 +112,7 @@ def parse_claim(body: Body) -> ObservedClaim:
         child=parse_child(Kind.CLAIM, body),
         storage=spec["resources"]["requests"]["storage"],
         storage_class=spec.get("storageClassName"),
+        is_bound=(body.get("status") or {}).get("phase") != "Pending",
         access_modes=tuple(spec.get("accessModes") or ()),
     )
 

@@ -23,6 +23,12 @@ _WAITING: Final[Mapping[str, str]] = {
     "RunContainerError": "RunContainerError",
     "CrashLoopBackOff": "CrashLoopBackOff",
 }
+_UNWRITABLE: Final = re.compile(r"Permission denied: '/var/(lib|cache)/vcpo")
+"""What a process says that may not write its volume."""
+_UNWRITABLE_CURE: Final = (
+    "The volume's driver does not give it to the pods' group (fsGroup), as many shared file systems"
+    " do not: let the volume's folder belong to user and group 65532"
+)
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _WARNING_REASONS: Final = frozenset(
     {
@@ -195,6 +201,8 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 def _exit_message(ended: Mapping[str, Any]) -> str:
     cause = crash_cause(ended.get("message") or "")
+    if _UNWRITABLE.search(cause):
+        cause = f"{cause.rstrip('.')}. {_UNWRITABLE_CURE}"
     return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (
         f": {cause}" if cause else ""
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from vcpo_operator.children.manifest import Kind
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.names import Role, RunKey
 
 
@@ -80,6 +81,7 @@ class ObservedChild:
     """Digest of the manifest applied last; None when somebody else created the object."""
     version: int
     """Generation, or resource version for kinds without one; rises with every change."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     adoptable: bool = False
     """Whether an annotation allows the run to take it over."""
@@ -93,6 +95,8 @@ class ObservedLearner:
     replicas: int
     is_up_to_date: bool
     """Whether its controller has observed the newest spec; older pods may be of an older one."""
+    revision: Revision | None = None
+    """What its pods are made of; None if this version cannot read it."""
     cause: Cause | None = None
     """Why its controller cannot create its pod; None when no cause is known."""
 
@@ -126,6 +130,8 @@ class ObservedClaim:
     """Requested size, as Kubernetes writes it."""
     storage_class: str | None
     """Storage class; None until the cluster sets one."""
+    is_bound: bool = True
+    """Whether it has a volume; one that waits for it cannot change its size."""
     access_modes: tuple[str, ...] = ()
     """How pods may mount it, as Kubernetes writes it: `ReadWriteOnce`, `ReadWriteMany`, ..."""
 

@@ -14,6 +14,7 @@ from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control import ControlState
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.actions import (
     Action,
     Apply,
@@ -75,6 +76,7 @@ class RunMemory:
     events_read_s: float | None = None
     event_causes: dict[str, Cause] = field(default_factory=dict)
     """Causes that events gave, by uid of the object that they are about."""
+    _applied_revision: Revision | None = None
     _generation: int = -1
     _run: VCPORun | None = None
     _parent: Parent | None = None
@@ -140,6 +142,18 @@ class RunMemory:
         before = self._child_uids.get((child.kind, child.name))
         self._child_uids[child.kind, child.name] = child.uid
         return before not in {None, child.uid}
+
+    def kept_revision(self, observed: ObservedState) -> Revision | None:
+        """Return the revision of the pods that the run has; None when it has none.
+
+        What this process applied last is newer than what a watch may show.
+        """
+        learner = observed.learner
+        return None if learner is None else self._applied_revision or learner.revision
+
+    def record_revision(self, revision: Revision) -> None:
+        """Record the revision with which the learner's StatefulSet was applied."""
+        self._applied_revision = revision
 
     def record_action(self, action: Action, applied: ObservedChild | None) -> None:
         """Record what an executed action changed and no watch reports."""

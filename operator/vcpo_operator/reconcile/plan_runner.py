@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from vcpo_operator.children.advice import pod_notes
 from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, is_refusal
@@ -20,20 +22,28 @@ from vcpo_operator.decisions.actions import (
     target_name,
 )
 from vcpo_operator.decisions.autoscale import AutoscaleDecision
-from vcpo_operator.decisions.desired import desired_state
-from vcpo_operator.decisions.events import recreated_event
+from vcpo_operator.decisions.desired import DesiredState, desired_state
+from vcpo_operator.decisions.events import recreated_event, revision_event
 from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot
 from vcpo_operator.observed.records import ObservedChild
 from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.status_writer import StatusWriter
+from vcpo_operator.reconcile.upgrade_turns import UpgradeTurns
 from vcpo_operator.signals.client import LearnerCommandError
 
 _LOGGER = logging.getLogger(__name__)
 
 
 _ISSUES = (IssueKeys, IssueCertificates)
+
+
+def _notes(parent: Parent, defaults: OperatorDefaults, desired: DesiredState) -> Iterator[str]:
+    """Yield what the user should know of a valid run, in sentences."""
+    if note := skipped_monitor_note(parent, defaults):
+        yield note
+    yield from pod_notes(parent.run.spec, desired.children)
 
 
 class PlanRunner:
@@ -50,6 +60,7 @@ class PlanRunner:
         self._writer = writer
         self._exports = exports
         self._defaults = defaults
+        self._turns = UpgradeTurns()
 
     async def run(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
@@ -69,22 +80,14 @@ class PlanRunner:
     ) -> PlanResult:
         observed, parent = snapshot.observed, memory.parent_of(snapshot.record, snapshot.run)
         try:
-            desired = desired_state(
-                parent,
-                self._defaults,
-                snapshot.verdict,
-                decision=autoscale.decision if autoscale else None,
-                draining=snapshot.draining,
-                replaced_pods=snapshot.current.restarts.replaced,
-                restarts_learner=snapshot.is_new_attempt,
-            )
+            desired = self._desired(snapshot, parent, autoscale)
         except ValueError as error:
             return PlanResult(refusal=str(error))
         actions = plan(desired, observed, applied=memory.applied_versions, signals=snapshot.signals)
         if memory.keys_conflict is not None:  # the Secret may exist, but cannot be read
             actions = tuple(each for each in actions if not isinstance(each, _ISSUES))
         try:
-            await self._execute(snapshot, memory, actions)
+            await self._execute(snapshot, memory, desired, actions)
         except ApiError as error:
             return PlanResult(error=str(error), retry_after_s=error.retry_after_s)
         except LearnerCommandError as error:
@@ -94,12 +97,57 @@ class PlanRunner:
         return PlanResult(
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.keys_conflict,
-            note=skipped_monitor_note(parent, self._defaults),
+            note=" ".join(_notes(parent, self._defaults, desired)),
             needs_replan=any(isinstance(action, IssueKeys) for action in actions),
+            revision=desired.revision,
+        )
+
+    def _desired(
+        self, snapshot: Snapshot, parent: Parent, autoscale: AutoscaleDecision | None
+    ) -> DesiredState:
+        """Return what the run should have; pods of another revision if it is the run's turn.
+
+        Raises: ValueError when a user's template cannot be merged.
+        """
+        key = snapshot.record.key
+        desired = self._desired_in_turn(snapshot, parent, autoscale, has_turn=False)
+        revision = desired.revision
+        if revision is None or snapshot.verdict.has_ended:
+            self._turns.end(key)
+        elif revision.awaits_turn and self._turns.take(key, snapshot.now_s):
+            return self._desired_in_turn(snapshot, parent, autoscale, has_turn=True)
+        elif not revision.awaits_turn and snapshot.has_started(revision.revision):
+            self._turns.end(key)
+        return desired
+
+    def _desired_in_turn(
+        self,
+        snapshot: Snapshot,
+        parent: Parent,
+        autoscale: AutoscaleDecision | None,
+        *,
+        has_turn: bool,
+    ) -> DesiredState:
+        return desired_state(
+            parent,
+            self._defaults,
+            snapshot.verdict,
+            decision=autoscale.decision if autoscale else None,
+            draining=snapshot.draining,
+            replaced_pods=snapshot.current.restarts.replaced,
+            restarts_learner=snapshot.is_new_attempt,
+            kept=snapshot.kept,
+            is_learner_down=snapshot.is_learner_down,
+            lends_workers_back=snapshot.lends_workers_back,
+            has_turn=has_turn,
         )
 
     async def _execute(
-        self, snapshot: Snapshot, memory: RunMemory, actions: Iterable[Action]
+        self,
+        snapshot: Snapshot,
+        memory: RunMemory,
+        desired: DesiredState,
+        actions: Iterable[Action],
     ) -> None:
         """Execute actions; skip what the API server calls invalid, and all that is new after it.
 
@@ -123,16 +171,29 @@ class PlanRunner:
                 if not (isinstance(action, Apply) and is_refusal(action, error)):
                     raise
                 _LOGGER.warning("%s: %s", key, error)
-                memory.record_refusal(action, str(error), snapshot.now_s)
+                memory.record_refusal(action, error.message, snapshot.now_s)
                 refused.add(target_name(action))
                 continue
             if applied is not None:
-                await self._record_applied(snapshot, memory, applied)
+                await self._record_applied(snapshot, memory, desired, applied)
             memory.record_action(action, applied)
 
     async def _record_applied(
-        self, snapshot: Snapshot, memory: RunMemory, applied: ObservedChild
+        self,
+        snapshot: Snapshot,
+        memory: RunMemory,
+        desired: DesiredState,
+        applied: ObservedChild,
     ) -> None:
+        decision, before = desired.revision, memory.kept_revision(snapshot.observed)
+        if decision is not None and applied.kind is Kind.STATEFUL_SET:
+            memory.record_revision(decision.revision)
+            if decision.replacement and before is not None:
+                names = (before.name, decision.revision.name)
+                event = revision_event(
+                    snapshot.record, *names, decision.replacement, snapshot.now_s
+                )
+                await self._writer.post_event(snapshot.record.key, event)
         memory.applied_versions[applied.uid] = applied.version
         if memory.record_child(applied):
             self._exports.count_recreated(applied.kind)

@@ -122,7 +122,13 @@ class Reconciler:
         observed = await self._observer.observe(record, run, memory, now_s)
         signals = await self._observer.signals(record, run, before, observed)
         snapshot = judge_run(
-            record, run, before=before, observed=observed, signals=signals, now_s=now_s
+            record,
+            run,
+            before=before,
+            observed=observed,
+            signals=signals,
+            now_s=now_s,
+            kept=memory.kept_revision(observed),
         )
         if snapshot.ends_now:
             # The status must say that the run has ended before anything is cleaned up.

@@ -57,6 +57,8 @@ class StatusWriter:
             note=result.note,
             keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
             before=snapshot.before,
+            revision=result.revision,
+            lends_workers_back=snapshot.lends_workers_back,
         )
         after = status.with_groups(
             snapshot.current,
@@ -66,6 +68,7 @@ class StatusWriter:
             now_s=snapshot.now_s,
         )
         after = status.with_learner_pods(after, snapshot.run.spec, snapshot.observed)
+        after = status.with_revision(after, result.revision)
         after = status.with_decision(after, decision, autoscale.state if autoscale else None)
         generation = snapshot.record.generation
         after = status.with_conditions(

@@ -122,16 +122,10 @@ async def test_a_claim_of_another_storage_class_is_named_with_the_cure(operator)
     assert await pods(operator) == []
 
 
-async def test_a_growth_that_the_server_refuses_is_reported_with_the_cure(operator):
-    await operator.create(learner={"checkpointStorageGibibytes": 10})
-    await operator.settle()
-    operator.connections.signals = signals()
-    await operator.edit(learner={"checkpointStorageGibibytes": 50})  # the claim is not bound
-    await operator.settle()
-    status, reason, message = await condition(operator, "Accepted")
-    assert (status, reason) == ("False", "InvalidSpec")
-    assert "spec is immutable after creation" in message
-    assert "kubectl delete pvc demo-learner" in message
+async def bind_claim(operator):
+    """Give the run's claim its volume, as the control plane does."""
+    bound = {"status": {"phase": "Bound"}}
+    await operator.client.merge_patch(f"{CLAIMS}/demo-learner/status", bound)
 
 
 def no_growth():
@@ -149,6 +143,8 @@ async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
     async with operator_fixture() as operator:
         await operator.create(learner={"checkpointStorageGibibytes": 10})
         await operator.settle()
+        await bind_claim(operator)
+        await operator.settle()
         operator.connections.signals = signals()
         await operator.settle()
         operator.server.faults.add(no_growth())
@@ -159,12 +155,15 @@ async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
         status, reason, message = await condition(operator, "Accepted")
         assert (status, reason) == ("False", "InvalidSpec")
         assert "must support resize" in message
+        assert "kubectl delete pvc demo-learner" in message
         assert "Set `learner.checkpointStorageGibibytes` back to its old value" in message
 
 
 async def test_a_growth_that_is_refused_can_be_taken_back():
     async with operator_fixture() as operator:
         await operator.create(learner={"checkpointStorageGibibytes": 10})
+        await operator.settle()
+        await bind_claim(operator)
         await operator.settle()
         operator.server.faults.add(no_growth())
         await operator.edit(learner={"checkpointStorageGibibytes": 50})

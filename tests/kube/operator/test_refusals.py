@@ -99,7 +99,8 @@ async def assert_not_accepted(role, shape, path):
         await operator.reconcile()
         status, reason, message = await condition(operator, "Accepted")
         assert (status, reason) == ("False", "InvalidSpec")
-        assert message.startswith(f"template: `{path}` ")
+        section = "learner" if role == "learner" else "rollouts[main]"
+        assert message.startswith(f"spec.{section}.template: `{path}` ")
         told = [reason for reason, _ in await warnings(operator)]
         assert told == ["InvalidSpec"]
 
@@ -111,7 +112,7 @@ async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(operator):
     assert not outcome.error
     status, reason, message = await condition(operator, "Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
-    assert "quantities must match" in message
+    assert "`spec.containers[learner].resources.limits[memory]` is '16GB'" in message
     assert await condition(operator, "Ready") == ("False", "InvalidSpec", message)
 
 

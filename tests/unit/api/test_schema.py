@@ -13,6 +13,7 @@ SCHEMA = json_schema()
 UNBOUNDED_BY_DESIGN = {
     # Pod templates are Kubernetes' own and checked there.
     "spec.learner.template",
+    "spec.pods.template",
     "spec.rollouts[].template",
 }
 

@@ -43,14 +43,12 @@ def merge_template(
         below, here = merged.get(name), f"{path}.{name}" if path else name
         if value is None:
             if here in _NEEDED:
-                raise ValueError(
-                    f"template: `{here}` cannot be removed; leave it out to keep the default"
-                )
+                raise ValueError(f"`{here}` cannot be removed; leave it out to keep the default")
             merged.pop(name, None)
         elif isinstance(below, Mapping) and not isinstance(value, Mapping):
-            raise ValueError(f"template: `{here}` must be a map, got {value!r}")
+            raise ValueError(f"`{here}` must be a map, got {value!r}")
         elif isinstance(below, list) and not isinstance(value, list):
-            raise ValueError(f"template: `{here}` must be a list, got {value!r}")
+            raise ValueError(f"`{here}` must be a list, got {value!r}")
         elif isinstance(value, Mapping):
             merged[name] = merge_template(
                 below if isinstance(below, Mapping) else {}, value, path=here
@@ -70,6 +68,6 @@ def _merged_list(
     for item in patch:
         named = item.get(key) if isinstance(item, Mapping) else None
         if named is None or isinstance(named, Mapping | list):
-            raise ValueError(f"template: each item of `{path}` must have `{key}`, got {item!r}")
+            raise ValueError(f"each item of `{path}` must have `{key}`, got {item!r}")
         merged[named] = merge_template(merged.get(named, {}), item, path=f"{path}[{named}]")
     return list(merged.values())

@@ -1,41 +1,118 @@
-"""Default resources of learners and workers, for a user's template that sets none.
+"""Resources that a container asks for where neither spec nor template says how much.
 
-- Requests let the scheduler and quotas count the pod. They are small: a learner and two workers
-  start on a machine with two cores. Users who train a real model set their own.
+```
+              CPU request      memory request                 memory limit   disk request
+without GPU   half a core      2Gi                            32Gi           -
+with GPUs     3 cores a GPU    8Gi a GPU, or what the model   -              -
+                               needs if its size is known
+any pod that downloads a model of known size                                 the model and 10Gi
+```
+- Requests let the scheduler and quotas count the pod, and a node under pressure evicts first what
+  uses more than it asked for. Without a GPU they are small: a learner and two workers start on a
+  machine with two cores.
 - A memory limit keeps a process that leaks memory from ending its neighbors. A pod that reaches the
-  limit reports `OOMKilled`.
+  limit reports `OOMKilled`. A pod with GPUs has none: only the user knows the size of such a model.
 - No CPU limit: throttling a process in the middle of a step helps nobody, and requests share a busy
-  node fairly.
-- No GPU: most nodes have none.
-- No memory limit beside a GPU: only the user knows the size of such a model.
+  node fairly. Three cores fit beside one GPU on the smallest machines that have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-_DEFAULTS: Final = {
-    "requests": {"cpu": "500m", "memory": "2Gi"},
-    "limits": {"memory": "32Gi"},
-}
+_QUANTITY: Final = re.compile(
+    r"^[+-]?(\d+|\d+\.\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+|\d+\.\d*|\.\d+))?$"
+)
+"""A quantity as the API server reads it."""
+_CORES_OF_GPU: Final = 3
+_GIBIBYTES_OF_GPU: Final = 8
+DISK_BYTES: Final = 10 * 2**30
+"""Disk of a container for logs, caches of compilers and the like."""
+_DOWNLOADED_BYTES: Final = 4
+"""Bytes of a parameter in the files of a model, at most."""
 
 
-def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeeds:
+    """What a model of known size needs on the machine of a pod, beside GPU memory; in bytes."""
+
+    memory: float
+    """Host memory, `shared` included."""
+    shared: float
+    """Files in /dev/shm."""
+    download: float
+    """Files of the model; 0 if the pod downloads none."""
+
+
+def model_needs(
+    parameters: float, *, processes: int, bytes_per_parameter: float, shared: float, downloads: bool
+) -> ModelNeeds:
+    """Return what the processes of a pod need.
+
+    processes: Each has 5 GiB for itself.
+    bytes_per_parameter: Host memory for each parameter of the model.
+    shared: Bytes of these in /dev/shm.
+    downloads: Whether the model's files come to the pod's own disk.
+    """
+    return ModelNeeds(
+        memory=processes * 5 * 2**30 + parameters * bytes_per_parameter,
+        shared=processes * 2**30 + 2 * parameters * shared,  # a version, and the next one
+        download=parameters * _DOWNLOADED_BYTES if downloads else 0.0,
+    )
+
+
+def gibibytes(amount: float) -> str:
+    """Return bytes as a quantity, rounded up to whole GiB."""
+    return f"{math.ceil(amount / 2**30)}Gi"
+
+
+def asks_for_devices(given: Mapping[str, Any]) -> bool:
+    """Whether resources name GPUs or other devices: by a name with a domain, or by a claim."""
+    names = (name for part in ("requests", "limits") for name in given.get(part) or {})
+    return bool(given.get("claims")) or any("/" in name for name in names)
+
+
+def with_defaults(
+    given: Mapping[str, Any], *, gpus: int = 0, needs: ModelNeeds | None = None
+) -> dict[str, Any]:
     """Return a container's resources with defaults for each resource that the user does not set.
 
     A resource with a request or a limit of the user gets no default of the other kind: the default
-    limit could be below the request, or the default request above the limit. GPUs and other devices
-    have a domain in their names, as `nvidia.com/gpu`, or are claimed.
+    limit could be below the request, or the default request above the limit.
     given: The user's resources; its requests and limits are maps.
+    gpus: GPUs among them; 0 if they have another name than the cluster's.
+    needs: What the model needs; None if its size is not known.
     """
     set_by_user = {name for part in ("requests", "limits") for name in given.get(part, {})}
     defaults = {
         part: {name: value for name, value in values.items() if name not in set_by_user}
-        for part, values in _DEFAULTS.items()
+        for part, values in _defaults(asks_for_devices(given), gpus, needs).items()
     }
-    if given.get("claims") or any("/" in name for name in set_by_user):
-        defaults["limits"].pop("memory", None)
     merged = {part: {**defaults[part], **given.get(part, {})} for part in defaults}
-    others = {name: value for name, value in given.items() if name not in _DEFAULTS}
+    others = {name: value for name, value in given.items() if name not in defaults}
     return {**others, **{part: values for part, values in merged.items() if values}}
+
+
+def _defaults(has_devices: bool, gpus: int, needs: ModelNeeds | None) -> dict[str, dict[str, str]]:
+    requests, limits = {"cpu": "500m", "memory": "2Gi"}, {"memory": "32Gi"}
+    if has_devices:
+        del limits["memory"]
+    if gpus:
+        memory = needs.memory if needs is not None else gpus * _GIBIBYTES_OF_GPU * 2**30
+        requests = {"cpu": str(gpus * _CORES_OF_GPU), "memory": gibibytes(memory)}
+    if needs is not None and needs.download:
+        requests["ephemeral-storage"] = gibibytes(needs.download + DISK_BYTES)
+    return {"requests": requests, "limits": limits}
+
+
+def quantity_problems(resources: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield what is no quantity among requests and limits, with its path and the cure."""
+    for part in ("requests", "limits"):
+        for name, value in (resources.get(part) or {}).items():
+            if not _QUANTITY.match(str(value)):
+                like = "a number with a unit such as '48Gi', '500m' or '2'"
+                yield f"`{path}.{part}[{name}]` is {value!r}; write {like}"

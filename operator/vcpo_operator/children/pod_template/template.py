@@ -1,23 +1,33 @@
 """The pod template of a role: security, files, identity, probes.
 
-Pods meet the Pod Security Standard "restricted". The user's template is merged over this one and
-may loosen it. It cannot change the labels of selectors and the digests.
+Pods meet the Pod Security Standard "restricted". The user's templates, of all pods and of the
+role, are merged over this one and may loosen it. They cannot change the labels of selectors and the
+digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vcpo.api import VCPORunSpec
 from vcpo.api.cluster import Transport
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
+from vcpo.service.model_files import CACHE_VARIABLE
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.children.pod_template.overlay import merge_template
-from vcpo_operator.children.pod_template.resources import with_defaults
+from vcpo_operator.children.pod_template.resources import (
+    DISK_BYTES,
+    ModelNeeds,
+    asks_for_devices,
+    gibibytes,
+    quantity_problems,
+    with_defaults,
+)
 from vcpo_operator.names import (
     QUEUE_LABEL,
     RUN_FILE,
@@ -35,8 +45,8 @@ TLS_PATH: Final = "/etc/vcpo-tls"
 SCRATCH_PATH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
 
-GPU_RESOURCE: Final = "nvidia.com/gpu"
-"""Name under which the device plugin offers GPUs."""
+CACHE_PATH: Final = "/var/cache/vcpo"
+"""Where the claim for models is mounted, if the run has one."""
 
 _USER = 65_532
 GRACE_MARGIN_S: Final = 30
@@ -64,8 +74,14 @@ class Workload:
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
     threads: int | None
     """Value of OMP_NUM_THREADS; None sets none."""
-    gpus: int | None
-    """GPUs of the container; None leaves them to the user's template."""
+    gpus: int
+    """GPUs of the container; 0 leaves them to the user's template."""
+    gpus_by_default: int
+    """GPUs of a container that asks for no device otherwise."""
+    needs: ModelNeeds | None
+    """What the model needs; None if its size is not known."""
+    affinity: Manifest
+    """Which pods it likes to be near to; empty for none."""
     variables: Sequence[Manifest]
     """More environment variables, before those of the user's template."""
     environment_secret: str | None
@@ -77,16 +93,30 @@ class Workload:
     template: Mapping[str, Any]
     """The user's part of the pod template."""
 
+    @property
+    def place(self) -> str:
+        """Path of the user's part in the spec."""
+        group = "" if self.group is None else f"rollouts[{self.group}]"
+        return f"spec.{group or 'learner'}.template"
+
 
 def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     """Build the template of a workload's pods, with the user's part merged in.
 
     Raises: ValueError when the user's part cannot be merged.
     """
-    template = merge_template(_base(parent, defaults, workload), workload.template)
+    template: Manifest = _base(parent, defaults, workload)
+    common = _own_containers(parent.run.spec.pods.template, workload.role)
+    for place, patch in (("spec.pods.template", common), (workload.place, workload.template)):
+        try:
+            template = merge_template(template, patch)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if problems := "; ".join(_quantity_problems(patch)):
+            raise ValueError(f"{place}: {problems}")
     for container in template["spec"]["containers"]:
         if container["name"] == workload.role.value:
-            container["resources"] = with_defaults(container.get("resources", {}))
+            container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
     own_labels = labels(parent.name, workload.role, workload.group) | queue_labels(parent)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
@@ -98,6 +128,47 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
     }
     annotations = {**metadata.get("annotations", {}), TEMPLATE_HASH_ANNOTATION: digest(content)}
     return {**template, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _own_containers(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
+    """Return the template of all pods without the container of the other role."""
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(containers, list):
+        return template  # `merge_template` refuses it, or it names no container
+    others = set(Role) - {role}
+    own = [
+        each
+        for each in containers
+        if not (isinstance(each, Mapping) and each.get("name") in others)
+    ]
+    return {**template, "spec": {**spec, "containers": own}}
+
+
+def _quantity_problems(patch: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is no quantity in a template whose shape is right."""
+    spec = patch.get("spec") or {}
+    for kind in ("containers", "initContainers"):
+        for container in spec.get(kind) or ():
+            path = f"spec.{kind}[{container['name']}].resources"
+            yield from quantity_problems(container.get("resources") or {}, path)
+
+
+def _resources(
+    parent: Parent, defaults: OperatorDefaults, workload: Workload, container: Manifest
+) -> Manifest:
+    """Return the resources of a role's container, with defaults for what nobody set."""
+    given, name = container.get("resources") or {}, _gpu_name(parent, defaults)
+    if workload.gpus_by_default and not asks_for_devices(given):
+        limits = {**given.get("limits", {}), name: workload.gpus_by_default}
+        given = {**given, "limits": limits}
+    amount = str(given.get("limits", {}).get(name, 0))
+    gpus = int(amount) if amount.isdecimal() else 0
+    return with_defaults(given, gpus=gpus, needs=workload.needs)
+
+
+def _gpu_name(parent: Parent, defaults: OperatorDefaults) -> str:
+    return parent.run.spec.pods.gpu_resource_name or defaults.gpu_resource_name
 
 
 def queue_labels(parent: Parent) -> dict[str, str]:
@@ -124,12 +195,18 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
         "containers": [_container(parent, defaults, workload)],
         "volumes": [
             {"name": "config", "configMap": {"name": config_name(parent.name)}},
-            {"name": "scratch", "emptyDir": {}},
+            {"name": "scratch", "emptyDir": _scratch(workload)},
             *_certificates(parent, workload.role),
+            *_model_cache(parent),
             *workload.volumes,
             *_shared_memory(workload),
         ],
     }
+    pull_secrets = pods.image_pull_secrets or defaults.image_pull_secrets
+    if pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
+    if workload.affinity:
+        spec["affinity"] = workload.affinity
     if pods.priority_class_name is not None:
         spec["priorityClassName"] = pods.priority_class_name
     annotations = {}
@@ -146,12 +223,30 @@ def _shared_memory(workload: Workload) -> list[Manifest]:
     """Return the volume for /dev/shm, of which a container has only 64 MiB otherwise."""
     if not workload.shares_memory:
         return []
-    return [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    needs = workload.needs
+    limit = {} if needs is None else {"sizeLimit": gibibytes(needs.shared)}
+    return [{"name": "shared-memory", "emptyDir": {"medium": "Memory", **limit}}]
+
+
+def _scratch(workload: Workload) -> Manifest:
+    """Return the folder for temporary files; its limit is twice what the container asks for."""
+    needs = workload.needs
+    if needs is None or not needs.download:
+        return {}
+    return {"sizeLimit": gibibytes(2 * (needs.download + DISK_BYTES))}
+
+
+def _model_cache(parent: Parent) -> list[Manifest]:
+    """Return the volume in which all pods of the run keep the models that they download."""
+    claim = parent.run.spec.pods.model_cache_claim_name
+    if claim is None:
+        return []
+    return [{"name": "model-cache", "persistentVolumeClaim": {"claimName": claim}}]
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     secret = workload.environment_secret
-    gpus = {} if workload.gpus is None else {GPU_RESOURCE: workload.gpus}
+    gpus = {_gpu_name(parent, defaults): workload.gpus} if workload.gpus else {}
     return {
         "name": workload.role.value,
         "image": workload.image,
@@ -185,6 +280,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
                 {"name": each["name"], "mountPath": TLS_PATH, "readOnly": True}
                 for each in _certificates(parent, workload.role)
             ),
+            *({"name": each["name"], "mountPath": CACHE_PATH} for each in _model_cache(parent)),
             *workload.mounts,
             *(
                 {"name": each["name"], "mountPath": "/dev/shm"}  # noqa: S108 - tmpfs of its own
@@ -210,8 +306,23 @@ def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload)
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()
         ),
         *_keys(parent, workload.role),
+        *_hub(parent),
         *own,
     ]
+
+
+def _hub(parent: Parent) -> list[Manifest]:
+    """Return the variables by which libraries find the hub's token and the cache of models."""
+    pods, variables = parent.run.spec.pods, list[Manifest]()
+    if pods.token_secret_name is not None:
+        reference = {"name": pods.token_secret_name, "key": "token"}
+        variables += [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
+    if pods.model_cache_claim_name is not None:
+        variables += [
+            {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
+            {"name": CACHE_VARIABLE, "value": f"{CACHE_PATH}/models"},
+        ]
+    return variables
 
 
 def _keys(parent: Parent, role: Role) -> list[Manifest]:
@@ -234,6 +345,22 @@ def transport_arguments(parent: Parent, health_port: int) -> list[str]:
         "--plain-text" if is_plain else f"--tls={TLS_PATH}",
         f"--health-listen=0.0.0.0:{health_port}",
     ]
+
+
+def downloads_model(spec: VCPORunSpec) -> bool:
+    """Whether a pod downloads the model to its own disk."""
+    is_mounted = spec.model.name.startswith("/")
+    return not is_mounted and spec.pods.model_cache_claim_name is None
+
+
+def near(pods: Mapping[str, str], topology: str) -> Manifest:
+    """Return the wish, not the condition, to be where other pods with these labels are.
+
+    topology: Label of nodes; those with the same value are one place.
+    """
+    term = {"labelSelector": {"matchLabels": dict(pods)}, "topologyKey": topology}
+    wish = {"weight": 100, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
 
 
 def _certificates(parent: Parent, role: Role) -> list[Manifest]:

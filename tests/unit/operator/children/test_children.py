@@ -244,13 +244,13 @@ def test_a_worker_whose_engine_splits_the_model_has_the_gpus_and_the_memory_to_e
     (container,) = pod["containers"]
     mounts = [each["mountPath"] for each in container["volumeMounts"]]
     asked = container["resources"]["limits"].get("nvidia.com/gpu")
-    assert asked == (2 if gpus == 2 else None)
+    assert asked == gpus
     assert ("/dev/shm" in mounts) is (gpus == 2)
 
 
 def test_gpus_of_a_replica_are_the_limit_of_its_container_and_its_memory_has_none():
     assert learner_container(**TWO_PODS_OF_FOUR)["resources"] == {
-        "requests": {"cpu": "500m", "memory": "2Gi"},
+        "requests": {"cpu": "12", "memory": "32Gi"},
         "limits": {"nvidia.com/gpu": 4},
     }
 

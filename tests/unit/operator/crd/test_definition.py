@@ -81,6 +81,7 @@ def test_only_templates_parameters_arguments_and_our_own_state_are_open():
     assert sorted(open_paths(schema)) == [
         "spec.environment.parameters",
         "spec.learner.template",
+        "spec.pods.template",
         "spec.rollouts.engineArguments",
         "spec.rollouts.template",
         "spec.tracking.sinks.parameters",

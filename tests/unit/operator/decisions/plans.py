@@ -7,6 +7,7 @@ from typing import Any
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo.control.limit_change import lag_change
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
@@ -31,6 +32,7 @@ def desired_for(
     decided: ControlDecision | None = None,
     *,
     draining: LearnerDrain | None = None,
+    kept: Revision | None = None,
     **spec: Any,
 ) -> DesiredState:
     spec = {"rollouts": ROLLOUTS, **spec}
@@ -42,6 +44,7 @@ def desired_for(
         RunVerdict(phase=phase),
         decision=decided,
         draining=draining,
+        kept=kept,
     )
 
 

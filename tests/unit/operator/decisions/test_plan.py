@@ -101,10 +101,20 @@ def test_a_new_operator_applies_every_child_once():
     assert plan_names(desired_for(), cluster) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
-def test_a_new_image_changes_the_deployment_only():
+def test_a_new_image_of_workers_changes_their_deployment_and_is_noted_at_the_learner():
     cluster = settled_cluster(desired_for())
     changed = desired_for(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
-    assert plan_names(changed, cluster) == ["Apply Deployment demo-rollout-main"]
+    assert plan_names(changed, cluster) == [
+        "Apply StatefulSet demo-learner",
+        "Apply Deployment demo-rollout-main",
+    ]
+    templates = [
+        child.manifest["spec"]["template"]
+        for state in (changed, desired_for())
+        for child in state.children
+        if child.kind is Kind.STATEFUL_SET
+    ]
+    assert templates[0] == templates[1]
 
 
 def test_a_new_deadline_changes_nothing():
@@ -195,10 +205,10 @@ def test_a_failed_run_lets_go_of_everything_but_its_volume():
 
 
 def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
-    kept = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}
-    assert plan_names(
-        desired_for(LifecyclePhase.FAILED, **kept), settled_cluster(desired_for())
-    ) == [
+    policy, before = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}, desired_for()
+    assert before.revision is not None
+    failed = desired_for(LifecyclePhase.FAILED, kept=before.revision.revision, **policy)
+    assert plan_names(failed, settled_cluster(before)) == [
         "Delete PodDisruptionBudget demo-rollout-main",
         "Delete Deployment demo-rollout-main",
     ]

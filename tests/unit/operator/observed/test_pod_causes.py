@@ -204,3 +204,18 @@ def test_a_pod_that_its_node_put_out_says_why():
     cause = pod_cause({"metadata": {"name": "p"}, "status": put_out})
     assert cause is not None
     assert (cause.reason, cause.message) == ("Evicted", "pod p: The node was low on memory.")
+
+
+def test_a_volume_that_the_pods_group_may_not_write_is_told_with_its_cure():
+    denied = "PermissionError: [Errno 13] Permission denied: '/var/lib/vcpo/checkpoints'"
+    ended = {"exitCode": 1, "message": denied}
+    container = {
+        "name": "learner",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended},
+    }
+    body = {"metadata": {"name": "p"}, "status": {"containerStatuses": [container]}}
+    cause = pod_cause(body)
+    assert cause is not None
+    assert "fsGroup" in cause.message
+    assert "user and group 65532" in cause.message

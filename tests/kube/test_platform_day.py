@@ -1,0 +1,268 @@
+"""A platform team's days: what an upgrade, an edit or a mistake does to the pods of runs.
+
+Pods become ready because a test says so; nothing trains.
+"""
+
+import dataclasses
+
+import pytest
+
+from tests.fixtures.operator.operator import (
+    DEFAULTS,
+    DEPLOYMENT,
+    KEY,
+    PODS,
+    RUN,
+    RUNS,
+    operator_fixture,
+    run_body,
+    signals,
+)
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions.snapshot import LEARNER_PATIENCE_S
+from vcpo_operator.names import RunKey
+
+EVENTS = "/api/v1/namespaces/default/events"
+CONFIG = "/api/v1/namespaces/default/configmaps/demo-config"
+CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/demo-learner"
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+UPGRADED = dataclasses.replace(
+    DEFAULTS,
+    learner_image="learner:2",
+    pod_environment={"VCPO_LOG_FORMAT": "json"},
+    scrape_annotations=False,
+)
+OTHER = RunKey("default", "other")
+
+
+@pytest.fixture
+async def operator(endpoint):
+    async with operator_fixture(endpoint) as started:
+        yield started
+
+
+async def train(operator, key=KEY, **spec):
+    """Create a run and let all its pods start."""
+    await operator.client.create(RUNS, run_body(key.name, **spec))
+    await operator.settle(key)
+    await start_pods(operator)
+    operator.connections.signals = signals()
+    await operator.settle(key)
+
+
+async def start_pods(operator):
+    for pod in (await operator.client.get(PODS))["items"]:
+        await operator.client.merge_patch(
+            f"{PODS}/{pod['metadata']['name']}/status", {"status": READY}
+        )
+
+
+async def pods(operator, run=KEY.name):
+    """Uid of each pod of a run, by name; and image."""
+    listed = (await operator.client.get(PODS))["items"]
+    return {
+        each["metadata"]["uid"]: each["spec"]["containers"][0]["image"]
+        for each in listed
+        if each["metadata"]["labels"]["vcpo.dev/run"] == run
+    }
+
+
+async def condition(operator, kind, run=RUN):
+    conditions = (await operator.client.get(run))["status"]["conditions"]
+    (found,) = [each for each in conditions if each["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+async def claimed(operator):
+    return (await operator.client.get(CLAIM))["spec"]["resources"]["requests"]["storage"]
+
+
+async def events(operator, reason):
+    listed = (await operator.client.get(EVENTS))["items"]
+    return [each["message"] for each in listed if each["reason"] == reason]
+
+
+async def test_an_upgraded_operator_replaces_no_pod_and_says_what_waits(operator):
+    await train(operator)
+    before, file = await pods(operator), (await operator.client.get(CONFIG))["data"]
+    revision = (await operator.run())["status"]["revision"]
+    operator.restart_operator(UPGRADED)
+    await operator.settle()
+    assert await pods(operator) == before
+    assert (await operator.client.get(CONFIG))["data"] == file
+    status, reason, message = await condition(operator, "UpToDate")
+    assert (status, reason) == ("False", "RevisionPending")
+    assert 'containers[learner].image: "learner:1" -> "learner:2"' in message
+    assert "`upgradePolicy` 'OnRestart'" in message
+    run = await operator.run()
+    assert run["status"]["revision"] == revision != run["status"]["pendingRevision"]
+    assert await condition(operator, "Ready") == ("True", "Training", "The run trains.")
+    assert [each.startswith("UpToDate:") for each in await events(operator, reason)] == [True]
+
+
+async def test_a_rolled_back_upgrade_leaves_nothing_that_waits(operator):
+    await train(operator)
+    before = await pods(operator)
+    operator.restart_operator(UPGRADED)
+    await operator.settle()
+    operator.restart_operator(DEFAULTS)
+    await operator.settle()
+    assert await pods(operator) == before
+    assert (await condition(operator, "UpToDate"))[:2] == ("True", "Current")
+    assert "pendingRevision" not in (await operator.run())["status"]
+
+
+async def test_a_learner_whose_pod_is_evicted_starts_again_as_the_upgraded_operator_says(operator):
+    await train(operator)
+    operator.restart_operator(UPGRADED)
+    await operator.settle()
+    await operator.edit(suspend=True)
+    operator.connections.signals = None
+    await operator.settle()
+    await operator.edit(suspend=False)
+    await operator.settle()
+    images = set((await pods(operator)).values())
+    assert images == {"learner:2", "rollout:1"}
+    assert (await condition(operator, "UpToDate"))[:2] == ("True", "Current")
+    (message,) = await events(operator, "PodsReplaced")
+    assert message.startswith("The operator builds other pods now: ")
+
+
+async def test_a_run_that_never_upgrades_keeps_its_pods_when_it_resumes(operator):
+    await train(operator, upgradePolicy="Never")
+    operator.restart_operator(UPGRADED)
+    await operator.edit(suspend=True)
+    operator.connections.signals = None
+    await operator.settle()
+    await operator.edit(suspend=False)
+    await operator.settle()
+    assert set((await pods(operator)).values()) == {"learner:1", "rollout:1"}
+
+
+async def test_an_edit_of_the_pods_replaces_them_and_the_event_names_the_field(operator):
+    await train(operator)
+    before = await pods(operator)
+    await operator.edit(learner={"threads": 3})
+    await operator.settle()
+    assert not set(before) & set(await pods(operator))
+    (message,) = await events(operator, "PodsReplaced")
+    assert message.startswith("The run was edited: spec.learner.threads: nothing -> 3.")
+
+
+async def test_runs_that_recreate_upgrade_one_after_another(operator):
+    for key in (KEY, OTHER):
+        await train(operator, key, upgradePolicy="Recreate")
+    operator.restart_operator(UPGRADED)
+    for key in (KEY, OTHER):
+        await operator.settle(key)
+    upgraded = [set((await pods(operator, key.name)).values()) for key in (KEY, OTHER)]
+    assert upgraded == [{"learner:2", "rollout:1"}, {"learner:1", "rollout:1"}]
+    assert (await condition(operator, "UpToDate", f"{RUNS}/other"))[1] == "RevisionPending"
+    await start_pods(operator)
+    for key in (KEY, OTHER):
+        await operator.settle(key)
+    assert "learner:2" in (await pods(operator, "other")).values()
+
+
+async def test_more_steps_replace_no_pod_until_the_learner_has_taken_the_old_number(operator):
+    await train(operator)
+    before = await pods(operator)
+    await operator.edit(steps=20)
+    await operator.settle()
+    assert await pods(operator) == before
+    _, reason, message = await condition(operator, "UpToDate")
+    assert (reason, "spec.steps: 10 -> 20" in message) == ("RevisionPending", True)
+    operator.connections.signals = signals(RunPhase.COMPLETE)
+    await operator.reconcile()
+    await operator.reconcile()  # the old learner's last word is still the newest that is known
+    await operator.settle()
+    assert not set(before) & set(await pods(operator))
+    assert (await condition(operator, "Complete"))[0] == "False"
+    operator.now_s += 2.0
+    await start_pods(operator)
+    operator.connections.signals = signals(RunPhase.COMPLETE, step=20)
+    await operator.settle()
+    assert (await condition(operator, "Complete"))[0] == "True"
+
+
+async def test_more_steps_of_a_falling_learning_rate_replace_the_pods_at_once(operator):
+    await train(operator, optimizer={"schedule": "linear"})
+    before = await pods(operator)
+    await operator.edit(steps=20)
+    await operator.settle()
+    assert not set(before) & set(await pods(operator))
+
+
+async def test_the_reason_of_a_run_whose_image_cannot_be_pulled_is_the_cause(operator):
+    await operator.create()
+    await operator.settle()
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    container = {"name": "learner", "ready": False, "restartCount": 0, "state": waiting}
+    status = {"phase": "Pending", "containerStatuses": [container]}
+    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", {"status": status})
+    await operator.settle()
+    assert (await operator.run())["status"]["reason"] == "ImagePullBackOff"
+    assert (await condition(operator, "Ready"))[1] == "Initializing"
+
+
+async def test_a_run_without_a_cause_has_the_reason_of_ready(operator):
+    await operator.create()
+    await operator.settle()
+    assert (await operator.run())["status"]["reason"] == "Initializing"
+
+
+async def test_a_claim_that_waits_for_its_volume_is_not_asked_to_grow(operator):
+    await operator.create(learner={"checkpointStorageGibibytes": 50})
+    await operator.settle()
+    await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Pending"}})
+    await operator.edit(learner={"checkpointStorageGibibytes": 80})
+    await operator.settle()
+    assert (await condition(operator, "Accepted"))[:2] == ("True", "Accepted")
+    assert await claimed(operator) == "50Gi"
+    await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
+    await operator.settle()
+    assert await claimed(operator) == "80Gi"
+
+
+async def test_a_label_that_somebody_changes_is_put_right(operator):
+    await operator.create()
+    await operator.settle()
+    changed = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}}
+    await operator.client.merge_patch(DEPLOYMENT, changed)
+    await operator.settle()
+    labels = (await operator.client.get(DEPLOYMENT))["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "vcpo-operator"
+
+
+async def test_a_run_whose_learner_asks_for_no_gpu_says_so(operator):
+    await operator.create(model={"name": "m", "sizeBillions": 7.6})
+    await operator.settle()
+    accepted = await condition(operator, "Accepted")
+    assert accepted[:2] == ("True", "Accepted")
+    assert "set `learner.gpusPerReplica`" in accepted[2]
+
+
+async def test_workers_give_their_machines_back_while_the_learner_gets_none(operator):
+    await operator.create()
+    await operator.settle()
+    assert await operator.replicas() == 1
+    operator.now_s += LEARNER_PATIENCE_S
+    await operator.settle()
+    assert await operator.replicas() == 0
+    assert (await condition(operator, "RolloutsReady"))[1] == "LearnerCannotStart"
+    await operator.schedule("demo-learner-0")
+    await operator.settle()
+    assert await operator.replicas() == 1
+
+
+async def test_workers_of_a_learner_that_lost_its_node_wait_for_it_a_while(operator):
+    await train(operator)
+    unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
+    operator.connections.signals = None
+    operator.now_s += LEARNER_PATIENCE_S
+    await operator.settle()
+    assert await operator.replicas() == 1
+    operator.now_s += LEARNER_PATIENCE_S
+    await operator.settle()
+    assert await operator.replicas() == 0
