@@ -18,17 +18,26 @@ from benchmarks.model_families.learner_side import (
     mean_difference,
 )
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
+from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.micro_batches import MicroBatchRunner
-from vcpo_rollout.engines.engine import Engine, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.engine import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationRequest,
+    PolicyWeights,
+)
 from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.weights.postprocess import make_postprocessing
 
 _PROMPTS: Final = (3, 9, 3, 20, 5, 12, 3, 30, 8, 17, 3, 6)
 """Tokens of the prompts: twice as many as the engine has places, so that some join others."""
+_REFUSED_NATS: Final = 2 * MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
+"""Mean gap, nats a token, at which the self-check of a run in float32 ends it at the latest."""
 _LORA: Final = {"rank": 4, "alpha": 8}
 
 
@@ -61,7 +70,7 @@ async def _worse_version(spec: VCPORunSpec) -> float:
         spec, group, seed=0, rounding=plan.quantization.rounding, adapters=use
     )
     engine, _ = load_engine(spec, group, plan, seed=0)
-    differences = []
+    differences: list[float] = []
     for version in (1, 2):
         if spec.model.lora is not None:
             change_state(network.model, 1.0)  # half of an adapter is 0 at first
@@ -69,14 +78,25 @@ async def _worse_version(spec: VCPORunSpec) -> float:
             change_state(network.model, 0.1)
         payload = PublishedState(network.model).whole(group.number_format)
         weights = PolicyWeights.whole(version, bytes(payload))
-        await engine.swap_weights(weights if postprocess is None else postprocess(weights))
-        sampled = await _sample(engine, version)
+        try:
+            await engine.swap_weights(weights if postprocess is None else postprocess(weights))
+            sampled = await _sample(engine, version)
+        except EngineError as error:
+            if differences:
+                raise
+            raise ValueError(f"spec.rollouts[].engine: {error}") from error  # it samples nothing
         # Anew for each version: it compares the output head with its tiles.
         runner = MicroBatchRunner(network, spec, pad)
         own = [learner_logprobs(runner, [each])[0] for each in sampled]
         drawn = [torch.tensor(each.rollout_logprobs) for each in sampled]
         differences.append(mean_difference(own, drawn))
     await engine.close()
+    if min(differences) > _REFUSED_NATS:
+        raise ValueError(
+            f"spec.rollouts[].engine: {group.engine} computes another policy, more than"
+            f" {_REFUSED_NATS} nats a token off; the self-check of a run ends it before its first"
+            " step"
+        )
     return max(differences)
 
 

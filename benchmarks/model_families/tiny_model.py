@@ -37,21 +37,22 @@ def change_state(model: nn.Module, scale: float) -> None:
     """Add noise to all that training may change, so that nothing is 0 or 1 as a model begins.
 
     scale: standard deviation of what is added to a vector; matrices get a tenth of it, and a
-        router's biases, which are small beside its scores, three times as much. With parameters
-        that are not trained, buffers are not either.
+        router's biases, which are small beside its scores, three times as much. Beside adapters
+        nothing else changes.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.add_(torch.randn_like(parameter), alpha=scale / 10 ** (parameter.ndim > 1))
-    if all(parameter.requires_grad for parameter in model.parameters()):
+    if not any("lora_" in name for name, _ in model.named_parameters()):
         for buffer in trained_buffers(model):
             buffer.add_(torch.randn_like(buffer), alpha=3 * scale)
 
 
 def trained_buffers(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers of a model's files that training changes."""
+    """Yield the buffers of a model's files that training changes; some are frozen parameters."""
     saved = model.state_dict()
-    for name, buffer in model.named_buffers():
+    frozen = [each for each in model.named_parameters() if not each[1].requires_grad]
+    for name, buffer in [*model.named_buffers(), *frozen]:
         is_trained = any(word in name.rpartition(".")[2] for word in _TRAINED_BUFFERS)
         if name in saved and is_trained and buffer.is_floating_point():
             yield buffer

@@ -20,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
+from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights
 from vcpo_rollout.engines.payload_tensors import TensorRows, joined
@@ -71,7 +72,8 @@ class ParameterLoader:
         """Write the changed layers; yields the fields of `vllm.worker.WeightFile`."""
         changed = changed_tensors(self._skeleton, weights, in_use=in_use)
         tensors = read_weights(self._skeleton, weights)
-        with write_memory_file(tensors_to_send(tensors, changed)) as file:
+        sent = in_checkpoint_form(self._skeleton, tensors_to_send(tensors, changed))
+        with write_memory_file(sent) as file:
             yield {"path": str(_path_for_vllm(file)), "is_whole": changed is None}
 
     async def load(self, llm: AsyncLLM, update: dict[str, Any], policy_version: int) -> None:

@@ -91,7 +91,7 @@ class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not
     """Names the file with the new weights."""
 
     path: str
-    """A safetensors file with parameters and buffers under their `transformers` names."""
+    """A safetensors file with parameters and buffers in the form of a checkpoint."""
     is_whole: bool
     """Whether it has every tensor. If not, it has all tensors of each layer it touches."""
 
