@@ -22,10 +22,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from vcpo.api import (
     API_VERSION,
     FieldProblem,
+    GpuUse,
     SpecError,
     VCPORun,
     VCPORunSpec,
     load_document,
+    with_gpu_defaults,
 )
 from vcpo.api.errors import field_path, problems_of
 from vcpo.api.fields import DnsLabel, Section, conflict, refuse
@@ -317,7 +319,9 @@ def cell_spec(
     # A cell shows what a method does at a rate and a lag, so nothing but the method changes them.
     health = {"enabled": False}
     document |= {"algorithm": algorithm, "optimizer": optimizer, "health": health, "seed": seed}
-    return VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
+    spec = VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
+    # Cells run on the CPU.
+    return with_gpu_defaults(spec, GpuUse.of_machine(spec, has_gpus=False, has_vllm=False))
 
 
 def load_study(path: Path) -> VCPOStudy:
