@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -31,6 +32,9 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 )
 """Number formats of models, by their name in a configuration."""
+
+UNLOADABLE: Final = (OSError, ValueError, SafetensorError, StrictDataclassError)
+"""What transformers raises of a model that is not there, is damaged or contradicts itself."""
 
 
 class ModelLoadError(StartError):
@@ -80,7 +84,7 @@ def load_policy(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise ModelLoadError(name, error) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])

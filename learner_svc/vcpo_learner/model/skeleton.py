@@ -38,6 +38,7 @@ from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.file_tensors import account_for
 from vcpo_learner.model.loading import (
+    UNLOADABLE,
     ModelLoadError,
     check_config,
     hold_base_short,
@@ -113,7 +114,7 @@ def build_skeleton(
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # it has no annotations
                 config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
-    except (OSError, ValueError) as error:
+    except UNLOADABLE as error:
         raise ModelLoadError(name, error) from error
     model.config.dtype = dtype
     model.tie_weights()

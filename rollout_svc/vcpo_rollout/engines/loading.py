@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
@@ -178,7 +179,7 @@ def _explain_errors(name: str) -> Iterator[None]:
     """Convert errors of the library about a model into one error with a cure."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):  # transformers' advice
             raise ValueError(str(untrusted_code(name))) from error
         if Path(name).is_dir():

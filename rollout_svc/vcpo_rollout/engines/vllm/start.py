@@ -173,7 +173,7 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
         arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
         with _environment(variables | (_CPU_ENVIRONMENT if on_cpu else {})):
             return AsyncLLM.from_engine_args(arguments, stat_loggers=[StepLogger])
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # the code of any model runs there
         cause = last_error.read() or error
         given = f" with engineArguments {dict(settings.arguments)}" if settings.arguments else ""
         raise ValueError(f"spec.rollouts[].engine: vLLM did not start{given}: {cause}") from error
