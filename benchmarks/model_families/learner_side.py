@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID
 from vcpo.algo import GradientNormEstimator
 from vcpo.api import VCPORunSpec
+from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -122,6 +123,9 @@ class Reference:
         )
         # It writes zeros over what it has read of some families: of Youtu, the padding token's row.
         self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        # transformers changes LongRoPE's table where a trajectory crosses the original length; vLLM,
+        # and so a run, has one table for the context.
+        fix_rotary_table(self.model, None)
         self.trajectories = trajectories
         with torch.no_grad():
             self.logprobs = [plain_logprobs(self.model, each) for each in trajectories]
