@@ -123,8 +123,8 @@ class Reference:
         )
         # It writes zeros over what it has read of some families: of Youtu, the padding token's row.
         self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-        # transformers changes LongRoPE's table where a trajectory crosses the original length; vLLM,
-        # and so a run, has one table for the context.
+        # transformers changes LongRoPE's table where a trajectory crosses the original length; vLLM
+        # and a run have one table for the context.
         fix_rotary_table(self.model, None)
         self.trajectories = trajectories
         with torch.no_grad():
