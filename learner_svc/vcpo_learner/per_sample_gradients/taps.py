@@ -109,13 +109,15 @@ class Recording:
     def backward(self, objective: Tensor, measuring: Measuring, *, retain_graph: bool) -> None:
         """Hand the gradient of `objective` at every use that it depends on to `measuring`.
 
-        The parameters' `.grad` does not change.
+        The parameters' `.grad` does not change. Products are not rounded for autocast.
         """
         self.measuring = measuring
         try:
-            torch.autograd.grad(
-                objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
-            )
+            # A layer that is computed again has the context of its first run.
+            with torch.autocast(self.anchor.device.type, enabled=False):
+                torch.autograd.grad(
+                    objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
+                )
         finally:
             self.measuring = None
 
