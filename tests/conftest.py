@@ -1,6 +1,7 @@
 """Settings of every test."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ LONG = tuple(
     )
 )
 """Files that start engines, ranks or whole runs, and take up to minutes each."""
+
+
+@pytest.fixture(autouse=True)
+def denormals_are_numbers():
+    """Undo what a learner does to its process, where a test makes one: hypothesis needs them."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,7 @@ class MismatchWatch:
         self._records = records
         self._clock = clock
         self._patience_s = spec.failure_policy.failure_tolerance_seconds
-        self._engine_of_group = {each.name: each.engine for each in spec.rollouts}
+        self._engine_of_group = {each.name: each.engine_name for each in spec.rollouts}
         self._engines: dict[str, str] = {}
         """Engines of the workers that were seen last, by worker."""
         self._come: set[str] = set()

@@ -38,7 +38,7 @@ def block_moments(log_ratios: Tensor, blocks: Sequence[Sequence[int]]) -> Weight
     log_ratios: [N] float64 nats. blocks: [B][blocks] tokens of each block; those of a trajectory
         add up to it.
     """
-    sizes = to_device(torch.tensor([*chain.from_iterable(blocks)]), log_ratios.device)
+    sizes = to_device(torch.tensor([*chain.from_iterable(blocks)], device="cpu"), log_ratios.device)
     return _moments(segment_sums(log_ratios, sizes))
 
 

@@ -122,7 +122,7 @@ class EarlyWarning:
         kept = (1.0 - 1.0 / SMOOTHING_STEPS) ** seen
         # The share of the newest step in a mean whose weights sum to 1 from the first step on.
         share = (1.0 / SMOOTHING_STEPS) / (1.0 - kept)
-        mean = self.mean + share * (min(1.0, step.relative_ess) - self.mean)
+        mean = min(1.0, self.mean + share * (min(1.0, step.relative_ess) - self.mean))
         dead_steps = self.dead_steps + 1 if step.is_dead else 0
         observed = replace(self, mean=mean, seen=seen, dead_steps=dead_steps)
         # The score is read at the thresholds of the level before, so that the level lasts.

@@ -93,6 +93,12 @@ def test_a_run_that_is_resumed_is_not_at_its_start_again():
     assert resumed.seen == 69
 
 
+def test_a_run_whose_first_step_is_on_policy_can_be_resumed():
+    # 0.2 / (1 - 0.8), the share of the first step, is a little more than 1.
+    warning = warning_after(1.0)
+    assert EarlyWarning.from_dict(warning.to_dict()) == warning
+
+
 @pytest.mark.parametrize(
     "change", [{"mean": 1.5}, {"seen": -1}, {"level": "bad"}, {"mean": None}, {"dead_steps": "x"}]
 )

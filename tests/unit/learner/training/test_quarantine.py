@@ -27,7 +27,7 @@ def test_a_group_is_kept_where_people_can_read_what_was_in_it(tmp_path):
     assert document["reason"] == "IndexError: index out of range"
     (first, _) = document["trajectories"]
     assert (first["response_token_ids"], first["reward"]) == ([99], 0.25)
-    assert first["version_spans"] == [{"policy_version": 0, "num_tokens": 1}]
+    assert first["version_spans"] == [{"policy_version": 0, "num_tokens": 1, "key_age_versions": 0}]
     assert len(path.read_text().splitlines()) == 11
     assert Quarantine(tmp_path / "quarantine").excluded_lease_ids() == {"train-now-3"}
 
