@@ -17,7 +17,7 @@ own ESS is as low.
 *Bounded.* A run is rolled back at most `max_rollbacks` times, and every rollback lowers the rate.
 So a run that cannot be saved ends after its last step, as any other run.
 
-The design note 100 has the figures.
+The design note 016 has the figures.
 """
 
 from collections.abc import Mapping
