@@ -26,6 +26,7 @@ IN_A_CLUSTER = [path for path in FILES if "kubectl apply" in path.read_text()]
 ON_THIS_MACHINE = [path for path in FILES if "vcpo run" in path.read_text()]
 FETCHED = [path for path in FILES if "models.make_model" in path.read_text()]
 """Their models are made when they are asked for."""
+FROM_THE_HUB = [path for path in FILES if "Hugging Face hub" in path.read_text()]
 NEEDS_A_GPU = [path for path in FILES if "GPU for the learner" in path.read_text()]
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 DEFINITIONS_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -51,7 +52,8 @@ def test_an_example_prints_its_own_command(path):
 @for_each_file(ON_THIS_MACHINE)
 def test_an_example_for_this_machine_is_valid_and_finds_its_model(path):
     run = load_run(path)
-    assert path in FETCHED or (path.parent / run.spec.model.name / "config.json").is_file()
+    elsewhere = path in (*FETCHED, *FROM_THE_HUB)
+    assert elsewhere or (path.parent / run.spec.model.name / "config.json").is_file()
 
 
 @for_each_file(IN_A_CLUSTER)

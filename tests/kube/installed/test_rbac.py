@@ -18,6 +18,7 @@ from tests.fixtures.operator.operator import (
     DEFINITIONS,
     DEPLOYMENT,
     KEY,
+    PODS,
     RUN,
     OperatorFixture,
     connect,
@@ -136,6 +137,10 @@ async def live(operator):
     own = {**none, "serviceAccountName": "theirs"}
     smaller = [{**GROUPS[0], "maxReplicas": 1}]
     await operator.edit(pods=own, rollouts=smaller, learner={"image": "learner:2"})
+    await operator.settle()
+    # Its kubelet has ended the old pod.
+    await operator.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})
+    operator.connections.signals = signals()
     await operator.settle()
     operator.connections.signals = signals(RunPhase.COMPLETE)
     await operator.settle()

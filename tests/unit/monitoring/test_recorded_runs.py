@@ -18,6 +18,7 @@ BOUNDS = {"healthy": 6, "collapse": 48, "recovery": 48}
 WARNING, IMMINENT = "VCPOCollapseWarning", "VCPOCollapseImminent"
 LOW, WASTED = "VCPOEffectiveSampleSizeLow", "VCPOSamplesWasted"
 THROTTLED = "VCPOThrottledForLong"
+SLOWED_DOWN = "VCPOLearningRateBackedOff"
 
 COLLAPSE = {
     # Step 4 warns at 2:58 and step 5 is critical at 3:44.
@@ -50,14 +51,15 @@ RECOVERY = {
     16: {WARNING},
     17: set(),
     40: set(),
-    # Critical again from 43:10 to 46:40. The limit fell to 0, and it rose a minute before that.
-    44: set(),
-    45: {IMMINENT},
-    46: {WARNING, IMMINENT},
-    51: {WARNING},
-    52: set(),
+    # Critical again from 43:10 to 46:40. The limit fell to 0, and it rose a minute before that. The
+    # recorded rate stays at a quarter from then on.
+    44: {SLOWED_DOWN},
+    45: {IMMINENT, SLOWED_DOWN},
+    46: {WARNING, IMMINENT, SLOWED_DOWN},
+    51: {WARNING, SLOWED_DOWN},
+    52: {SLOWED_DOWN},
     # The limit is 9 of 48 after 40 minutes, and rises.
-    90: set(),
+    90: {SLOWED_DOWN},
 }
 
 

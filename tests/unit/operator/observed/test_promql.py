@@ -268,6 +268,7 @@ async def test_what_is_scraped_says_what_the_learner_says():
     told = run_signals(window.message())
     scraped = read_signals(exported_samples(metrics))
     names = ("workers", "tokens_per_s", "consumed_per_s", "since_step_s")
+    names += ("cut_responses_ratio", "equal_groups_ratio", "prompt_tokens_mean")
     only_by_grpc = {name: getattr(told, name) for name in names}
     assert dataclasses.replace(scraped, **only_by_grpc) == told
 
