@@ -134,6 +134,20 @@ _GROUP: Final = _fields(
     lastScaleTime=_time("Time at which the desired number changed last."),
 )
 
+_LEARNER: Final = _fields(
+    "The learner's pods.",
+    pods=_text("Pods of the learner, ready/desired.", 16),
+    restarts=_count("Restarts of the learner; of several pods at once they are one."),
+    podUid=_text("Uid of the first pod, which `podRestarts` is about.", 64),
+    podRestarts=_count("Restarts of that pod that `restarts` includes."),
+    followers=_map_list("The other pods.", "uid", _MAX_PODS, _FOLLOWER),
+    group=_uids("Uids of the pods that train together; empty until all have met."),
+    replaced=_uids("Uids of pods to delete, because one of their group has ended."),
+    restartsInARow=_count("Restarts in a row without progress."),
+    furthestStep=_count("Furthest step at a restart; a later step is progress."),
+    lastTermination=_TERMINATION,
+)
+
 
 def status_schema() -> Schema:
     """Return the schema of the `status` subresource."""
@@ -187,19 +201,7 @@ def status_schema() -> Schema:
             },
             score=_ratio("Severity of the worst sign: 1/3 warns, 2/3 is critical, 1 is dead."),
         ),
-        learner=_fields(
-            "The learner's pods.",
-            pods=_text("Pods of the learner, ready/desired.", 16),
-            restarts=_count("Restarts of the learner; of several pods at once they are one."),
-            podUid=_text("Uid of the first pod, which `podRestarts` is about.", 64),
-            podRestarts=_count("Restarts of that pod that `restarts` includes."),
-            followers=_map_list("The other pods.", "uid", _MAX_PODS, _FOLLOWER),
-            group=_uids("Uids of the pods that train together; empty until all have met."),
-            replaced=_uids("Uids of pods to delete, because one of their group has ended."),
-            restartsInARow=_count("Restarts in a row without progress."),
-            furthestStep=_count("Furthest step at a restart; a later step is progress."),
-            lastTermination=_TERMINATION,
-        ),
+        learner=_LEARNER,
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _GROUP),
         workers=_text("Rollout workers, ready/desired.", 16),
         revision=_text("Name of what the run's pods are made of.", 16),
