@@ -16,7 +16,7 @@ BOUNDS = {"healthy": 6, "collapse": 48, "recovery": 48}
 """The runs' `algorithm.maxPolicyLagSteps`."""
 
 WARNING, IMMINENT = "VCPOCollapseWarning", "VCPOCollapseImminent"
-LOW, WASTED = "VCPOEffectiveSampleSizeLow", "VCPOSamplesWasted"
+LOW = "VCPOEffectiveSampleSizeLow"
 THROTTLED = "VCPOThrottledForLong"
 SLOWED_DOWN = "VCPOLearningRateBackedOff"
 
@@ -29,10 +29,10 @@ COLLAPSE = {
     # The relative ESS is below 0.3 from 2:58 to 31:14, so for ten minutes at 12:58.
     12: {WARNING, IMMINENT},
     13: {WARNING, IMMINENT, LOW},
-    # At 8:40 the throttle drops 968 of 5,960 trajectories; fifteen minutes later it still counts.
+    # At 8:40 the throttle drops 968 of 5,960 trajectories, on purpose.
     23: {WARNING, LOW},
-    24: {WARNING, IMMINENT, LOW, WASTED},
-    # Of the last fifteen minutes 768 of some 8,500 were dropped; the score falls to 0.38 at 31:20.
+    24: {WARNING, IMMINENT, LOW},
+    # The score falls to 0.38 at 31:20.
     32: {WARNING},
     # The limit fell from 48 at 8:50, and it has not risen in half an hour.
     38: {WARNING, IMMINENT},
