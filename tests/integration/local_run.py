@@ -68,8 +68,7 @@ class LocalRun:
 
     def pids(self) -> list[int]:
         files = (self.path / "processes").glob("*.json")
-        ready = [file for file in files if file.name != "prometheus.json"]
-        return [int(json.loads(file.read_text())["pid"]) for file in ready]
+        return [int(json.loads(file.read_text())["pid"]) for file in files]
 
     def metrics_port_of(self, name: str) -> int:
         self.pid_of(name)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
 from tests.fixtures.rules.variants import scaled_rules
-from vcpo.api import load_run
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 
@@ -37,7 +36,7 @@ class ObservedRun:
     """A run that has ended, and the time in which it was observed."""
 
     name: str
-    """Name of the run in its file; the label `run` of its series."""
+    """Name of its directory; the label `run` of its series."""
     path: Path
     """Its run directory."""
     started_s: float
@@ -113,7 +112,7 @@ def _observe(spec: Path, path: Path, *, afterwards_s: float) -> ObservedRun:
         _end(process)
     time.sleep(afterwards_s)
     return ObservedRun(
-        name=load_run(spec).metadata.name,
+        name=path.name,
         path=path,
         started_s=started_s,
         ended_s=time.time(),

@@ -70,14 +70,18 @@ def events(
         bool, typer.Option("--json", help="Print each event as one line of JSON.")
     ] = False,
 ) -> None:
-    """Print what happened to a run: events of the host and of the learner, by time."""
+    """Print what happened to a run: events of the host and of the learner, by time.
+
+    Three or more of one kind in a row are one line, with the last one's words; JSON has each.
+    """
     source = LocalEvents(_checked(run))
     with _until_interrupted():
-        for event in follow_events(source, follow=follow, sleep=time.sleep):
+        for row in follow_events(source, follow=follow, sleep=time.sleep):
             if as_json:
-                typer.echo(event_json(event))
+                for event in row.events:
+                    typer.echo(event_json(event))
             else:
-                OUT.print(event_text(event), soft_wrap=True)
+                OUT.print(event_text(row), soft_wrap=True)
 
 
 def logs(

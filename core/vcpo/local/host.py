@@ -41,7 +41,7 @@ from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
-from vcpo.local.terminal.run_view import RunView, run_view
+from vcpo.local.terminal.run_view import RunView, ended_view, run_view
 from vcpo.local.terminal.view import LiveView
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
@@ -119,7 +119,7 @@ class Host:
         self._metrics = options.metrics
         self._learner_restarts = 0
         self._metrics_port = options.metrics_port
-        self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run.metadata.name)
+        self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run_dir.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
         self._stale_age_s: float | None = None
@@ -139,7 +139,9 @@ class Host:
             loop.add_signal_handler(number, self._interrupted.set)
         self._run_dir.write_steering_key(self._fleet.steering_key)
         try:
-            return await self._run_until_end()
+            outcome = await self._run_until_end()
+            self._view.update(ended_view(self._run, self._run_dir.path, now_s=time.time()))
+            return outcome
         finally:
             self._write_scrape_targets([])
             await self._fleet.stop(_STOP_GRACE_S)

@@ -9,9 +9,11 @@ logs/          one log per process           report.html    the report
 samples/       a few responses of some steps
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
-               prometheus.json names them for a Prometheus, steering-key lets `vcpo top` ask
+               steering-key lets `vcpo top` ask
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
+
+`prometheus/NAME.json` beside the directory names its processes for a Prometheus while it runs.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class RunDir:
         self.logs = path / "logs"
         self.processes = path / "processes"
         self.steering_key = self.processes / "steering-key"
-        self.scrape_targets = self.processes / "prometheus.json"
+        here = path.absolute()
+        self.name = here.name
+        """Name of the directory, by which metrics tell two runs of one file apart."""
+        self.scrape_targets = here.parent / "prometheus" / f"{self.name}.json"
         self.model = path / "model"
 
     @property

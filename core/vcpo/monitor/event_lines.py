@@ -14,6 +14,7 @@ from vcpo.local.terminal.run_view import printable
 from vcpo.monitor.local_run import LocalEvents
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord
+from vcpo.report.event_table import EventRow, event_rows
 
 _STYLES = {logging.ERROR: "bold red", logging.WARNING: "yellow"}
 _POLL_S = 0.5
@@ -21,12 +22,12 @@ _POLL_S = 0.5
 
 def follow_events(
     source: LocalEvents, *, follow: bool, sleep: Callable[[float], None]
-) -> Iterator[EventRecord]:
-    """Yield the events of a run by time; then, if wanted, those that come until its end."""
+) -> Iterator[EventRow]:
+    """Yield the events of a run by time, repetitions folded; then, if wanted, those that come."""
     while True:
         # Asked before the last read, so that what was written meanwhile is still read.
         is_over = not follow or source.has_ended()
-        yield from by_time(source.read())
+        yield from event_rows(by_time(source.read()))
         if is_over:
             return
         sleep(_POLL_S)
@@ -37,15 +38,20 @@ def by_time(events: Iterable[EventRecord]) -> list[EventRecord]:
     return sorted(events, key=lambda event: event.time_unix_s)
 
 
-def event_text(event: EventRecord) -> Text:
-    """Return an event as one line: time in UTC, source, kind, message."""
-    moment = datetime.fromtimestamp(event.time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def event_text(row: EventRow) -> Text:
+    """Return an event as one line: time in UTC, source, kind, message; of several the last."""
+    event, number = row.last, len(row.events)
+    since = f" ({number:,} of these since {_moment(row.events[0])})" if number > 1 else ""
     return Text.assemble(
-        (f"{moment}  ", "dim"),
+        (f"{_moment(event)}  ", "dim"),
         (f"{event.source:<8} ", "cyan"),
         (f"{event.kind:<20} ", _STYLES.get(event_level(event.kind), "bold")),
-        printable(event.message),
+        printable(event.message) + since,
     )
+
+
+def _moment(event: EventRecord) -> str:
+    return datetime.fromtimestamp(event.time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def event_json(event: EventRecord) -> str:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from vcpo.algo import WarningLevel
 from vcpo.api import SpecError, VCPORun, load_run
-from vcpo.control.signals import RunSignals
 from vcpo.learner_control import LearnerControl
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.run_view import RunView, first_signals, run_view
+from vcpo.local.terminal.run_view import RunView, ended_view, recorded_view, run_view
 from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
-from vcpo.records.step_record import SIGNALS
-from vcpo.report.summary import State, state_of
 from vcpo.service.lifecycle import Ready, read_ready
 from vcpo.service.run_lock import LockHolder, is_held
 from vcpo.wire.client import open_channel
@@ -61,7 +56,7 @@ class LocalRun:
         """Return the state of the run now."""
         if not self.is_at_work:
             await self.close()
-            return self._recorded_view(self._ended_phase())
+            return ended_view(self._run, self.path, now_s=self._clock(), metrics=self._records())
         await self._ask()
         is_ready = self._learner_ready() is not None
         signals = None if self._control is None else self._control.last_known()
@@ -109,10 +104,6 @@ class LocalRun:
         starts = [one.time_unix_s for one in events if one.source == _HOST][:1]
         return self._clock() - starts[0] if starts else 0.0
 
-    def _ended_phase(self) -> str:
-        state = state_of(self._run, self._records(), read_events(self.path))
-        return "stopped" if state in {State.UNFINISHED, State.EMPTY} else state.value
-
     def _records(self) -> Metrics:
         """Return the records; they are read again only after the file has changed."""
         path = self.path / "metrics.jsonl"
@@ -123,65 +114,6 @@ class LocalRun:
 
     def _recorded_view(self, phase: str) -> RunView:
         return recorded_view(self._run, self._records(), phase=phase, now_s=self._clock())
-
-
-def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -> RunView:
-    """Return the state of a run from its records alone.
-
-    now_s: Unix time.
-    """
-    last = metrics.steps[-1] if metrics.steps else None
-    first_times = [one.time_unix_s for one in metrics.steps[:1]]
-    first_times += [one.time_unix_s for one in metrics.evaluations[:1]]
-    began_s = min(first_times, default=now_s)
-    return RunView(
-        run=run,
-        phase=phase,
-        signals=recorded_signals(run, metrics, now_s),
-        workers_desired=0,
-        elapsed_s=(last.time_unix_s if last else now_s) - began_s,
-    )
-
-
-def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals:
-    """Return what the records of a run say of its last step.
-
-    now_s: Unix time.
-    """
-    evaluations = metrics.evaluations
-    signals = replace(
-        first_signals(run), accuracy=evaluations[-1].accuracy if evaluations else None
-    )
-    if not metrics.steps:
-        return signals
-    last = metrics.steps[-1]
-    taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
-    rate: dict[str, Any] = {
-        name: None if taken is None else getattr(taken, name)
-        for name, signal in SIGNALS
-        if signal.is_of_update
-    }
-    return replace(
-        signals,
-        step=last.step,
-        policy_version=last.step,
-        ess_ratio=last.ess_ratio if last.has_weights else None,
-        on_policy_ess_ratio=last.on_policy_ess_ratio,
-        **rate,
-        warning_score=last.warning_score,
-        warning_level=WarningLevel(last.warning_level),
-        reward_mean=last.reward_mean,
-        cut_responses_ratio=last.cut_responses_ratio,
-        equal_groups_ratio=last.equal_groups_ratio,
-        prompt_tokens_mean=last.prompt_tokens_mean,
-        lag_p50=last.lag_p50,
-        lag_max=last.lag_max,
-        lag_limit_steps=last.lag_limit_steps,
-        buffered=last.buffered,
-        in_flight=last.in_flight,
-        tokens_per_s=last.tokens_per_s,
-        since_step_s=max(0.0, now_s - last.time_unix_s),
-    )
 
 
 class LocalRuns:

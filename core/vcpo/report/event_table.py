@@ -1,4 +1,4 @@
-"""The events of a report: the newest, with repetitions folded into one row."""
+"""Events with repetitions folded into one row, as a report and `vcpo events` list them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from vcpo.records.journal import EventRecord
 
 MAX_EVENTS = 500
-"""Largest number of events listed; of more, the newest are."""
+"""Largest number of events that a report lists; of more, the newest are."""
 
 _FEWEST_FOLDED = 3
 """Shorter repetitions are not folded."""
@@ -31,21 +31,20 @@ class EventRow:
 
 
 def event_rows(events: Sequence[EventRecord]) -> tuple[EventRow, ...]:
-    """Return the rows of the newest events, oldest first.
+    """Return the rows of events, oldest first.
 
     Three or more events in a row of one kind and source are one row. Skipped steps are one row for
     the whole run, at the place of the last of them.
     """
-    shown = events[-MAX_EVENTS:]
     rows: list[EventRow] = []
     for kind in sorted(_FOLDED_ANYWHERE):
-        alike = tuple(event for event in shown if event.kind == kind)
+        alike = tuple(event for event in events if event.kind == kind)
         rows += [EventRow(events=alike)] if len(alike) >= _FEWEST_FOLDED else _single(alike)
-    others = [event for event in shown if event.kind not in _FOLDED_ANYWHERE]
+    others = [event for event in events if event.kind not in _FOLDED_ANYWHERE]
     for _, group in groupby(others, key=lambda event: (event.source, event.kind)):
         alike = tuple(group)
         rows += [EventRow(events=alike)] if len(alike) >= _FEWEST_FOLDED else _single(alike)
-    places = {id(event): place for place, event in enumerate(shown)}
+    places = {id(event): place for place, event in enumerate(events)}
     return tuple(sorted(rows, key=lambda row: places[id(row.last)]))
 
 

@@ -86,7 +86,7 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "findings": findings(recorded),
         "charts": charts,
         "sections": details,
-        "rows": event_rows(recorded.events),
+        "rows": event_rows(recorded.events[-MAX_EVENTS:]),
         "num_events": len(recorded.events),
         "num_shown": min(MAX_EVENTS, len(recorded.events)),
         # Another user of the machine may reach a page that is served.

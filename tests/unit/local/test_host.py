@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.host import PATIENCE_S, ROOT, SERVE, HostFixture
+from tests.fixtures.host import PATIENCE_S, ROOT, RUN, SERVE, HostFixture
 from tests.fixtures.records import EVALUATION, STEP
 from vcpo.local.terminal.ending import Ending
 from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
@@ -97,6 +97,7 @@ async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_se
     fixture.clock.added_s = 1801.0
     outcome = await fixture.outcome()
     assert outcome.ending is Ending.FAILED
+    assert fixture.view.views[-1].phase == "failed"
     assert "`spec.startupDeadlineSeconds`: the run took no step within 1800 s." in outcome.message
 
 
@@ -283,12 +284,13 @@ async def test_a_run_that_collapsed_ends_with_that_word(fixture):
     fixture.start()
     await fixture.until_answered("learner")
     journal = Journal(fixture.directory.path)
-    journal.step(STEP)
+    journal.step(replace(STEP, step=RUN.spec.steps))
     for step, accuracy in ((0, 0.9), (1, 0.1)):
         journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
     fixture.tell("complete")
     outcome = await fixture.outcome()
     assert outcome.ending is Ending.COLLAPSED
+    assert fixture.view.views[-1].phase == "collapsed"
     assert fixture.events("Collapsed") == [f"300 steps. {outcome.message}"]
     assert fixture.events("Complete") == []
 

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.report.event_table import MAX_EVENTS, event_rows
+from vcpo.report.event_table import event_rows
 
 
 @pytest.fixture
@@ -43,13 +43,6 @@ def test_a_few_skipped_steps_stand_alone(rows_of):
         ("A", "1"),
         ("StepSkipped", "2"),
     ]
-
-
-def test_of_many_events_the_newest_are_listed(make_event):
-    events = [make_event(f"{at}", kind=f"K{at}") for at in range(MAX_EVENTS + 1)]
-    rows = event_rows(events)
-    assert len(rows) == MAX_EVENTS
-    assert rows[0].last.message == "1"
 
 
 def test_equal_events_are_all_kept(make_event):

@@ -26,6 +26,8 @@ class ScrapeTarget:
 def target_groups(run: str, targets: Sequence[ScrapeTarget]) -> list[dict[str, object]]:
     """Return the content of the file: one group for each process, since labels are a group's.
 
+    run: name of the run's directory.
+
     There is no label `namespace`: for Prometheus that is the empty namespace of local runs.
     """
     return [
@@ -38,7 +40,7 @@ def target_groups(run: str, targets: Sequence[ScrapeTarget]) -> list[dict[str, o
 
 
 class ScrapeTargetFile:
-    """Keeps the file equal to the processes that serve."""
+    """Keeps the file equal to the processes that serve; without any there is no file."""
 
     def __init__(self, path: Path, *, run: str) -> None:
         self.path = path
@@ -51,10 +53,15 @@ class ScrapeTargetFile:
         Raises:
             OSError: if the disk refuses it; the next call tries again.
         """
+        if not targets:
+            self.path.unlink(missing_ok=True)
+            self._written = None
+            return
         text = json.dumps(target_groups(self._run, targets), indent=1) + "\n"
         if text == self._written:
             return
         # Renaming: Prometheus never reads half a file.
+        self.path.parent.mkdir(exist_ok=True)
         partial = self.path.with_suffix(".partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(self.path)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from vcpo.algo import WarningLevel
 from vcpo.api import VCPORun
 from vcpo.control.signals import RunSignals
+from vcpo.records.journal import Metrics, read_events, read_metrics
+from vcpo.records.step_record import SIGNALS
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
+from vcpo.report.summary import State, state_of
 
 OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
@@ -105,6 +111,79 @@ def first_signals(run: VCPORun) -> RunSignals:
         batch_trajectories=run.spec.batch.trajectories,
         lag_limit_steps=run.spec.algorithm.max_policy_lag_steps,
     )
+
+
+def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -> RunView:
+    """Return the state of a run from its records alone.
+
+    now_s: Unix time.
+    """
+    last = metrics.steps[-1] if metrics.steps else None
+    first_times = [one.time_unix_s for one in metrics.steps[:1]]
+    first_times += [one.time_unix_s for one in metrics.evaluations[:1]]
+    began_s = min(first_times, default=now_s)
+    return RunView(
+        run=run,
+        phase=phase,
+        signals=recorded_signals(run, metrics, now_s),
+        workers_desired=0,
+        elapsed_s=(last.time_unix_s if last else now_s) - began_s,
+    )
+
+
+def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals:
+    """Return what the records of a run say of its last step.
+
+    now_s: Unix time.
+    """
+    evaluations = metrics.evaluations
+    signals = replace(
+        first_signals(run), accuracy=evaluations[-1].accuracy if evaluations else None
+    )
+    if not metrics.steps:
+        return signals
+    last = metrics.steps[-1]
+    taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
+    rate: dict[str, Any] = {
+        name: None if taken is None else getattr(taken, name)
+        for name, signal in SIGNALS
+        if signal.is_of_update
+    }
+    return replace(
+        signals,
+        step=last.step,
+        policy_version=last.step,
+        ess_ratio=last.ess_ratio if last.has_weights else None,
+        on_policy_ess_ratio=last.on_policy_ess_ratio,
+        **rate,
+        warning_score=last.warning_score,
+        warning_level=WarningLevel(last.warning_level),
+        reward_mean=last.reward_mean,
+        cut_responses_ratio=last.cut_responses_ratio,
+        equal_groups_ratio=last.equal_groups_ratio,
+        prompt_tokens_mean=last.prompt_tokens_mean,
+        lag_p50=last.lag_p50,
+        lag_max=last.lag_max,
+        lag_limit_steps=last.lag_limit_steps,
+        buffered=last.buffered,
+        in_flight=last.in_flight,
+        tokens_per_s=last.tokens_per_s,
+        since_step_s=max(0.0, now_s - last.time_unix_s),
+    )
+
+
+def ended_view(
+    run: VCPORun, run_dir: Path, *, now_s: float, metrics: Metrics | None = None
+) -> RunView:
+    """Return the state of a run that is over, from its records; its phase says how it ended.
+
+    now_s: Unix time.
+    metrics: of the directory, where the caller has read them.
+    """
+    records = read_metrics(run_dir) if metrics is None else metrics
+    state = state_of(run, records, read_events(run_dir))
+    phase = "stopped" if state in {State.UNFINISHED, State.EMPTY} else state.value
+    return recorded_view(run, records, phase=phase, now_s=now_s)
 
 
 def lag_text(view: RunView) -> str:

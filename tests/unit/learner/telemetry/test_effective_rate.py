@@ -17,9 +17,9 @@ from vcpo.api import parse_run
 from vcpo.api.optimizer import Optimizer
 from vcpo.learner_control import run_signals
 from vcpo.local.terminal.panel import rate_text
+from vcpo.local.terminal.run_view import recorded_signals
 from vcpo.local.terminal.view import plain_line
 from vcpo.metrics import LearnerMetrics
-from vcpo.monitor.local_run import recorded_signals
 from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import update_fields

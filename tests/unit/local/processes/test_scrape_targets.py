@@ -27,9 +27,18 @@ def test_each_process_has_its_address_and_its_labels():
 
 def test_the_file_holds_the_targets_written_last(tmp_path):
     file = ScrapeTargetFile(tmp_path / "prometheus.json", run="r")
-    for targets in ([HOST], [HOST, WORKER], [WORKER], []):
+    for targets in ([HOST], [HOST, WORKER], [WORKER]):
         file.write(targets)
         assert json.loads(file.path.read_text()) == target_groups("r", targets)
+
+
+def test_a_run_without_processes_has_no_file(tmp_path):
+    file = ScrapeTargetFile(tmp_path / "prometheus.json", run="r")
+    for targets in ([], [HOST], []):
+        file.write(targets)
+        assert file.path.exists() is bool(targets)
+    file.write([HOST])
+    assert json.loads(file.path.read_text()) == target_groups("r", [HOST])
 
 
 def test_targets_that_did_not_change_are_not_written_again(tmp_path):
@@ -50,10 +59,11 @@ def test_a_reader_never_sees_half_a_file_and_no_other_file_stays(tmp_path):
 
 
 def test_a_write_that_failed_is_made_up_for_by_the_next(tmp_path):
-    folder = tmp_path / "processes"
-    file = ScrapeTargetFile(folder / "prometheus.json", run="r")
-    with pytest.raises(FileNotFoundError):
+    folder = tmp_path / "prometheus"
+    file = ScrapeTargetFile(folder / "r.json", run="r")
+    folder.write_text("in the way")
+    with pytest.raises(FileExistsError):
         file.write([HOST])
-    folder.mkdir()
+    folder.unlink()
     file.write([HOST])
     assert json.loads(file.path.read_text()) == target_groups("r", [HOST])
