@@ -37,7 +37,7 @@ class GradientMode(StrEnum):
     """How the learner gets from norms to the weighted gradient."""
 
     AUTO = "auto"
-    """`onePass` where the method and the model allow it, else `twoPass`."""
+    """`onePass` where the method and the place of the ranks allow it, else `twoPass`."""
     ONE_PASS = "onePass"  # noqa: S105 - not a password
     """Norms and sums from one backward pass."""
     TWO_PASS = "twoPass"  # noqa: S105 - not a password
@@ -61,7 +61,9 @@ class Learner(Section):
     gradient_mode: GradientMode = GradientMode.AUTO
     """Backward passes of a step whose baseline needs gradient norms: `onePass` (norms and sums
     together), `twoPass` (first the norms, then the sum), or `auto` (`onePass` where the method
-    and the ranks allow it). It does not change the update."""
+    allows it; but `twoPass` for exact norms if a copy of the parameters spans pods, because the
+    sums of one pass take longer between machines than a second pass). It does not change the
+    update."""
     processes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of processes (ranks) that share the model on one machine: in a local run, or in each
     pod. If unset, `gpusPerReplica`, or 1."""
@@ -118,6 +120,17 @@ class Learner(Section):
     def ranks(self) -> int:
         """Processes of all pods together, in a cluster."""
         return self.replicas * self.ranks_per_replica
+
+    def prefers_one_pass(self, *, sums_groups: bool) -> bool:
+        """Return whether norms and gradient come from one pass, if the method allows it.
+
+        sums_groups: whether the sum of each group leaves a rank in that pass, as with exact norms.
+            In two passes one sum leaves it in all, which takes less time between machines.
+        """
+        if self.gradient_mode is not GradientMode.AUTO:
+            return self.gradient_mode is GradientMode.ONE_PASS
+        is_in_one_pod = (self.fsdp_size or self.ranks) <= self.ranks_per_replica
+        return is_in_one_pod or not sums_groups
 
     @model_validator(mode="after")
     def _processes_have_gpus(self) -> Self:

@@ -35,7 +35,6 @@ from vcpo.algo import (
 )
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
-from vcpo.api.learner import GradientMode
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import (
@@ -123,11 +122,12 @@ class GradientAccumulation:
             self._ranks.share if self._spans_batch else self._ranks.share_in_replica
         )
         self._inputs = TokenInputs(self._config, self._runner, self._ranks)
-        self._fits_one_pass = (
-            spec.algorithm.fits_one_pass and spec.learner.gradient_mode is not GradientMode.TWO_PASS
-        )
         has_norms = self._config.baseline in NORM_BASELINES or wants_norms(self._config.baseline)
         self._estimator = spec.algorithm.gradient_norms if has_norms else None
+        is_exact = self._estimator is GradientNormEstimator.EXACT
+        self._fits_one_pass = spec.algorithm.fits_one_pass and spec.learner.prefers_one_pass(
+            sums_groups=is_exact
+        )
         self._sharded: ShardedGradient | None = None
         if self._ranks.communication is not None:
             release(self._runner.network)

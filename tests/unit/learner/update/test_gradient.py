@@ -29,7 +29,7 @@ from tests.fixtures.learner.updates import (
     with_micro_batches,
 )
 from vcpo.algo import shrunk_baselines
-from vcpo.api.learner import ActivationCheckpointing, GradientMode
+from vcpo.api.learner import ActivationCheckpointing, GradientMode, Learner
 from vcpo.api.workloads import Precision
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError
@@ -189,6 +189,28 @@ def test_one_baseline_for_the_batch_is_gone_through_once():
     spec = with_micro_batches(make_spec(baselineScope="batch"), 5)
     _, sizes = passes_with_gradient(seeded_model(llama, dtype=torch.float64), spec, groups)
     assert sum(sizes) == 12
+
+
+@pytest.mark.parametrize(
+    ("learner", "norms", "is_one_pass"),
+    [
+        ({"replicas": 2}, "exact", False),
+        ({"replicas": 2, "gradientMode": "onePass"}, "exact", True),
+        # A copy in each pod: only gradients go from machine to machine, once a step.
+        ({"replicas": 2, "fsdpSize": 1}, "exact", True),
+        ({"processes": 2}, "exact", True),
+        # No group's sum leaves a rank.
+        ({"replicas": 2}, "logitEnergy", True),
+    ],
+)
+def test_where_pods_share_a_copy_of_the_parameters_a_batch_is_gone_through_twice(
+    learner, norms, is_one_pass
+):
+    model = seeded_model(llama)
+    spec = make_spec(gradientNorms=norms)
+    spec = spec.model_copy(update={"learner": Learner.model_validate(learner)})
+    batch = GradientAccumulation(model, spec, PAD).score(sampled_groups(model), policy_version=0)
+    assert batch.is_accumulated is is_one_pass
 
 
 def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_constant():
