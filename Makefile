@@ -6,7 +6,7 @@ RUN ?= sort-digits
 MINUTES ?= 10
 FAULTS ?= 300
 SEED ?= 1
-PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 1)
+PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 2)
 BIN := .venv/bin
 
 .PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom bench clean
@@ -44,7 +44,7 @@ observe: .venv/installed ## metrics, rules, dashboards and the alarm on four rea
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
 test: setup lint ## lint, types, layers, stub drift, then every test
-	@# One file to a process, one process more than cores: most tests wait, or start processes by the
+	@# One file to a process, two processes more than cores: most tests wait, or start processes by the
 	@# dozen. The last of all watch runs that have a machine for themselves.
 	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz tests/kube tests/integration tests/e2e tests/chaos --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -94,8 +94,10 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
         )
 
 
-async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
+async def drive(here: Cluster, limit_s: float, steps: int | None = None) -> dict[str, Any]:
     """Apply the example, edit it on its way, delete it; what was seen.
+
+    steps: of the run; None takes those of the example.
 
     Raises:
         TimeoutError: when the run has not come to its end in time.
@@ -109,7 +111,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
     ]
     try:
         async with asyncio.timeout(limit_s):
-            await here.user.apply_file(RUN_FILE)
+            await here.user.apply_file(_run_file(here.root, steps))
             await _edit_on_the_way(here, name, seen, changed)
             await _until(seen.has_ended, seen, changed)
         _say((await here.user.table()).rstrip())
@@ -142,6 +144,17 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         "orphans": len(processes_below(here.root)),
         **observed,
     }
+
+
+def _run_file(folder: Path, steps: int | None) -> Path:
+    """Return the example's file, or one in the folder with another number of steps."""
+    if steps is None:
+        return RUN_FILE
+    run = load(RUN_FILE)
+    run["spec"]["steps"] = steps
+    file = folder / RUN_FILE.name
+    file.write_text(json.dumps(run), encoding="utf-8")
+    return file
 
 
 def shortfalls(result: dict[str, Any]) -> list[str]:
@@ -270,13 +283,13 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _main(limit_s: float) -> int:
+async def _main(limit_s: float, steps: int | None) -> int:
     with tempfile.TemporaryDirectory(prefix="vcpo-e2e-") as folder:
         root = Path(folder)
         async with cluster(root) as here:
             _say(f"control plane: {here.control_plane.kind}; logs below {root}")
             try:
-                result = await drive(here, limit_s)
+                result = await drive(here, limit_s, steps)
             except TimeoutError:
                 _say(_last_words(root))
                 raise
@@ -297,4 +310,6 @@ def _last_words(root: Path) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
     parser.add_argument("--limit-seconds", type=float, default=420.0, help="give up after this")
-    sys.exit(asyncio.run(_main(parser.parse_args().limit_seconds)))
+    parser.add_argument("--steps", type=int, help="of the run [those of its file]")
+    options = parser.parse_args()
+    sys.exit(asyncio.run(_main(options.limit_seconds, options.steps)))

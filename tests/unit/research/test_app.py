@@ -31,8 +31,8 @@ def store(tmp_path):
     return CellStore(folder, model=model_identity(str(TINY), None))
 
 
-def report(*files, **changes):
-    lines = []
+def report(*files, lines=None, **changes):
+    lines = [] if lines is None else lines
     options = {
         "files": files,
         "output": files[0].parent / "out",
@@ -59,6 +59,13 @@ def test_a_failed_cell_is_told_and_no_success(file, store):
     document = (file.parent / "out" / "results.md").read_text(encoding="utf-8")
     assert second.name in document
     assert "ValueError: no luck" in document
+
+
+def test_a_study_without_time_starts_no_cell(file):
+    lines = []
+    with pytest.raises(StartError, match="holds no cell of these studies yet"):
+        report(file, lines=lines, report_only=False, hours=1e-9)
+    assert "small plane: time is up, 20 cells left; the same command continues" in lines
 
 
 def test_two_studies_of_one_name_are_refused(file):
