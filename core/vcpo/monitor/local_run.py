@@ -73,6 +73,7 @@ class LocalRun:
             learner_serves=is_ready,
             workers_desired=sum(1 for _ in started),
             elapsed_s=self._elapsed_s(),
+            checkpoint_step=self._run_dir.newest_checkpoint_step,
         )
 
     async def close(self) -> None:

@@ -66,6 +66,7 @@ class RunRow:
             "place": self.place,
             "run": view.run.metadata.name,
             "status": view.phase,
+            "verdict": asdict(view.verdict),
             "step": signals.step,
             "steps": view.total_steps,
             "reward": signals.reward_mean,

@@ -14,7 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from vcpo.local.terminal.panel import RunPanel
+from vcpo.local.terminal.panel import GRADE_STYLES, RunPanel
+from vcpo.local.terminal.run_view import printable
 from vcpo.monitor.local_run import LocalRuns
 from vcpo.monitor.run_row import RunRow, runs_table
 
@@ -95,7 +96,9 @@ class TopScreen:
         if not self._rows:
             return Group(Text("no runs yet", "dim"), *warning, Text("q ends", "dim"))
         table = runs_table(self._rows, width=width, chosen=self._index())
-        return Group(table, *warning, Text(_TABLE_HELP, "dim"))
+        chosen = self._rows[self._index()].view.verdict
+        matter = Text(printable(str(chosen)), GRADE_STYLES[chosen.grade])
+        return Group(table, matter, *warning, Text(_TABLE_HELP, "dim"))
 
     def _move(self, by: int) -> None:
         if self._rows:

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from vcpo.algo import WarningLevel
 from vcpo.api import VCPORun
+from vcpo.control.verdict import Grade
 from vcpo.records.collapse import collapse_notice, critical_at_end_notice, is_critical
 from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import finite, whole
 from vcpo.report.recorded_run import RecordedRun, damage_notice
-
-
-class Grade(StrEnum):
-    """Result of a check."""
-
-    GOOD = "good"
-    NOTICE = "notice"
-    """Worth knowing, but the method handles it."""
-    BAD = "bad"
-    """A guarantee was broken, or the model does not learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

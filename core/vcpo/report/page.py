@@ -24,7 +24,7 @@ from vcpo.report.findings import findings
 from vcpo.report.numbers import compact
 from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
-from vcpo.report.summary import headlines, state_of
+from vcpo.report.summary import facts_of, headlines, state_of, verdict_of
 
 REPORT_FILE = "report.html"
 
@@ -82,6 +82,8 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "recipe": recipe(run.spec.algorithm),
         "state": state_of(run, metrics, recorded.events),
         "failure": failure_of(recorded.events),
+        "verdict": verdict_of(recorded),
+        "facts": facts_of(recorded),
         "headlines": headlines(recorded),
         "findings": findings(recorded),
         "charts": charts,

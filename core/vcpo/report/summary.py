@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
 from vcpo.api import VCPORun
+from vcpo.control.signals import RunSignals
+from vcpo.control.verdict import Verdict, facts, verdict
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.failure import failure_of
 from vcpo.records.journal import EventRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
-from vcpo.report.recorded_run import RecordedRun
+from vcpo.report.recorded_run import RecordedRun, recorded_signals
+
+_TREND_STEPS = 16
+"""Last steps by which the trend of the reward is judged."""
 
 
 class State(StrEnum):
@@ -51,6 +56,25 @@ def state_of(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord] = ())
     if never_updated_notice(metrics.steps) is not None:
         return State.NO_UPDATE
     return State.COMPLETE if lasting_collapse_notice(metrics) is None else State.COLLAPSED
+
+
+def verdict_of(recorded: RecordedRun) -> Verdict:
+    """Return what is the matter with a run, and what to do."""
+    run, state = recorded.run, state_of(recorded.run, recorded.metrics, recorded.events)
+    phases = {State.UNFINISHED: "running", State.EMPTY: "starting"}
+    signals = replace(_signals(recorded), failure=failure_of(recorded.events) or "")
+    return verdict(run.spec, signals, phase=phases.get(state, state.value))
+
+
+def facts_of(recorded: RecordedRun) -> str:
+    """Return how far a run is, in one line."""
+    rewards = [step.reward_mean for step in recorded.metrics.steps[-_TREND_STEPS:]]
+    return facts(recorded.run.spec, _signals(recorded), rewards=rewards)
+
+
+def _signals(recorded: RecordedRun) -> RunSignals:
+    last = recorded.metrics.steps[-1:]
+    return recorded_signals(recorded.run, recorded.metrics, last[0].time_unix_s if last else 0.0)
 
 
 def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:

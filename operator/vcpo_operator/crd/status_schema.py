@@ -156,6 +156,10 @@ def status_schema() -> Schema:
         observedGeneration=_count("Generation of the spec that this status is about."),
         conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _CONDITION),
         reason=_text("Why the run trains or not, one word: the cause behind Ready.", 64),
+        verdict=_text(
+            "What is the matter with the run and what to do, by the learner's last signals.",
+            MAX_MESSAGE_CHARACTERS,
+        ),
         startTime=_time("Time of the last start, resumption or retry."),
         admissionTime=_time(
             "First time since `startTime` at which the learner and a worker had a node; deadlines"

@@ -161,7 +161,7 @@ def judge_run(
     if is_new_attempt:
         current, signals = status.as_new_attempt(current), None
     current = status.with_clocks(current, run.spec, observed, signals, now_s)
-    current = status.with_signals(current, signals)
+    current = status.with_signals(current, run.spec, signals)
     has_more_steps = _takes_more_steps(run, kept, observed)
     if has_more_steps and signals is not None and signals.phase is RunPhase.COMPLETE:
         # Another start: what this learner said last must not count as the next one's end.

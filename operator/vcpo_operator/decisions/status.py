@@ -13,6 +13,8 @@ from typing import Final
 
 from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision, ControlState, RunSignals
+from vcpo.control.verdict import verdict
+from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import (
     CONTROL_CONDITIONS,
@@ -28,6 +30,7 @@ from vcpo_operator.decisions.status_model import (
 )
 from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role
+from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.records import ObservedState
 
 PROGRESS_PERIOD_S: Final = 30.0
@@ -90,9 +93,14 @@ def with_end(status: RunStatus, verdict: RunVerdict, now_s: float) -> RunStatus:
     return replace(status, completion_s=float(int(now_s)))
 
 
-def with_signals(status: RunStatus, signals: RunSignals | None) -> RunStatus:
+def with_signals(status: RunStatus, spec: VCPORunSpec, signals: RunSignals | None) -> RunStatus:
     """Return the status with the learner's numbers; without signals they do not change."""
-    return status if signals is None else replace(status, numbers=shown_signals(signals))
+    if signals is None:
+        return status
+    is_old = signals.age_s > spec.control.signals_max_age_seconds
+    told = verdict(spec, signals, phase="silent" if is_old else signals.phase.value)
+    text = redact_and_shorten(str(told), MAX_MESSAGE_CHARACTERS)
+    return replace(status, numbers=shown_signals(signals), verdict=text)
 
 
 def with_groups(

@@ -198,6 +198,8 @@ class RunStatus:
     """How the learner's container ended last; kept after its pod is gone."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """The learner's last known signals (`shown_signals`)."""
+    verdict: str = ""
+    """What is the matter with the run and what to do, by its last signals; empty before them."""
     groups: tuple[GroupStatus, ...] = ()
     revision: str = ""
     """Name of the revision of the run's pods; empty before the first."""
@@ -268,6 +270,7 @@ class RunStatus:
                 learner_pods=learner.get("pods", ""),
                 last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
                 numbers={name: entry[name] for name in _SIGNALS if name in entry},
+                verdict=entry.get("verdict", ""),
                 groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
                 revision=entry.get("revision", ""),
                 pending_revision=entry.get("pendingRevision", ""),
@@ -297,6 +300,7 @@ class RunStatus:
             "drainTime": rfc3339(self.drain_s),
             "updateTime": rfc3339(self.updated_s),
             **self.numbers,
+            "verdict": self.verdict or None,
             "admissionLagSteps": self.lag_limit_steps,
             "lastDecision": None if self.last_decision is None else self.last_decision.to_dict(),
             "learner": _without_none(learner),

@@ -87,6 +87,11 @@ def test_a_script_reads_plain_numbers():
         "place": "runs/countdown-001",
         "run": "countdown",
         "status": "running",
+        "verdict": {
+            "grade": "bad",
+            "why": "The early warning is critical: few trajectories make the updates.",
+            "todo": "Wait ten steps: the run slows down by itself.",
+        },
         "step": 120,
         "steps": 400,
         "reward": 0.431,

@@ -1,8 +1,8 @@
 import pytest
 
+from vcpo.control.verdict import Grade
 from vcpo.records.journal import DamagedLine, Metrics, damage_event
 from vcpo.report import findings as checks
-from vcpo.report.findings import Grade
 from vcpo.report.recorded_run import RecordedRun
 
 

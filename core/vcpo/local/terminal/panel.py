@@ -13,6 +13,7 @@ from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
+from vcpo.control.verdict import Grade
 from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
@@ -29,6 +30,8 @@ _TREND_WIDTH = 16
 _EVENTS_SHOWN = 4
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
+GRADE_STYLES = {Grade.GOOD: "green", Grade.NOTICE: "bold yellow", Grade.BAD: "bold red"}
+"""Style of a verdict."""
 WARNING_STYLES = {"ok": "green", "warn": "yellow", "critical": "bold red", "dead": "bold red"}
 """Style of each level of the early warning."""
 
@@ -75,6 +78,8 @@ class RunPanel:
         timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
         return Panel(
             Group(
+                Text(printable(str(view.verdict)), GRADE_STYLES[view.verdict.grade]),
+                Text(printable(view.facts([each for each in self._rewards if each is not None]))),
                 _progress(view),
                 Styled(numbers, "dim" if age_notices(view) else ""),
                 *notices,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vcpo.algo import WarningLevel
 from vcpo.api import VCPORun
 from vcpo.control.signals import RunSignals
+from vcpo.control.verdict import Verdict, facts, verdict
 from vcpo.records.journal import Metrics, read_events, read_metrics
-from vcpo.records.step_record import SIGNALS
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
+from vcpo.report.recorded_run import first_signals, recorded_signals
 from vcpo.report.summary import State, state_of
 
 OLD_S = 10.0
@@ -32,6 +31,8 @@ class RunView:
     signals: RunSignals
     workers_desired: int
     elapsed_s: float
+    checkpoint_step: int | None = None
+    """Step of the newest checkpoint; None without one."""
     drain_s: float | None = None
     """Seconds since the learner was asked to save and to end; None if it was not."""
 
@@ -68,6 +69,22 @@ class RunView:
         return (self.signals.lag_max or 0) > self.max_policy_lag_steps
 
     @property
+    def verdict(self) -> Verdict:
+        """What is the matter with the run, and what to do."""
+        return verdict(self.run.spec, self.signals, phase=self.phase)
+
+    def facts(self, rewards: Sequence[float] = ()) -> str:
+        """Return how far the run is, in one line. rewards: of the last steps, oldest first."""
+        return facts(
+            self.run.spec,
+            self.signals,
+            eta_s=self.eta_s,
+            workers_desired=self.workers_desired,
+            rewards=rewards,
+            checkpoint_step=self.checkpoint_step,
+        )
+
+    @property
     def notices(self) -> Iterator[str]:
         """Warnings, one sentence each. The plain view omits them, because events say the same."""
         signals = self.signals
@@ -84,6 +101,7 @@ def run_view(
     learner_serves: bool,
     workers_desired: int,
     elapsed_s: float,
+    checkpoint_step: int | None = None,
 ) -> RunView:
     """Return the run's state for the live view; before the first signals it is `starting`."""
     if signals is None:
@@ -100,16 +118,7 @@ def run_view(
         signals=signals or first_signals(run),
         workers_desired=workers_desired,
         elapsed_s=elapsed_s,
-    )
-
-
-def first_signals(run: VCPORun) -> RunSignals:
-    """Return the signals of a run that has not begun."""
-    return RunSignals(
-        step=0,
-        policy_version=0,
-        batch_trajectories=run.spec.batch.trajectories,
-        lag_limit_steps=run.spec.algorithm.max_policy_lag_steps,
+        checkpoint_step=checkpoint_step,
     )
 
 
@@ -128,47 +137,6 @@ def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -
         signals=recorded_signals(run, metrics, now_s),
         workers_desired=0,
         elapsed_s=(last.time_unix_s if last else now_s) - began_s,
-    )
-
-
-def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals:
-    """Return what the records of a run say of its last step.
-
-    now_s: Unix time.
-    """
-    evaluations = metrics.evaluations
-    signals = replace(
-        first_signals(run), accuracy=evaluations[-1].accuracy if evaluations else None
-    )
-    if not metrics.steps:
-        return signals
-    last = metrics.steps[-1]
-    taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
-    rate: dict[str, Any] = {
-        name: None if taken is None else getattr(taken, name)
-        for name, signal in SIGNALS
-        if signal.is_of_update
-    }
-    return replace(
-        signals,
-        step=last.step,
-        policy_version=last.step,
-        ess_ratio=last.ess_ratio if last.has_weights else None,
-        on_policy_ess_ratio=last.on_policy_ess_ratio,
-        **rate,
-        warning_score=last.warning_score,
-        warning_level=WarningLevel(last.warning_level),
-        reward_mean=last.reward_mean,
-        cut_responses_ratio=last.cut_responses_ratio,
-        equal_groups_ratio=last.equal_groups_ratio,
-        prompt_tokens_mean=last.prompt_tokens_mean,
-        lag_p50=last.lag_p50,
-        lag_max=last.lag_max,
-        lag_limit_steps=last.lag_limit_steps,
-        buffered=last.buffered,
-        in_flight=last.in_flight,
-        tokens_per_s=last.tokens_per_s,
-        since_step_s=max(0.0, now_s - last.time_unix_s),
     )
 
 

@@ -17,14 +17,13 @@ from vcpo.api import parse_run
 from vcpo.api.optimizer import Optimizer
 from vcpo.learner_control import run_signals
 from vcpo.local.terminal.panel import rate_text
-from vcpo.local.terminal.run_view import recorded_signals
 from vcpo.local.terminal.view import plain_line
 from vcpo.metrics import LearnerMetrics
 from vcpo.monitor.run_row import RunRow
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import update_fields
 from vcpo.report.charts.figures import main_charts
-from vcpo.report.recorded_run import RecordedRun
+from vcpo.report.recorded_run import RecordedRun, recorded_signals
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog

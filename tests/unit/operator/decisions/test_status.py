@@ -240,7 +240,16 @@ def test_the_first_step_is_dated_when_it_is_seen():
 
 
 def test_numbers_stay_when_the_learner_is_silent():
-    assert status.with_signals(FULL, None).numbers == FULL.numbers
+    assert status.with_signals(FULL, make_run().spec, None).numbers == FULL.numbers
+
+
+def test_the_status_says_what_is_the_matter_and_what_to_do():
+    spec = make_run().spec
+    critical = dataclasses.replace(signals(step=1), warning_level=WarningLevel.CRITICAL)
+    told = status.with_signals(RunStatus(), spec, critical).verdict
+    assert told.startswith("The early warning is critical: few trajectories make the updates. ")
+    old = critical.at_age(spec.control.signals_max_age_seconds + 1.0)
+    assert status.with_signals(RunStatus(), spec, old).verdict.startswith("The learner does not")
 
 
 def test_a_group_shows_what_is_wanted_and_what_is_there():
