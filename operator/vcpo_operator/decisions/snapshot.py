@@ -162,8 +162,8 @@ def judge_run(
         current, signals = status.as_new_attempt(current), None
     current = status.with_clocks(current, run.spec, observed, signals, now_s)
     current = status.with_signals(current, run.spec, signals)
-    has_more_steps = _takes_more_steps(run, kept, observed)
-    if has_more_steps and signals is not None and signals.phase is RunPhase.COMPLETE:
+    has_more_steps = _has_more_steps(run, kept, observed, signals)
+    if has_more_steps:
         # Another start: what this learner said last must not count as the next one's end.
         current = replace(current, start_s=float(int(now_s)) + 1.0)
     verdict = judge(run.spec, current, signals, now_s, has_more_steps=has_more_steps)
@@ -192,14 +192,20 @@ def _is_stuck(pod: ObservedPod) -> bool:
     return pod.is_starting and pod.cause is not None
 
 
-def _takes_more_steps(run: VCPORun, kept: Revision | None, observed: ObservedState) -> bool:
-    """Whether the learner that answers was started for fewer steps than the run has now."""
-    if kept is None:
+def _has_more_steps(
+    run: VCPORun, kept: Revision | None, observed: ObservedState, signals: RunSignals | None
+) -> bool:
+    """Whether the learner that is complete was started for fewer steps than the run has now.
+
+    It has taken as many as it was started for. Its pod may be of an older template for another
+    reason.
+    """
+    if kept is None or signals is None or signals.phase is not RunPhase.COMPLETE:
         return False
     known = (None, kept.template_digest(learner_name(run.metadata.name)))
     pods = (pod for pod in observed.pods if pod.role is Role.LEARNER and pod.index == 0)
     is_older = any(pod.template_digest not in known for pod in pods)
-    return is_older or kept.steps < run.spec.steps
+    return (is_older or kept.steps < run.spec.steps) and signals.step < run.spec.steps
 
 
 def signals_period_s(run: VCPORun, before: RunStatus) -> float:

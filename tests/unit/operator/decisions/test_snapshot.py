@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fixtures.operator.runs import KEY, UID, make_run, pod, signals
+import pytest
+
+from tests.fixtures.operator.runs import DEFAULTS, KEY, UID, make_run, parent, pod, signals
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.children import build_children
+from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.snapshot import Snapshot, signals_of_this_run, signals_period_s
+from vcpo_operator.decisions.snapshot import (
+    Snapshot,
+    judge_run,
+    signals_of_this_run,
+    signals_period_s,
+)
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState, RunRecord
@@ -92,3 +101,21 @@ def test_a_failure_counts_when_it_is_heard_and_not_when_it_is_remembered():
     assert signals_of_this_run(failed, started, LEARNER, now_s=100.0) is failed
     assert signals_of_this_run(failed.at_age(1.0), started, LEARNER, now_s=100.0) is None
     assert signals_of_this_run(signals().at_age(1.0), started, LEARNER, now_s=100.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("step", "phase"), [(9, LifecyclePhase.RUN), (10, LifecyclePhase.COMPLETE)]
+)
+def test_a_learner_of_an_older_template_is_complete_if_it_took_the_steps_of_the_run(step, phase):
+    built = build_children(parent(), DEFAULTS)
+    older = pod("demo-learner-0", Role.LEARNER, template_digest="older", terminating=True)
+    judged = judge_run(
+        RECORD,
+        make_run(),
+        before=RunStatus(start_s=0.0),
+        observed=ObservedState(pods=(older,)),
+        signals=signals(phase=RunPhase.COMPLETE, step=step),
+        now_s=100.0,
+        kept=Revision.of(parent(), built),
+    )
+    assert judged.verdict.phase is phase
