@@ -13,9 +13,8 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from vcpo.api import SpecError, VCPORun, load_run
+from vcpo.api import SpecError, VCPORun, load_run, missing_gpus
 from vcpo_operator.__main__ import add_pod_options, operator_defaults
-from vcpo_operator.children.advice import pod_notes
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children
@@ -55,7 +54,7 @@ def main() -> int:
     yaml.default_flow_style = False
     yaml.explicit_start = True
     yaml.dump_all(list(_documents(children)), sys.stdout)
-    for note in pod_notes(run.spec, children):
+    for note in missing_gpus(run.spec):
         sys.stderr.write(f"warning: {note}\n")
     return 0
 

@@ -11,7 +11,13 @@ from vcpo.api.files import (
     parse_run,
     run_to_yaml,
 )
-from vcpo.api.gpu_defaults import GpuUse, gpu_warnings, with_gpu_defaults
+from vcpo.api.gpu_defaults import (
+    GpuUse,
+    asks_for_accelerators,
+    gpu_warnings,
+    missing_gpus,
+    with_gpu_defaults,
+)
 from vcpo.api.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "VCPORun",
     "VCPORunSpec",
     "algorithm_warnings",
+    "asks_for_accelerators",
     "batch_warnings",
     "continuation_changes",
     "continuation_document",
@@ -31,6 +38,7 @@ __all__ = [
     "load_document",
     "load_run",
     "load_valid_part",
+    "missing_gpus",
     "parse_document",
     "parse_run",
     "rollout_warnings",

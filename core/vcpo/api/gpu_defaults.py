@@ -14,7 +14,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -23,6 +23,16 @@ from vcpo.api.workloads import EngineName, Precision, RolloutGroup
 
 _VENDORS: Final = ("nvidia.com/", "amd.com/")
 """Domains of the resources that are GPUs, or parts of one, such as `nvidia.com/mig-1g.10gb`."""
+_OF_NETWORKS: Final = (
+    "rdma/",
+    "nvidia.com/hostdev",
+    "vpc.amazonaws.com/",
+    "networking.gke.io",
+    "openshift.io/",
+)
+"""How the names of devices begin that are network adapters."""
+_LARGE_BILLIONS: Final = 0.5
+"""A model of this size takes minutes for a step on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,46 @@ def gpu_warnings(spec: VCPORunSpec, use: GpuUse) -> Iterator[str]:
             )
 
 
+def missing_gpus(spec: VCPORunSpec) -> Iterator[str]:
+    """Yield which pods ask a cluster for no GPU and need one, in sentences with the cure."""
+    common, learner = spec.pods.template, spec.learner
+    own = (common, learner.template)
+    is_asked = bool(learner.gpus_per_replica) or any(
+        _asks(each, "learner", asks_for_accelerators) for each in own
+    )
+    asks = {
+        group.name: bool(group.gpus_asked)
+        or any(_asks(each, "rollout", asks_for_accelerators) for each in (common, group.template))
+        for group in spec.rollouts
+    }
+    is_large = (spec.model.size_billions or 0.0) >= _LARGE_BILLIONS
+    why = "the model is large" if is_large else "other pods of the run ask for one"
+    is_wanted = is_large or is_asked or any(asks.values())
+    cause = _need(learner.precision) or (why if is_wanted else "")
+    if cause and not is_asked:
+        yield f"The learner asks for no GPU, and {cause}: set `learner.gpusPerReplica`."
+    for index, group in enumerate(spec.rollouts):
+        cause = _need(group.precision, group.engine_name) or (why if is_wanted else "")
+        if cause and not asks[group.name]:
+            field = f"rollouts[{index}].gpus"
+            yield f"Workers of group '{group.name}' ask for no GPU, and {cause}: set `{field}`."
+
+
+def asks_for_accelerators(resources: Mapping[str, Any]) -> bool:
+    """Whether resources name GPUs or the like: by a name with a domain, or by a claim."""
+    parts = (resources.get(part) for part in ("requests", "limits"))
+    names = (str(name) for part in parts if isinstance(part, Mapping) for name in part)
+    is_named = any("/" in name and not name.startswith(_OF_NETWORKS) for name in names)
+    return is_named or bool(resources.get("claims"))
+
+
+def _need(precision: Precision | None, engine: str = "") -> str:
+    """Return why a pod needs a GPU by itself, as a clause; empty if it does not."""
+    if engine == EngineName.VLLM:
+        return "its engine 'vllm' is for GPUs"
+    return "its precision 'bfloat16' is for GPUs" if precision is Precision.BFLOAT16 else ""
+
+
 def _precision(*, on_gpu: bool) -> Precision:
     return Precision.BFLOAT16 if on_gpu else Precision.FLOAT32
 
@@ -112,9 +162,14 @@ def _is_too_hot(spec: VCPORunSpec) -> bool:
     return max(spec.sampling.temperature, spec.evaluation.temperature) > MAX_VLLM_TEMPERATURE
 
 
-def _asks(template: Mapping[str, Any], container: str) -> bool:
+def _asks(
+    template: Mapping[str, Any],
+    container: str,
+    is_asked: Callable[[Mapping[str, Any]], bool] = lambda resources: any(_devices(resources)),
+) -> bool:
     """Return whether a container of a pod template asks for a GPU, or claims a device.
 
+    is_asked: What counts, of the container's resources.
     What cannot be merged into a pod asks for nothing; it is refused elsewhere.
     """
     spec = template.get("spec")
@@ -122,7 +177,7 @@ def _asks(template: Mapping[str, Any], container: str) -> bool:
     for each in containers if isinstance(containers, list) else ():
         if isinstance(each, Mapping) and each.get("name") == container:
             resources = each.get("resources")
-            return isinstance(resources, Mapping) and any(_devices(resources))
+            return isinstance(resources, Mapping) and is_asked(resources)
     return False
 
 

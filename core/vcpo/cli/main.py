@@ -21,6 +21,7 @@ from vcpo.api import (
     gpu_warnings,
     json_schema,
     load_run,
+    missing_gpus,
     with_gpu_defaults,
 )
 from vcpo.cli import monitor
@@ -143,7 +144,8 @@ def validate(file: RunFile, changes: Changes = None) -> None:
     refuse(file, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.requested(loaded.spec))
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
-    warn(loaded, [*slow, *found.warnings])
+    in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
+    warn(loaded, [*slow, *found.warnings, *in_cluster])
     for problem in gpu_problems(loaded):  # the file may be for another machine
         ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
     batch = loaded.spec.batch

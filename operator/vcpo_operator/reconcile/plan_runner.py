@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from vcpo_operator.children.advice import pod_notes
+from vcpo.api import missing_gpus
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.monitor import skipped_monitor_note
@@ -39,11 +39,11 @@ _LOGGER = logging.getLogger(__name__)
 _ISSUES = (IssueKeys, IssueCertificates)
 
 
-def _notes(parent: Parent, defaults: OperatorDefaults, desired: DesiredState) -> Iterator[str]:
+def _notes(parent: Parent, defaults: OperatorDefaults) -> Iterator[str]:
     """Yield what the user should know of a valid run, in sentences."""
     if note := skipped_monitor_note(parent, defaults):
         yield note
-    yield from pod_notes(parent.run.spec, desired.children)
+    yield from missing_gpus(parent.run.spec)
 
 
 class PlanRunner:
@@ -97,7 +97,7 @@ class PlanRunner:
         return PlanResult(
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.keys_conflict,
-            note=" ".join(_notes(parent, self._defaults, desired)),
+            note=" ".join(_notes(parent, self._defaults)),
             needs_replan=any(isinstance(action, IssueKeys) for action in actions),
             revision=desired.revision,
         )

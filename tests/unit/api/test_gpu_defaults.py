@@ -2,7 +2,15 @@
 
 import pytest
 
-from vcpo.api import GpuUse, VCPORunSpec, gpu_warnings, parse_run, run_to_yaml, with_gpu_defaults
+from vcpo.api import (
+    GpuUse,
+    VCPORunSpec,
+    gpu_warnings,
+    missing_gpus,
+    parse_run,
+    run_to_yaml,
+    with_gpu_defaults,
+)
 from vcpo.api.workloads import Precision
 
 FLOAT32, BFLOAT16 = Precision.FLOAT32, Precision.BFLOAT16
@@ -121,3 +129,41 @@ def test_chosen_defaults_are_written_into_the_file_and_chosen_once():
 
 
 SHORT = {"model": {"name": "m"}, "environment": {"name": "countdown"}, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields"),
+    [
+        ({}, []),
+        ({"model": {"name": "m", "sizeBillions": 7.6}}, ["learner", "a"]),
+        ({"rollouts": groups({"engine": "vllm"})}, ["learner"]),
+        ({"rollouts": groups({"engine": "vllm", "gpus": 0})}, ["a"]),
+        ({"rollouts": groups({"engine": "vllm"}), "learner": {"gpusPerReplica": 1}}, []),
+        ({"learner": {"gpusPerReplica": 1}}, ["a"]),
+        ({"learner": {"precision": "bfloat16"}, "rollouts": groups({}, {})}, ["learner"]),
+        ({"rollouts": groups({}, {"precision": "bfloat16"})}, ["b"]),
+        (
+            {
+                "learner": {"precision": "bfloat16", "template": asking("learner", claims=["g"])},
+                "rollouts": groups({"template": asking("rollout", limits={"gpu.intel.com/xe": 1})}),
+            },
+            [],
+        ),
+        (
+            {
+                "learner": {"precision": "bfloat16"},
+                "pods": {"template": asking("learner", limits={"rdma/hca": 1})},
+            },
+            ["learner"],
+        ),
+        (
+            {"learner": {"precision": "bfloat16", "template": asking("learner", limits=[1])}},
+            ["learner"],
+        ),
+    ],
+)
+def test_pods_that_need_a_gpu_and_ask_for_none_are_named_with_the_field(spec, fields):
+    spec = {"rollouts": groups({}), **spec}
+    found = [each.rpartition("set `")[2] for each in missing_gpus(spec_of(**spec))]
+    names = {"learner": "learner.gpusPerReplica", "a": "rollouts[0].gpus", "b": "rollouts[1].gpus"}
+    assert found == [f"{names[each]}`." for each in fields]

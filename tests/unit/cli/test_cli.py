@@ -114,6 +114,13 @@ class TestValidate:
             "warning: spec.learner.precision: 'float32' on a GPU takes"
         )
 
+    def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(self, run_file):
+        run_file.write_text(RUN + "  learner: {precision: bfloat16}\n", encoding="utf-8")
+        assert vcpo("validate", run_file).stderr == (
+            "warning: in a cluster: The learner asks for no GPU, and its precision 'bfloat16' is"
+            " for GPUs: set `learner.gpusPerReplica`.\n"
+        )
+
     def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
         bad = RUN.replace("400", "0").replace("maxPolicyLagSteps", "lag")
         run_file.write_text(bad, encoding="utf-8")

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vcpo.api import asks_for_accelerators
+
 _QUANTITY: Final = re.compile(
     r"^[+-]?(\d+|\d+\.\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+|\d+\.\d*|\.\d+))?$"
 )
@@ -70,12 +72,6 @@ def gibibytes(amount: float) -> str:
     return f"{math.ceil(amount / 2**30)}Gi"
 
 
-def asks_for_devices(given: Mapping[str, Any]) -> bool:
-    """Whether resources name GPUs or other devices: by a name with a domain, or by a claim."""
-    names = (name for part in ("requests", "limits") for name in given.get(part) or {})
-    return bool(given.get("claims")) or any("/" in name for name in names)
-
-
 def with_defaults(
     given: Mapping[str, Any], *, gpus: int = 0, needs: ModelNeeds | None = None
 ) -> dict[str, Any]:
@@ -90,7 +86,7 @@ def with_defaults(
     set_by_user = {name for part in ("requests", "limits") for name in given.get(part, {})}
     defaults = {
         part: {name: value for name, value in values.items() if name not in set_by_user}
-        for part, values in _defaults(asks_for_devices(given), gpus, needs).items()
+        for part, values in _defaults(asks_for_accelerators(given), gpus, needs).items()
     }
     merged = {part: {**defaults[part], **given.get(part, {})} for part in defaults}
     others = {name: value for name, value in given.items() if name not in defaults}

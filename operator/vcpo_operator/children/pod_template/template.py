@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vcpo.api import VCPORunSpec
+from vcpo.api import VCPORunSpec, asks_for_accelerators
 from vcpo.api.cluster import Transport
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
@@ -23,7 +23,6 @@ from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import (
     DISK_BYTES,
     ModelNeeds,
-    asks_for_devices,
     gibibytes,
     quantity_problems,
     with_defaults,
@@ -159,7 +158,7 @@ def _resources(
 ) -> Manifest:
     """Return the resources of a role's container, with defaults for what nobody set."""
     given, name = container.get("resources") or {}, _gpu_name(parent, defaults)
-    if workload.gpus_by_default and not asks_for_devices(given):
+    if workload.gpus_by_default and not asks_for_accelerators(given):
         limits = {**given.get("limits", {}), name: workload.gpus_by_default}
         given = {**given, "limits": limits}
     amount = str(given.get("limits", {}).get(name, 0))

@@ -9,11 +9,10 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from tests.fixtures.operator.runs import DEFAULTS, make_run, parent
-from vcpo.api import SpecError, load_run, parse_run
+from tests.fixtures.operator.runs import DEFAULTS, parent
+from vcpo.api import SpecError, load_run, missing_gpus, parse_run
 from vcpo.cli.main import app
 from vcpo_operator.children import build_children
-from vcpo_operator.children.advice import pod_notes
 from vcpo_operator.render import rendered
 
 EXAMPLE = Path("examples/qwen_7b_2x8.yaml")
@@ -57,7 +56,7 @@ def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
     asked = {role: own["resources"]["limits"] for role, (_, own) in pods.items()}
     assert asked == {"learner": {"nvidia.com/gpu": 8}, "rollout": {"nvidia.com/gpu": 1}}
     run = load_run(EXAMPLE)
-    assert list(pod_notes(run.spec, rendered(run, DEFAULTS))) == []
+    assert list(missing_gpus(run.spec)) == []
 
 
 def test_the_learner_asks_for_the_cores_and_the_memory_that_it_will_use(pods):
@@ -189,21 +188,10 @@ def test_a_bad_quantity_is_named_with_its_field_its_value_and_the_cure(place, sp
     assert str(caught.value).startswith(f"{place}: {field}; write a number with a unit such as")
 
 
-@pytest.mark.parametrize(
-    ("spec", "notes"),
-    [
-        ({}, 0),
-        ({"model": {"name": "m", "sizeBillions": 7.6}}, 2),
-        (group(engine="vllm"), 1),
-        (group(engine="vllm", gpus=0), 1),
-        ({**group(engine="vllm"), "learner": {"gpusPerReplica": 1}}, 0),
-        ({"learner": {"gpusPerReplica": 1}}, 1),
-    ],
-)
-def test_pods_that_need_a_gpu_and_ask_for_none_are_noted_with_the_field(spec, notes):
-    found = list(pod_notes(make_run(**spec).spec, build_children(parent(**spec), DEFAULTS)))
-    assert len(found) == notes
-    assert all("set `learner.gpusPerReplica`" in each or "[0].gpus`" in each for each in found)
+def test_a_worker_with_a_network_adapter_keeps_the_gpu_of_its_engine():
+    adapter = [{"name": "rollout", "resources": {"limits": {"rdma/hca": 1}}}]
+    _, own = built(**group(engine="vllm", template={"spec": {"containers": adapter}}))["rollout"]
+    assert own["resources"]["limits"] == {"rdma/hca": 1, "nvidia.com/gpu": 1}
 
 
 def test_fewer_gpus_than_the_engine_splits_the_model_over_are_refused():
