@@ -5,13 +5,19 @@ not". The rules use only the core of CEL, so that tests can evaluate them withou
 of optional fields stand at the parent, because the API server does not evaluate a field's own rule
 when the field is added or removed. The API server also checks a section's default, `{}`, before it
 fills in the defaults inside. So the rules of sections pass where a field is absent.
+
+Where a text is at fault, the rule's `messageExpression` adds it to the message. A number cannot be
+added: the API server takes the cost of `string(...)` for infinite and refuses the whole definition
+(https://github.com/kubernetes/kubernetes/issues/124234). The same holds for an item of a filtered
+list. The operator's own checks, which run after these, say all values.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from enum import StrEnum
-from typing import Final, TypedDict
+from typing import Final, NotRequired, TypedDict
 
 from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
 from vcpo.api.algorithm import Algorithm
@@ -27,6 +33,28 @@ class Rule(TypedDict):
 
     rule: str
     message: str
+    messageExpression: NotRequired[str]
+    fieldPath: NotRequired[str]
+    """The field at fault, below the one that has the rule."""
+
+
+def _rule(*, rule: str, message: str, got: str = "", at: str = "") -> Rule:
+    """Return a rule.
+
+    got: Clause with the values, in CEL, of type string; empty: the message has none.
+    at: Path of the field at fault below the one that has the rule; empty: that one.
+    """
+    made = Rule(rule=rule, message=message)
+    if got:
+        made["messageExpression"] = f"{json.dumps(message + '; ')} + {got}"
+    if at:
+        made["fieldPath"] = f".{at}"
+    return made
+
+
+def _text(field: str) -> str:
+    """Return the clause with the value of a text."""
+    return f'"`{field}` is \'" + self.{field} + "\'"'
 
 
 def _words(values: Iterable[str]) -> str:
@@ -40,29 +68,45 @@ def _where_given(*fields: str, rule: str) -> str:
 
 def _shipped_or_own(field: str, names: type[StrEnum]) -> Rule:
     """Return the rule of a field that names something shipped, or a user's class."""
-    return Rule(
+    return _rule(
         rule=f"!has(self.{field}) || self.{field} in {_words(names)}"
         f" || self.{field}.matches('^{IMPORT_PATH}$')",
         message=f"`{field}` must be one of "
         + ", ".join(f"'{name}'" for name in names)
         + ", or package.module:Class for your own",
+        got=_text(field),
+        at=field,
     )
 
 
-def _immutable_field_rule(field: str) -> Rule:
-    return Rule(rule=f"self.{field} == oldSelf.{field}", message=f"`{field}` is immutable")
+_IMMUTABLE: Final = "is immutable, since a checkpoint fits no other; create another run"
 
 
-def _immutable_optional_field_rule(field: str) -> Rule:
+def _immutable_field_rule(field: str, *, is_text: bool = False) -> Rule:
+    return _rule(
+        rule=f"self.{field} == oldSelf.{field}",
+        message=f"`{field}` {_IMMUTABLE}",
+        got=f'"it is \'" + oldSelf.{field} + "\'"' if is_text else "",
+        at=field,
+    )
+
+
+def _immutable_optional_field_rule(field: str, *, is_text: bool = True) -> Rule:
     rule = (
         f"has(self.{field}) == has(oldSelf.{field}) &&"
         f" (!has(self.{field}) || self.{field} == oldSelf.{field})"
     )
-    return Rule(rule=rule, message=f"`{field}` is immutable; it may not be added or removed")
+    message = f"`{field}` is immutable, and may not be added or removed; create another run"
+    made = _rule(rule=rule, message=message, at=field)
+    if is_text:  # no sum with a conditional: its length counts as infinite for some servers
+        was, unset = json.dumps(message + "; it is '"), json.dumps(message + "; it is not set")
+        value = f'{was} + oldSelf.{field} + "\'"'
+        made["messageExpression"] = f"has(oldSelf.{field}) ? {value} : {unset}"
+    return made
 
 
 ROOT: Final = (
-    Rule(
+    _rule(
         rule="size(self.metadata.name) <= 40",
         message="`metadata.name` may not be longer than 40 characters",
     ),
@@ -92,50 +136,59 @@ _IS_SHIPPED: Final = (
     " && (!has(self.algorithm.baseline) || !self.algorithm.baseline.contains(':'))"
 )
 SPEC: Final = (
-    Rule(
+    _rule(
         rule="self.batch.trajectoriesPerPrompt >= 2"
         f" || !{_baseline_among(BASELINES_OF_PAIRS, 'self.algorithm')}",
         message="`batch.trajectoriesPerPrompt` must be at least 2 unless the baseline is 'none'",
+        at="batch.trajectoriesPerPrompt",
     ),
-    Rule(
+    _rule(
         rule="self.rollouts.all(group,"
         " group.maxConcurrentSequences >="
         " self.batch.trajectoriesPerPrompt)",
         message="`maxConcurrentSequences` of each rollout group must be at least"
         " `batch.trajectoriesPerPrompt`",
+        at="rollouts",
     ),
-    Rule(
+    _rule(
         rule="self.rollouts.all(group,"
         " !has(group.maxModelLen) || group.maxModelLen > self.sampling.maxNewTokens)",
         message="`maxModelLen` of each rollout group must be more than `sampling.maxNewTokens`",
+        at="rollouts",
     ),
-    Rule(
+    _rule(
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
+        at="batch.promptPool",
     ),
-    Rule(
+    _rule(
         rule="self.optimizer.schedule == 'constant' || self.optimizer.warmupSteps < self.steps",
         message="`optimizer.warmupSteps` must be less than `steps` unless the schedule is"
         " 'constant'",
+        at="optimizer.warmupSteps",
     ),
-    Rule(
+    _rule(
         rule="self.optimizer.name == 'adamw' || (self.learner.replicas == 1"
         " && (!has(self.learner.processes) || self.learner.processes == 1)"
         " && (!has(self.learner.gpusPerReplica) || self.learner.gpusPerReplica == 1))",
         message="`optimizer.name` must be 'adamw' for several ranks",
+        got=_text("optimizer.name"),
+        at="optimizer.name",
     ),
-    Rule(
+    _rule(
         rule="self.learner.gradientMode != 'onePass'"
         f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}"
         f" && {_HAS_SHARED_BASELINE} && {_IS_SHIPPED}",
         message="`learner.gradientMode` may not be 'onePass' where the method or its baseline"
         " needs two passes; use 'auto'",
+        got=_text("algorithm.method"),
+        at="learner.gradientMode",
     ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
-    _immutable_field_rule("model.name"),
+    _immutable_field_rule("model.name", is_text=True),
     _immutable_optional_field_rule("model.revision"),
-    _immutable_optional_field_rule("model.lora"),
-    _immutable_field_rule("environment.name"),
+    _immutable_optional_field_rule("model.lora", is_text=False),
+    _immutable_field_rule("environment.name", is_text=True),
     _immutable_field_rule("seed"),
     _immutable_field_rule("batch.promptsPerStep"),
     _immutable_field_rule("batch.trajectoriesPerPrompt"),
@@ -144,9 +197,10 @@ SPEC: Final = (
     _immutable_optional_field_rule("pods.queueName"),
     _immutable_optional_field_rule("learner.checkpointStorageClassName"),
     # One pod has a volume of its own, several share one, and a claim's access mode cannot change.
-    Rule(
+    _rule(
         rule="(self.learner.replicas == 1) == (oldSelf.learner.replicas == 1)",
         message="`learner.replicas` may not change from 1 or to 1; create another run",
+        at="learner.replicas",
     ),
 )
 
@@ -156,71 +210,85 @@ def _scope_rule(scope: BaselineScope) -> Rule:
     allowed = _baseline_among(baselines, "self")
     if scope is BaselineScope.BATCH:
         allowed += " || (has(self.baseline) && self.baseline.contains(':'))"
-    return Rule(
+    return _rule(
         rule=_where_given(
             "method", "baselineScope", rule=f"self.baselineScope != '{scope}' || {allowed}"
         ),
         message=f"`baselineScope` may be '{scope}' only when the baseline is one of "
         + ", ".join(f"'{name}'" for name in baselines),
+        got=_text("method"),
+        at="baselineScope",
     )
 
 
 ALGORITHM: Final = (
-    Rule(
+    _rule(
         rule=f"!has(self.loss) || self.loss.matches('^{IMPORT_PATH}$')",
         message="`loss` must be package.module:function",
+        got=_text("loss"),
+        at="loss",
     ),
-    Rule(
+    _rule(
         rule=f"!has(self.baseline) || self.baseline in {_words(Baseline)}"
         f" || self.baseline.matches('^{IMPORT_PATH}$')",
         message="`baseline` must be one of "
         + ", ".join(f"'{name}'" for name in Baseline)
         + ", or package.module:function for your own",
+        got=_text("baseline"),
+        at="baseline",
     ),
     *(_scope_rule(scope) for scope in BASELINES_OF_SCOPE if scope is not BaselineScope.GROUP),
 )
 
 BATCH: Final = (
-    Rule(
+    _rule(
         rule=_where_given(
             "promptSelection",
             rule="self.promptSelection == 'sequential' || has(self.promptPool)",
         ),
         message="`promptPool` must be given where `promptSelection` is not 'sequential'",
+        got=_text("promptSelection"),
+        at="promptPool",
     ),
 )
 
 MODEL: Final = (
     # A run file on a laptop may name a directory beside it; a pod sees only mounted volumes.
-    Rule(
+    _rule(
         rule="self.name.startsWith('/') || self.name.matches('^[a-z][a-z0-9+]*://.')"
         " || (!self.name.startsWith('.')"
         " && self.name.matches('^[-A-Za-z0-9_.]+(/[-A-Za-z0-9_.]+)?$'))",
         message="`name` may not be a relative path: a pod has no folder of the run file; give"
         " the absolute path of a mounted volume, a model name on the Hugging Face hub, or a URL"
         " such as s3://bucket/folder",
+        got=_text("name"),
+        at="name",
     ),
 )
 
 ENVIRONMENT: Final = (
-    Rule(
+    _rule(
         rule=f"self.name.contains(':') || self.name in {_words(sorted(BUILT_IN))}",
         message="`name` must be one of "
         + ", ".join(f"'{name}'" for name in sorted(BUILT_IN))
         + ", or package.module:Class for a class of your own",
+        got=_text("name"),
+        at="name",
     ),
-    Rule(
+    _rule(
         rule="!has(self.systemPrompt) || !has(self.promptFormat) || self.promptFormat != 'plain'",
         message="`systemPrompt` may not be given where `promptFormat` is 'plain'",
+        at="systemPrompt",
     ),
 )
 
 ROLLOUT_GROUP: Final = (
     _shipped_or_own("engine", EngineName),
     *(
-        Rule(
+        _rule(
             rule=f"{unused} || !has(self.engine) || self.engine != 'hf'",
             message=f"`{field}` may not be given where `engine` is 'hf'",
+            at=field,
         )
         for field, unused in (
             ("kvCache", "!has(self.kvCache) || self.kvCache == 'recompute'"),
@@ -228,18 +296,20 @@ ROLLOUT_GROUP: Final = (
             ("tensorParallelSize", "!has(self.tensorParallelSize) || self.tensorParallelSize == 1"),
         )
     ),
-    Rule(
+    _rule(
         rule=_where_given(
             *("minReplicas", "maxReplicas"), rule="self.minReplicas <= self.maxReplicas"
         ),
         message="`minReplicas` must be less than or equal to `maxReplicas`",
+        at="minReplicas",
     ),
-    Rule(
+    _rule(
         rule=_where_given(
             *("gpus", "tensorParallelSize"),
             rule="self.gpus == 0 || self.gpus >= self.tensorParallelSize",
         ),
         message="`gpus` must be 0, or at least `tensorParallelSize`",
+        at="gpus",
     ),
 )
 
@@ -247,44 +317,50 @@ _RANKS_PER_REPLICA = (
     "(has(self.processes) ? self.processes : has(self.gpusPerReplica) ? self.gpusPerReplica : 1)"
 )
 LEARNER: Final = (
-    Rule(
+    _rule(
         rule="!has(self.processes) || !has(self.gpusPerReplica)"
         " || self.processes == self.gpusPerReplica",
         message="`processes` must be equal to `gpusPerReplica`, one process for each GPU",
+        at="processes",
     ),
-    Rule(
+    _rule(
         rule=_where_given(
             *("fsdpSize", "replicas"),
             rule=f"self.replicas * {_RANKS_PER_REPLICA} % self.fsdpSize == 0",
         ),
         message="`fsdpSize` must divide the number of ranks, `replicas` times `processes`",
+        at="fsdpSize",
     ),
 )
 
 TRACKING_SINK: Final = (
     _shipped_or_own("name", SinkName),
     *(
-        Rule(
+        _rule(
             rule=f"!has(self.{field}) || self.name in {_words(names)}",
             message=f"`{field}` may be given only where `name` is "
             + " or ".join(f"'{name}'" for name in names),
+            got=_text("name"),
+            at=field,
         )
         for field, names in SINKS_BY_FIELD.items()
     ),
 )
 
 EGRESS: Final = (
-    Rule(
+    _rule(
         rule="!(has(self.cidr) && has(self.namespace))",
         message="`cidr` may not be given beside `namespace`",
+        at="cidr",
     ),
 )
 
 CONTROL: Final = (
-    Rule(
+    _rule(
         rule=_where_given(
             *("idleLowRatio", "idleHighRatio"), rule="self.idleLowRatio < self.idleHighRatio"
         ),
         message="`idleLowRatio` must be less than `idleHighRatio`",
+        at="idleLowRatio",
     ),
 )

@@ -39,12 +39,14 @@ def apply_defaults(schema: Mapping[str, Any], value: Any) -> Any:
 def complaints(
     schema: Mapping[str, Any], value: Any, old: Any = None, *, updating: bool = False
 ) -> Iterator[str]:
-    """Messages of all broken rules, at every depth."""
+    """Messages of all broken rules, at every depth, as the API server shows them."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" in rule["rule"] and not updating:
             continue
-        if not cel.evaluate(rule["rule"], {"self": value, "oldSelf": old}):
-            yield rule["message"]
+        values = {"self": value, "oldSelf": old}
+        if not cel.evaluate(rule["rule"], values):
+            told = rule.get("messageExpression")
+            yield rule["message"] if told is None else cel.evaluate(told, values)
     for name, field in schema.get("properties", {}).items():
         if isinstance(value, Mapping) and name in value:
             yield from complaints(field, value[name])
@@ -142,6 +144,55 @@ def test_a_run_of_defaults_breaks_no_rule():
 def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
     (complaint,) = problems(**spec)
     assert word in complaint
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        ({"environment": {"name": "chess"}}, "`name` is 'chess'"),
+        ({"rollouts": [{"name": "a", "engine": "vlm"}]}, "`engine` is 'vlm'"),
+        (
+            {"algorithm": {"method": "grpo"}, "learner": {"gradientMode": "onePass"}},
+            "`algorithm.method` is 'grpo'",
+        ),
+        ({"algorithm": {"method": "grpo", "baselineScope": "shrunk"}}, "`method` is 'grpo'"),
+    ],
+)
+def test_a_broken_rule_says_the_text_that_is_at_fault(spec: dict[str, Any], value: str):
+    assert any(each.endswith(f"; {value}") for each in problems(**spec))
+
+
+def test_an_edit_that_is_refused_says_the_old_value_and_the_cure():
+    (name,) = changes({}, {"model": {"name": "other"}})
+    assert name == (
+        "`model.name` is immutable, since a checkpoint fits no other; create another run; it is 'm'"
+    )
+    (queue,) = changes({}, {"pods": {"queueName": "gpus"}})
+    assert queue.endswith("create another run; it is not set")
+
+
+def every_rule(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield each node of a schema with each of its rules."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield schema, rule
+    for child in schema.get("properties", {}).values():
+        yield from every_rule(child)
+    if "items" in schema:
+        yield from every_rule(schema["items"])
+
+
+def test_no_message_has_a_part_whose_cost_the_api_server_takes_for_infinite():
+    # https://github.com/kubernetes/kubernetes/issues/124234: the definition would be refused.
+    told = [rule.get("messageExpression", "") for _, rule in every_rule(SCHEMA)]
+    assert any(told)
+    assert [each for each in told if "string(" in each or "[0]" in each or "filter" in each] == []
+
+
+def test_each_path_of_a_rule_leads_to_a_field():
+    for node, rule in every_rule(SCHEMA):
+        field = node
+        for name in rule.get("fieldPath", "").split(".")[1:]:
+            field = field["properties"][name]
 
 
 @pytest.mark.parametrize(
