@@ -49,6 +49,8 @@ _KIND_ORDER = (
     "ServiceAccount",
     "ClusterRole",
     "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
     "Service",
     "NetworkPolicy",
     "Deployment",

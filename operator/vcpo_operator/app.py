@@ -61,7 +61,7 @@ class Operator:
         self._options = options
         self._metrics = metrics
         view = IndexedView()
-        queue = RunQueue(clock=time.monotonic)
+        queue = RunQueue(clock=time.monotonic, most_of_namespace=max(1, options.workers * 3 // 4))
         connections = LearnerConnections(metrics, clock=time.monotonic, address_of=address_of)
         self._signals: SignalSource = connections
         source = Source.LEARNER
@@ -123,6 +123,8 @@ class Operator:
         finally:
             self._metrics.leader.set(0)
             await self._signals.close()
+            if lease is not None:
+                await lease.release()
 
 
 async def _run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:

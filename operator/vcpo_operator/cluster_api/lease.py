@@ -84,6 +84,16 @@ class LeaderLease:
             raise
         return True
 
+    async def release(self) -> None:
+        """Give the lease back, so that the next holder need not wait for its end."""
+        resource = self._resource(self.name)
+        try:
+            found = await self.cluster.get(resource)
+            if found is not None and found["spec"].get("holderIdentity") == self.identity:
+                await self._write(resource, found, holder="")
+        except ApiError as error:
+            _LOGGER.warning("lease %s/%s: not given back: %s", self.namespace, self.name, error)
+
     def _resource(self, name: str) -> Resource:
         return Resource(
             api_version="coordination.k8s.io/v1",
@@ -102,11 +112,14 @@ class LeaderLease:
         duration_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
         return self.clock() - self._changed_s >= duration_s
 
-    async def _write(self, resource: Resource, found: Document | None) -> None:
+    async def _write(
+        self, resource: Resource, found: Document | None, *, holder: str | None = None
+    ) -> None:
+        """Write the lease. holder: None is this operator; empty frees it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
         spec: dict[str, Any] = {
-            "holderIdentity": self.identity,
+            "holderIdentity": self.identity if holder is None else holder,
             "leaseDurationSeconds": DURATION_S,
             "renewTime": now,
         }

@@ -3,13 +3,16 @@
 A key waits for its time or is in work. Adding a key that waits moves its time forward. Adding a key
 in work makes it due when the work is done. So no change during a reconcile is missed, and no run is
 reconciled twice at once. A key in back-off waits for the end of the back-off, whatever is added:
-events of a failing run must not cause a storm of attempts.
+events of a failing run must not cause a storm of attempts. Not all workers reconcile runs of one
+namespace: an admission webhook there that does not answer must not starve the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,6 +40,8 @@ class RunQueue:
 
     clock: Callable[[], float]
     """Monotonic seconds; `get` waits in the time of the event loop."""
+    most_of_namespace: int = sys.maxsize
+    """Runs of one namespace that are in work at a time, at most."""
     jitter: Callable[[], float] = random.random
     """A number in [0, 1), which spreads runs that failed together."""
     _entries: dict[RunKey, _Entry] = field(default_factory=dict)
@@ -53,7 +58,7 @@ class RunQueue:
         """Wait for the next run that is due, and take it into work."""
         while True:
             self._changed.clear()
-            due_s, key = min(self._waiting(), default=(None, None))
+            due_s, key = min(self._startable(), default=(None, None))
             if due_s is not None and key is not None and due_s <= self.clock():
                 entry = self._entries[key]
                 entry.due_s, entry.in_work = None, True
@@ -94,9 +99,19 @@ class RunQueue:
         return sum(due_s <= now_s for due_s, _ in self._waiting())
 
     def oldest_s(self) -> float:
-        """Return how long the run that is due longest has been due; 0 when none is."""
+        """Return how long the run that is due longest has been due; 0 when none is.
+
+        Runs that wait for others of their namespace do not count.
+        """
         now_s = self.clock()
-        return max(0.0, now_s - min((due_s for due_s, _ in self._waiting()), default=now_s))
+        return max(0.0, now_s - min((due_s for due_s, _ in self._startable()), default=now_s))
+
+    def _startable(self) -> list[tuple[float, RunKey]]:
+        """Return the waiting runs whose namespace has not as many in work as it may have."""
+        busy = Counter(key.namespace for key, entry in self._entries.items() if entry.in_work)
+        return [
+            each for each in self._waiting() if busy[each[1].namespace] < self.most_of_namespace
+        ]
 
     def _waiting(self) -> list[tuple[float, RunKey]]:
         """Return the runs that are not in work, each with the time at which it is due."""

@@ -172,11 +172,15 @@ def needed_permissions(server, user):
     return permissions(requests) | creates
 
 
+NO_LEASE = {"leaderElection": {"enabled": False}}
+"""Its role is another, and so is its test."""
 ROLES = pytest.mark.parametrize(
     ("values", "namespaces"),
     [
-        pytest.param({}, (), id="all namespaces"),
-        pytest.param({"watchNamespaces": ["default"]}, ("default",), id="one namespace"),
+        pytest.param(NO_LEASE, (), id="all namespaces"),
+        pytest.param(
+            {"watchNamespaces": ["default"], **NO_LEASE}, ("default",), id="one namespace"
+        ),
     ],
 )
 

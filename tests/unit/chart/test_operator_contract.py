@@ -113,7 +113,8 @@ def test_the_lease_is_the_one_that_the_role_names():
 
 
 def test_without_elections_no_lease_is_taken():
-    assert parse().lease_namespace == ""
+    assert parse({"leaderElection": {"enabled": False}}).lease_namespace == ""
+    assert parse().lease_namespace == NAMESPACE
 
 
 def test_who_waits_for_the_lease_is_probed_like_who_holds_it():

@@ -142,7 +142,10 @@ def test_a_value_for_every_chart_of_an_umbrella_is_let_through():
 
 
 FUTILE: dict[str, tuple[Values, str]] = {
-    "two active operators": ({"replicas": 2}, "leaderElection.enabled=true"),
+    "two active operators": (
+        {"replicas": 2, "leaderElection": {"enabled": False}},
+        "leaderElection.enabled=true",
+    ),
     "no account": ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
     "nothing to scrape": (
         {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}},

@@ -97,3 +97,14 @@ async def test_who_waits_for_a_lease_goes_on_when_the_api_server_does_not_answer
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(waiting, 0.2)
     cluster.close()
+
+
+async def test_a_lease_that_is_given_back_is_taken_at_once(server: FakeApiServer):
+    held, other = lease(server, "a", Clock()), lease(server, "b", Clock())
+    await held.try_acquire()
+    assert not await other.try_acquire()
+    await other.release()
+    assert holder(server) == "a"  # only its holder frees it
+    await held.release()
+    assert await other.try_acquire()
+    assert holder(server) == "b"

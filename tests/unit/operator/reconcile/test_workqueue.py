@@ -145,3 +145,18 @@ async def test_a_run_that_fails_for_days_still_has_a_backoff(queue, clock):
         assert await queue.get() == A
         queue.done(A, failed=True)
     assert queue.oldest_s() == 0.0
+
+
+async def test_a_namespace_that_is_slow_leaves_workers_to_the_others(clock: Clock):
+    queue = RunQueue(clock=clock, most_of_namespace=2)
+    slow = [RunKey("slow", name) for name in "abc"]
+    for key in slow:
+        queue.add(key)
+    clock.now_s += 10.0
+    queue.add(A)
+    assert {await queue.get(), await queue.get()} == set(slow[:2])
+    assert await queue.get() == A
+    assert await is_idle(queue)
+    assert (queue.depth(), queue.oldest_s()) == (1, 0.0)
+    queue.done(slow[0])
+    assert await queue.get() == slow[2]
