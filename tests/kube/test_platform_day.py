@@ -20,6 +20,7 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.snapshot import LEARNER_PATIENCE_S
+from vcpo_operator.decisions.stalled import PATIENCE_S
 from vcpo_operator.names import RunKey
 
 EVENTS = "/api/v1/namespaces/default/events"
@@ -79,7 +80,17 @@ async def claimed(operator):
 
 async def events(operator, reason):
     listed = (await operator.client.get(EVENTS))["items"]
-    return [each["message"] for each in listed if each["reason"] == reason]
+    of_runs = [each for each in listed if each["involvedObject"]["kind"] == "VCPORun"]
+    return [each["message"] for each in of_runs if each["reason"] == reason]
+
+
+async def leave(operator, pod, reason, message):
+    """Let somebody take a pod from its node: it terminates, and its status says why."""
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    await operator.schedule(pod)
+    path = f"{PODS}/{pod}"
+    await operator.client.merge_patch(f"{path}/status", {"status": {"conditions": [target]}})
+    await operator.client.delete(path)
 
 
 async def test_an_upgraded_operator_replaces_no_pod_and_says_what_waits(operator):
@@ -266,3 +277,74 @@ async def test_workers_of_a_learner_that_lost_its_node_wait_for_it_a_while(opera
     operator.now_s += LEARNER_PATIENCE_S
     await operator.settle()
     assert await operator.replicas() == 0
+
+
+async def test_a_learner_that_is_evicted_says_who_evicts_it_and_its_run_does_not_fail(operator):
+    await train(operator)
+    operator.connections.signals = None
+    await leave(operator, "demo-learner-0", "PreemptionByScheduler", "preempting for a pod")
+    await operator.settle()
+    told = ("False", "PreemptionByScheduler", "pod demo-learner-0: preempting for a pod")
+    assert await condition(operator, "LearnerReady") == told
+    run = (await operator.run())["status"]
+    assert (run["reason"], run["learner"]["restarts"]) == ("PreemptionByScheduler", 0)
+    listed = (await operator.client.get(EVENTS))["items"]
+    assert [each["type"] for each in listed if each["reason"] == told[1]] == ["Normal"]
+    assert (await condition(operator, "Failed"))[0] == "False"
+
+
+async def test_a_worker_whose_spot_node_goes_is_named_with_the_cause(operator):
+    await train(operator)
+    (name,) = [
+        each["metadata"]["name"]
+        for each in (await operator.client.get(PODS))["items"]
+        if "rollout" in each["metadata"]["name"]
+    ]
+    status = {
+        "phase": "Failed",
+        "reason": "Terminated",
+        "message": "Pod was terminated in response to imminent node shutdown.",
+        "conditions": [{"type": "Ready", "status": "False"}],
+    }
+    await operator.client.merge_patch(f"{PODS}/{name}/status", {"status": status})
+    await operator.settle()
+    assert await condition(operator, "RolloutsReady") == (
+        "False",
+        "Terminated",
+        f"pod {name}: Pod was terminated in response to imminent node shutdown.",
+    )
+
+
+async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator):
+    await without_room_for_pods(operator)
+    told = await condition(operator, "LearnerReady")
+    assert told[1] == "FailedCreate"
+    before = await events(operator, "FailedCreate")
+    operator.restart_operator()
+    await operator.reconcile()
+    assert await condition(operator, "LearnerReady") == told
+    assert await events(operator, "FailedCreate") == before
+
+
+async def test_two_operators_without_a_lease_do_not_contradict_each_other(operator):
+    await without_room_for_pods(operator)
+    told, first = await condition(operator, "LearnerReady"), operator.reconciler
+    version = (await operator.run())["metadata"]["resourceVersion"]
+    operator.restart_operator()
+    second = operator.reconciler
+    for one in (second, first, second, first):
+        operator.reconciler = one
+        operator.now_s += 5.0
+        await operator.reconcile()
+        assert await condition(operator, "LearnerReady") == told
+    assert (await operator.run())["metadata"]["resourceVersion"] == version
+
+
+async def without_room_for_pods(operator):
+    """A run whose pods a quota refuses, and whose status says so."""
+    quota = {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}}}
+    await operator.client.create("/api/v1/namespaces/default/resourcequotas", quota)
+    await operator.create()
+    await operator.settle()
+    operator.now_s += PATIENCE_S
+    await operator.settle()

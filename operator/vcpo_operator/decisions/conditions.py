@@ -6,7 +6,8 @@
 | LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same,
 | | | LearnerCannotStart |
-| SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
+| SignalsFresh | it reports signals | Fresh, Stale, Missing, reasons of `signals.silence` |
+| EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
 | UpToDate | the pods are of the newest revision | Current, RevisionPending |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
@@ -73,6 +74,8 @@ class ConditionInputs:
     """Whether a step was taken since the start."""
     signals: RunSignals | None = None
     """The learner's last known signals; None when there are none."""
+    silence: Cause | None = None
+    """Why the newest request for signals brought none; None if it did, or nobody knows."""
     now_s: float = 0.0
     """Unix time."""
     conflict: Conflict | None = None
@@ -95,7 +98,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     """Return every condition as it is now."""
     learner = _learner_condition(inputs)
     rollouts = _rollouts_condition(inputs)
-    control = () if inputs.keeps_last_known_signals else _control_conditions(inputs.decision)
+    control = () if inputs.keeps_last_known_signals else _control_conditions(inputs)
     return (
         _accepted_condition(inputs),
         learner,
@@ -166,6 +169,7 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
         return _answering_learner(inputs)
     learner = inputs.observed.learner
     cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
+    cause = cause or _leaving_pod(inputs, Role.LEARNER)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", _pending(inputs, pods))
@@ -193,6 +197,10 @@ def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> boo
     # The pod's probes lag by seconds, so signals of the learner itself count as well.
     signals = inputs.signals
     return leader.ready or (signals is not None and signals.has_contact(_CONTACT_S))
+
+
+def _leader_is_ready(pods: Iterable[ObservedPod]) -> bool:
+    return any(pod.index == 0 and pod.ready for pod in pods)
 
 
 def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
@@ -227,7 +235,7 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
             return _true("RolloutsReady", "MinimumAvailable", message)
         message += f" More cannot be created: {refused.message}"
         return _true("RolloutsReady", "PartiallyAvailable", message)
-    cause = _first_cause(pods) or refused
+    cause = _first_cause(pods) or refused or _leaving_pod(inputs, Role.ROLLOUT)
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
     message = f"Fewer workers answer than the minimum of {minimum}."
@@ -264,22 +272,34 @@ def _stuck_pod(inputs: ConditionInputs) -> Cause | None:
     return None
 
 
-def _control_conditions(decision: ControlDecision | None) -> tuple[ConditionState, ...]:
-    if decision is None:
+def _leaving_pod(inputs: ConditionInputs, role: Role) -> Cause | None:
+    """Return why a pod of a role terminates, such as an eviction; None if nobody says so."""
+    leaving = (pod for pod in inputs.observed.pods if pod.role is role and pod.terminating)
+    return next((pod.cause for pod in leaving if pod.cause is not None), None)
+
+
+def _control_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
+    if inputs.decision is None:
         message = "The control loop acts only while the run trains."
         return tuple(
             ConditionState(type=kind, status="Unknown", reason="NotRunning", message=message)
             for kind in CONTROL_CONDITIONS
         )
-    return tuple(
+    states = tuple(
         ConditionState(
             type=each.type.value,
             status=each.status.value,
             reason=each.reason.value,
             message=each.message,
         )
-        for each in decision.conditions
+        for each in inputs.decision.conditions
     )
+    first, *others = states  # `SignalsFresh`
+    pods = inputs.observed.pods_of(Role.LEARNER)
+    if first.status == "True" or inputs.silence is None or not _leader_is_ready(pods):
+        return states  # or the learner still starts
+    cause = inputs.silence
+    return _false(first.type, cause.reason, f"{first.message} {cause.message}."), *others
 
 
 def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:

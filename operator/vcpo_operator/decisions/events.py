@@ -18,7 +18,7 @@ from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
 from vcpo.service.crash import crash_cause
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
 from vcpo_operator.names import FIELD_MANAGER
-from vcpo_operator.observed.pod_causes import redact_and_shorten
+from vcpo_operator.observed.pod_causes import DISRUPTIONS, redact_and_shorten
 from vcpo_operator.observed.records import ObservedChild, RunRecord
 
 Document = dict[str, Any]
@@ -54,6 +54,7 @@ _BAD_REASONS: Final = {"Collapsed", "LogDamaged", "PartiallyAvailable", "Warn"}
 """Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
     "BelowMinimum",
+    *DISRUPTIONS,
     "Ended",
     "Initializing",
     "LearnerCannotStart",
@@ -113,7 +114,7 @@ def revision_event(record: RunRecord, before: str, after: str, why: str, now_s: 
 def _lost_ranks(before: RunStatus, after: RunStatus) -> str:
     """Return why all pods of the learner are replaced, in a sentence."""
     end = after.last_end
-    why = "A pod of the learner is gone"
+    why = after.lost_pod or "A pod of the learner is gone"
     if end is not None and after.restarts.total > before.restarts.total:
         cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
         why = f"Pod {end.pod} ended with exit code {end.exit_code} ({end.reason})"

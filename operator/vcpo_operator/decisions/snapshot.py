@@ -25,7 +25,7 @@ from vcpo_operator.decisions.lifecycle import (
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role, learner_name
-from vcpo_operator.observed.records import ObservedPod, ObservedState, RunRecord
+from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState, RunRecord
 
 RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two reconciles of a run."""
@@ -49,6 +49,8 @@ class Snapshot:
     observed: ObservedState
     signals: RunSignals | None
     """The learner's last known signals of this attempt; None when there are none."""
+    silence: Cause | None = None
+    """Why the newest request for signals brought none; None if it did, or nobody knows."""
     verdict: RunVerdict
     draining: LearnerDrain | None
     is_new_attempt: bool
@@ -145,12 +147,14 @@ def judge_run(
     signals: RunSignals | None,
     now_s: float,
     kept: Revision | None = None,
+    silence: Cause | None = None,
 ) -> Snapshot:
     """Judge what was observed of a run.
 
     before: The status as the last reconcile left it.
     kept: What the pods that the run has are made of; None when it has none.
     signals: The learner's newest signals, of whichever attempt.
+    silence: Why the newest request for them brought none; None if it did.
     now_s: Unix time.
     """
     signals = signals_of_this_run(signals, before, observed, now_s)
@@ -178,6 +182,7 @@ def judge_run(
         ),
         observed=observed,
         signals=signals,
+        silence=silence,
         verdict=verdict,
         draining=drain,
         is_new_attempt=is_new_attempt,

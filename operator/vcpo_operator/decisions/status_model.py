@@ -55,7 +55,15 @@ class StatusCondition:
 _SUMMARIES: Final = frozenset({"Initializing", "Degraded"})
 """Reasons of `Ready` that say only that something is missing."""
 _NO_CAUSES: Final = frozenset(
-    {"PodPending", "BelowMinimum", "LearnerCannotStart", "Suspended", "Ended"}
+    {
+        "PodPending",
+        "BelowMinimum",
+        "LearnerCannotStart",
+        "Suspended",
+        "Ended",
+        "Missing",
+        "Stale",
+    }
 )
 """Reasons of a missing part that say no more than that."""
 
@@ -194,6 +202,8 @@ class RunStatus:
     restarts: Restarts = field(default_factory=Restarts)
     learner_pods: str = ""
     """Pods of the learner, ready/desired."""
+    lost_pod: str = field(default="", compare=False)
+    """Which pod of the learner took the others with it, and why, as a clause; not stored."""
     last_end: ContainerEnd | None = None
     """How the learner's container ended last; kept after its pod is gone."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -221,7 +231,8 @@ class RunStatus:
         ready = self.condition("Ready")
         if ready is None or ready.reason not in _SUMMARIES:
             return None if ready is None else ready.reason
-        parts = (self.condition(kind) for kind in ("LearnerReady", "RolloutsReady"))
+        names = ("LearnerReady", "RolloutsReady", "SignalsFresh")
+        parts = (self.condition(kind) for kind in names)
         causes = (part.reason for part in parts if part is not None and part.status == "False")
         return next((cause for cause in causes if cause not in _NO_CAUSES), ready.reason)
 
@@ -243,7 +254,22 @@ class RunStatus:
             ends = [pod.last_end for pod in pods if pod.last_end is not None]
         step = int(self.numbers.get("step", 0))
         restarts = self.restarts.with_pods(pods, num_pods=num_pods, step=step)
-        return replace(self, restarts=restarts, last_end=ends[0] if ends else self.last_end)
+        lost = self._lost_pod(observed) if restarts.replaced else ""
+        last_end = ends[0] if ends else self.last_end
+        return replace(self, restarts=restarts, last_end=last_end, lost_pod=lost)
+
+    def _lost_pod(self, observed: ObservedState) -> str:
+        """Return which pod of the group is gone or leaves, as a clause; empty if none is known."""
+        group = [pod for pod in observed.pods if pod.uid in self.restarts.group]
+        for pod in group:
+            if pod.terminating:
+                told = pod.cause
+                why = "" if told is None else f" ({told.reason}): {told.message.partition(': ')[2]}"
+                return f"Pod {pod.name} is being deleted{why.rstrip('.')}"
+        gone = set(range(len(self.restarts.group))) - {pod.index for pod in group}
+        if observed.learner is None or not gone:
+            return ""
+        return f"Pod {observed.learner.child.name}-{min(gone)} is gone"
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:

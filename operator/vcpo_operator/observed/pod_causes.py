@@ -29,8 +29,18 @@ _UNWRITABLE_CURE: Final = (
     "The volume's driver does not give it to the pods' group (fsGroup), as many shared file systems"
     " do not: let the volume's folder belong to user and group 65532"
 )
+DISRUPTIONS: Final = frozenset(
+    {
+        "DeletionByPodGC",
+        "DeletionByTaintManager",
+        "EvictionByEvictionAPI",
+        "PreemptionByScheduler",
+        "TerminationByKubelet",
+    }
+)
+"""Reasons of the condition `DisruptionTarget`: somebody needs the node, and nothing is wrong."""
 _OUT_OF_MEMORY: Final = "OOMKilled"
-_WARNING_REASONS: Final = frozenset(
+EVENT_REASONS: Final = frozenset(
     {
         "FailedAttachVolume",
         "FailedCreate",
@@ -57,6 +67,10 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
 
     pod: The object as the API server sends it.
     """
+    return _pod_cause(pod) or _disruption(pod)
+
+
+def _pod_cause(pod: Mapping[str, Any]) -> Cause | None:
     name = pod["metadata"]["name"]
     status = pod.get("status") or {}
     if _is_lost(status):
@@ -76,6 +90,16 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = condition.get("reason") or "Unschedulable"
             return _cause(reason, f"pod {name}", condition.get("message") or "cannot be scheduled")
+    return None
+
+
+def _disruption(pod: Mapping[str, Any]) -> Cause | None:
+    """Return who takes a pod from its node: an eviction, the scheduler, a taint, the kubelet."""
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            reason = condition.get("reason") or "Disrupted"
+            message = condition.get("message") or "it leaves its node"
+            return _cause(reason, f"pod {pod['metadata']['name']}", message)
     return None
 
 
@@ -163,7 +187,7 @@ def cause_from_events(events: Iterable[Mapping[str, Any]]) -> Cause | None:
     warnings = [
         each
         for each in known
-        if each.get("type") == "Warning" and each.get("reason") in _WARNING_REASONS
+        if each.get("type") == "Warning" and each.get("reason") in EVENT_REASONS
         if not passed or _event_time(each) > passed
     ]
     if not warnings:

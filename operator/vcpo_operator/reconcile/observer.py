@@ -58,10 +58,17 @@ class Observer:
         self._signals = signals
 
     async def observe(
-        self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
+        self,
+        record: RunRecord,
+        run: VCPORun,
+        memory: RunMemory,
+        *,
+        before: RunStatus,
+        now_s: float,
     ) -> ObservedState:
         """Return the objects of a run, unwatched kinds and causes from events included.
 
+        before: The status as the last reconcile left it.
         now_s: Unix time.
         Raises: ApiError.
         """
@@ -77,7 +84,9 @@ class Observer:
         for child in observed.children:
             if is_ours(child, record.uid):
                 memory.record_child(child)
-        return await read_event_causes(observed, key, memory, self._executor, now_s)
+        return await read_event_causes(
+            observed, key, memory, self._executor, before=before, now_s=now_s
+        )
 
     async def signals(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: ObservedState

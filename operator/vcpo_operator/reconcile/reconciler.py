@@ -119,7 +119,7 @@ class Reconciler:
                 record, memory, states, generation=generation, now_s=now_s
             )
             return ReconcileResult(requeue_after_s=RESYNC_PERIOD_S)
-        observed = await self._observer.observe(record, run, memory, now_s)
+        observed = await self._observer.observe(record, run, memory, before=before, now_s=now_s)
         signals = await self._observer.signals(record, run, before, observed)
         snapshot = judge_run(
             record,
@@ -129,6 +129,7 @@ class Reconciler:
             signals=signals,
             now_s=now_s,
             kept=memory.kept_revision(observed),
+            silence=self._signals.silence(record.key),
         )
         if snapshot.ends_now:
             # The status must say that the run has ended before anything is cleaned up.

@@ -51,6 +51,7 @@ class StatusWriter:
             decision=decision,
             has_stepped=snapshot.current.first_step_s is not None,
             signals=snapshot.signals,
+            silence=snapshot.silence,
             now_s=snapshot.now_s,
             conflict=result.blocker,
             refusal=result.refusal,

@@ -24,6 +24,8 @@ from vcpo.metrics.label_values import SignalSource as Source
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.access import LearnerAccess
+from vcpo_operator.observed.records import Cause
+from vcpo_operator.signals.silence import silence_cause
 
 _LOGGER = logging.getLogger(__name__)
 _STARTING_S = 60.0
@@ -45,6 +47,9 @@ class SignalSource(Protocol):
 
         period_s: Time between two decisions. A source may answer from memory for half of it.
         """
+
+    def silence(self, key: RunKey) -> Cause | None:
+        """Return why the newest request brought no signals; None if it did, or none was made."""
 
     async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and its signals."""
@@ -113,6 +118,12 @@ class LearnerConnections:
             _LOGGER.info("%s: the learner answers again", key)
             connection.warned_of.clear()
         return signals
+
+    def silence(self, key: RunKey) -> Cause | None:
+        """Return why the newest call brought no signals; None if it did, or none was made."""
+        connection = self._connections.get(key)
+        error = None if connection is None else connection.control.failure
+        return None if error is None else silence_cause(error)
 
     async def throttle(self, key: RunKey, lag_limit_steps: int, reason: str) -> None:
         """Set the learner's lag limit.

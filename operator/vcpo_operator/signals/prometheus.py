@@ -20,6 +20,7 @@ from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import SignalResult, SignalSource
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import DatedSignals, parse_answer, run_query
+from vcpo_operator.observed.records import Cause
 from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
@@ -156,6 +157,13 @@ class ScrapedSignals:
         last.asked_s = now_s
         is_fresh = last.update(await self._query(key, last))
         return last.signals(self._clock(), is_fresh=is_fresh)
+
+    def silence(self, key: RunKey) -> Cause | None:
+        """Return why the newest query failed; None if it did not, or none was made."""
+        last = self._scrapes.get(key)
+        if last is None or not last.error:
+            return None
+        return Cause(reason="PrometheusSilent", message=last.error)
 
     async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and its signals."""

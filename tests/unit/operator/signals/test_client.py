@@ -10,13 +10,17 @@ import grpc
 import pytest
 
 from tests.fixtures.operator.runs import KEY
+from tests.fixtures.ports import free_port
 from vcpo.learner_control import run_signals
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import CallerRole
+from vcpo.wire.access.tls import Trust
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo_operator.cluster_api.certificates import new_certificates
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
+from vcpo_operator.signals.silence import silence_cause
 
 
 def message(**changes: object) -> control_pb2.Signals:
@@ -300,3 +304,39 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
     assert caplog.text.count("it refuses the run's key for steering") == 2
     await lines.close()
     await server.stop(0.0)
+
+
+async def test_each_way_not_to_reach_a_learner_is_told_apart(fixture: ConnectionsFixture):
+    async def reason(address: str, access: LearnerAccess | None = None) -> str | None:
+        lines = LearnerConnections(
+            fixture.metrics, clock=lambda: fixture.now_s, address_of=lambda key: address
+        )
+        await lines.set_access(KEY, access)
+        assert lines.silence(KEY) is None
+        await lines.fetch_signals(KEY, period_s=0.0)
+        told = lines.silence(KEY)
+        await lines.close()
+        return None if told is None else told.reason
+
+    made = new_certificates("other", {"learner": ["learner"]}, now_s=1_800_000_000.0)
+    other = LearnerAccess(trust=Trust(authority=made["ca.crt"]))
+    here = fixture.lines._address_of(KEY)
+    assert await reason("learner.invalid:7600") == "NameNotResolved"
+    assert await reason(f"127.0.0.1:{free_port()}") == "ConnectionRefused"
+    assert await reason(here, other) == "CertificateRefused"
+    assert await reason(here) is None
+    fixture.learner.failure = "no room"
+    assert await reason(here) == "CallFailed"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Unreachable"),  # packets that a policy drops
+        (grpc.StatusCode.UNAVAILABLE, "Unreachable"),
+        (grpc.StatusCode.UNAUTHENTICATED, "KeyRefused"),
+    ],
+)
+def test_what_a_status_alone_says_of_a_learner_that_cannot_be_reached(code, reason):
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "timed out")
+    assert silence_cause(error).reason == reason
