@@ -50,6 +50,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -185,6 +186,8 @@ class _Learner:
             model=policy.model,
             tokenizer=policy.tokenizer,
             update=policy.update,
+            commands=policy.commands,
+            published=PublishedState(policy.model),
             dispatcher=self.dispatcher,
             log=self.log,
             policies=self.policies,

@@ -26,9 +26,9 @@ from vcpo_learner.checkpoints.folder import CheckpointFolder
 from vcpo_learner.ledger.contents import LedgerContents
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.redo_log.file import LogFile
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.recovery import Recovery
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
 
 _LETTING_GO = (
@@ -47,8 +47,8 @@ def watch(witness: Witness, payloads: Path) -> None:
     # Between the tensors and the manifest, and between the new folder's name and the log.
     CheckpointFolder.complete = witness.before("save", CheckpointFolder.complete)
     CheckpointFolder.remove_old = witness.before("saved", CheckpointFolder.remove_old)
-    MirroredUpdate.begin = _watched_begin(witness)
-    MirroredUpdate.finish = _watched_finish(witness)
+    PolicyUpdate.begin = _watched_begin(witness)
+    PolicyUpdate.finish = _watched_finish(witness)
     PolicyStore.publish = _watched_publish(witness, payloads)
     LedgerContents.apply = watched_apply(witness)
     TrajectoryLedger.drop_late = _watched_drop_late(witness)
@@ -57,10 +57,10 @@ def watch(witness: Witness, payloads: Path) -> None:
 
 
 def _watched_begin(witness: Witness) -> Callable[..., Any]:
-    begin = MirroredUpdate.begin
+    begin = PolicyUpdate.begin
 
     @wraps(begin)
-    def watched(self: MirroredUpdate, groups: Any, **named: Any) -> Any:
+    def watched(self: PolicyUpdate, groups: Any, **named: Any) -> Any:
         ids = [each.trajectory_id for group in groups for each in group]
         witness.say("begun", ids=ids)
         try:
@@ -73,11 +73,12 @@ def _watched_begin(witness: Witness) -> Callable[..., Any]:
 
 
 def _watched_finish(witness: Witness) -> Callable[..., Any]:
-    finish = MirroredUpdate.finish
+    finish = PolicyUpdate.finish
 
     @wraps(finish)
-    def watched(self: MirroredUpdate, pending: Any, newest: Any = ()) -> Any:
-        result = finish(self, pending, newest)
+    def watched(self: PolicyUpdate, newest: Any = ()) -> Any:
+        pending: Any = self._pending
+        result = finish(self, newest)
         witness.die_at("step")
         # Pairs, so that a response that stands in a batch twice is seen twice.
         content = [(each.trajectory_id, digest_of(each)) for each in pending.trajectories]

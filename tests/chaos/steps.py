@@ -212,10 +212,10 @@ def step_after(
     policy.update.load_state_dict(checkpoint.update_state)
     moments = {
         name: {key: each.clone() for key, each in held.items()}
-        for name, held in policy.update._update._optimizer.moments().items()
+        for name, held in policy.update._optimizer.moments().items()
     }
     groups = [batch[start : start + size] for start in range(0, len(batch), size)]
-    pending = policy.update.begin(groups, policy_version=checkpoint.step)
+    policy.update.begin(groups, policy_version=checkpoint.step)
     parameters = {
         name: each for name, each in policy.model.named_parameters() if each.grad is not None
     }
@@ -223,7 +223,7 @@ def step_after(
     gradient = {name: each.grad.clone() for name, each in parameters.items()}  # type: ignore[union-attr]
     norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradient.values()))
     clip = min(1.0, settings.max_gradient_norm / (norm + 1e-6))
-    rate = policy.update.finish(pending, fresh).learning_rate
+    rate = policy.update.finish(fresh).learning_rate
     if rate == 0.0:
         return {name: Stepped(start=each, end=each) for name, each in start.items()}
     first, second = settings.beta1, settings.beta2

@@ -65,7 +65,7 @@ class RecordedRun:
             each.trajectory_id: write_message(trajectory_to_message(each)) for each in batch
         }
         groups = [batch[start : start + 4] for start in range(0, 32, 4)]
-        self.policy.update.finish(self.policy.update.begin(groups, policy_version=version))
+        self.policy.update.step(groups, policy_version=version)
         content = [(each.trajectory_id, digest_of(each)) for each in batch]
         self.witness.say("trained", version=version, content=content, fresh=[])
 

@@ -1,8 +1,8 @@
 """Commands: what rank 0 does together with the other ranks, one after another.
 
 ```
-rank 0      call("begin", work, ...)   header -> store, bytes -> broadcast   work()      outcomes
-rank 1..n   follow()                   waits for the header                  handler()   own outcome
+rank 0      call("begin", work, ...)   header -> store        work()      outcomes
+rank 1..n   follow()                   waits for the header   handler()   own outcome
 ```
 
 Every rank says in the store how a command ended on it. An error that all ranks have raised ends
@@ -12,22 +12,30 @@ ranks no longer agree about where they are, so all of them end, and say which ra
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
+from vcpo.wire.v1 import work_pb2
 from vcpo_learner.ranks.ranks import Communication, LostRankError, Ranks, missing_keys
 
 _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_Given = ParamSpec("_Given")
+_OnRanks = TypeVar("_OnRanks", bound="OnRanks")
 
-Handler = Callable[[Mapping[str, Any], bytes], object]
-"""Does a command on a rank other than 0; takes its fields and its payload."""
+Groups = Sequence[Sequence[Trajectory]]
+Handler = Callable[..., object]
+"""Does a command on a rank other than 0; takes its fields."""
+_SIZE_BYTES: Final = 8
 
 _STOP = "stop"
 _POLL: Final = timedelta(minutes=10)
@@ -49,25 +57,18 @@ class Commands:
         """Whether the ranks no longer agree; they have to start again."""
 
     @property
-    def has_followers(self) -> bool:
-        """Whether there are other ranks."""
-        return self._ranks.communication is not None
+    def leads(self) -> bool:
+        """Whether this rank says what all do."""
+        return self._ranks.is_leader
 
     def on(self, name: str, handler: Handler) -> None:
         """Set what the other ranks do at a command."""
         self._handlers[name] = handler
 
-    def call(
-        self,
-        name: str,
-        work: Callable[[], _Result],
-        *,
-        fields: Mapping[str, Any] | None = None,
-        payload: bytes = b"",
-    ) -> _Result:
+    def call(self, name: str, work: Callable[[], _Result], **fields: Any) -> _Result:
         """Do `work` here while the other ranks do what is set for `name`; return its result.
 
-        fields: numbers and texts, for the handlers; payload: bytes, as many as needed.
+        fields: numbers and texts, for the handlers; a path arrives as text.
 
         Raises:
             LostRankError: naming the ranks that failed alone or did not answer.
@@ -79,17 +80,31 @@ class Commands:
             return work()
         self._require_whole()
         self._number += 1
-        header = {"name": name, "fields": dict(fields or {}), "payload_bytes": len(payload)}
+        header = json.dumps({"name": name, "fields": fields}, default=str)
         try:
-            communication.store.set(self._header_key, json.dumps(header))
-            if payload:
-                _broadcast(communication, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+            communication.store.set(self._header_key, header)
             result = work()
         except Exception as error:
             self._agree(communication, name, error)
             raise
         self._agree(communication, name, None)
         return result
+
+    def spread_groups(self, groups: Groups) -> Groups:
+        """Return the groups that rank 0 gives, within a command: the same numbers on every rank."""
+        if self._ranks.communication is None:
+            return groups
+        return groups_from_bytes(self._ranks.spread(groups_to_bytes(groups)))
+
+    def spread_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the tensors and plain values that rank 0 gives, within a command."""
+        if self._ranks.communication is None:
+            return state
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        sent = io.BytesIO(self._ranks.spread(buffer.getvalue()))
+        found: dict[str, Any] = torch.load(sent, weights_only=True)
+        return found
 
     def stop(self) -> None:
         """End the loops of the other ranks; nothing can be called after it."""
@@ -123,10 +138,7 @@ class Commands:
     def _obey(self, communication: Communication, header: Mapping[str, Any]) -> None:
         error: Exception | None = None
         try:
-            payload = torch.empty(header["payload_bytes"], dtype=torch.uint8)
-            if len(payload):
-                _broadcast(communication, payload)
-            self._handlers[header["name"]](header["fields"], payload.numpy().tobytes())
+            self._handlers[header["name"]](**header["fields"])
         except Exception as raised:  # a model's own code may raise anything
             _LOGGER.exception("rank %d: %s failed", self._ranks.rank, header["name"])
             error = raised
@@ -210,8 +222,52 @@ class Commands:
         return f"{self._number}/{rank}"
 
 
-def _broadcast(communication: Communication, data: torch.Tensor) -> None:
-    dist.broadcast(data, src=0, group=communication.control)
+class OnRanks(Protocol):
+    """Something that every rank has, and whose methods they do together."""
+
+    @property
+    def commands(self) -> Commands | None:
+        """None: every rank calls the methods by itself."""
+
+
+def on_every_rank(
+    method: Callable[Concatenate[_OnRanks, _Given], _Result],
+) -> Callable[Concatenate[_OnRanks, _Given], _Result]:
+    """Have all ranks do a method together when rank 0 calls it.
+
+    The others are given what rank 0 gives by keyword; `spread_groups` and `spread_state` bring what
+    is large. They call the method as the handler of a command: `Commands.on`.
+    """
+
+    @wraps(method)
+    def together(self: _OnRanks, *args: _Given.args, **fields: _Given.kwargs) -> _Result:
+        work = partial(method, self, *args, **fields)
+        commands = self.commands
+        if commands is None or not commands.leads:
+            return work()
+        return commands.call(method.__name__, work, **fields)
+
+    return together
+
+
+def groups_to_bytes(groups: Groups) -> bytes:
+    """Return groups as bytes; log-probabilities are rounded to float32."""
+    parts = []
+    for group in groups:
+        message = work_pb2.SubmitRequest(trajectories=map(trajectory_to_message, group))
+        parts += [message.ByteSize().to_bytes(_SIZE_BYTES, "little"), message.SerializeToString()]
+    return b"".join(parts)
+
+
+def groups_from_bytes(data: bytes) -> list[list[Trajectory]]:
+    """Read what `groups_to_bytes` returned."""
+    groups, at = [], 0
+    while at < len(data):
+        start = at + _SIZE_BYTES
+        at = start + int.from_bytes(data[at:start], "little")
+        members = work_pb2.SubmitRequest.FromString(data[start:at]).trajectories
+        groups.append([trajectory_from_message(each, path="trajectories[]") for each in members])
+    return groups
 
 
 def _is_torn(error: Exception | None) -> bool:

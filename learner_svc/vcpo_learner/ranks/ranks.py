@@ -123,6 +123,18 @@ class Ranks:
             dist.all_reduce(values, group=self.communication.mesh[SHARD].get_group())
         return values
 
+    def spread(self, data: bytes) -> bytes:
+        """Return the bytes that rank 0 gives, on every rank; the others give anything."""
+        if self.communication is None:
+            return data
+        group, size = self.communication.control, torch.tensor(len(data))
+        dist.broadcast(size, src=0, group=group)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        if self.is_leader:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(content, src=0, group=group)
+        return content.numpy().tobytes()
+
     def least(self, value: int) -> int:
         """Return the smallest value of all ranks."""
         if self.communication is None:

@@ -15,6 +15,8 @@ from vcpo.api import VCPORun
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.model.published_state import PublishedState
+from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -23,7 +25,6 @@ from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import Exclusion, Quarantine
@@ -32,6 +33,7 @@ from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import StepGuard
 from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 
@@ -48,7 +50,9 @@ class TrainingAssembly:
     run_dir: Path
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    update: MirroredUpdate
+    update: PolicyUpdate
+    commands: Commands
+    published: PublishedState
     dispatcher: Dispatcher
     log: RedoLog
     policies: PolicyStore
@@ -109,7 +113,7 @@ class TrainingAssembly:
     def _report_stuck(self, error: StuckWorkError) -> None:
         """Say where the tensor thread stands, and see to it that the process ends."""
         self.end_within(_END_S)
-        self.update.give_up()
+        self.commands.is_broken = True  # nothing is asked of the other ranks any more
         _LOGGER.error("%s", error.where)
         self.records.event("LearnerStuck", str(error))
 
@@ -144,7 +148,8 @@ class TrainingAssembly:
     def _publication(self, thread: TensorThread) -> Publication:
         return Publication(
             self.run.spec.published_precision,
-            update=self.update,
+            commands=self.commands,
+            published=self.published,
             tensor_thread=thread,
             dispatcher=self.dispatcher,
             ranks=self.ranks,

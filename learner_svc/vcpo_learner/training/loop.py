@@ -226,12 +226,10 @@ class TrainingLoop:
             BrokenBatchError: naming the groups that break it now.
         """
         version = step.policy_version
-        pending = await self._thread.run(
+        await self._thread.run(
             TensorWork.GRADIENT, lambda: self._guard.begin(step.groups, policy_version=version)
         )
-        return await self._thread.run(
-            TensorWork.STEP, lambda: self._guard.finish(step.groups, pending, step.fresh)
-        )
+        return await self._thread.run(TensorWork.STEP, lambda: self._guard.finish(step.fresh))
 
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
@@ -310,9 +308,7 @@ class TrainingLoop:
             )
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            result = await self._thread.run(
-                TensorWork.STEP, lambda: self._guard.finish(groups, pending, newest)
-            )
+            result = await self._thread.run(TensorWork.STEP, lambda: self._guard.finish(newest))
         except BrokenBatchError as error:
             ledger.return_batch(groups)
             self._exclusion.exclude(error.reasons, error.reasons, version)

@@ -18,7 +18,6 @@ from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -29,7 +28,7 @@ class PolicyOnRanks:
     ranks: Ranks
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    update: MirroredUpdate
+    update: PolicyUpdate
     commands: Commands
 
     @classmethod
@@ -56,12 +55,14 @@ class PolicyOnRanks:
         if problems := [*map(str, table_problems(spec, model.config.to_dict()))]:
             raise StartError("; ".join(problems))
         commands = Commands(ranks)
-        update = PolicyUpdate(network, spec, pad_token_id(tokenizer), ranks=ranks)
+        update = PolicyUpdate(
+            network, spec, pad_token_id(tokenizer), ranks=ranks, commands=commands
+        )
         return cls(
             ranks=ranks,
             model=model,
             tokenizer=tokenizer,
-            update=MirroredUpdate(update, commands, model),
+            update=update,
             commands=commands,
         )
 

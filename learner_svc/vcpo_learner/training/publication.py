@@ -39,11 +39,12 @@ from vcpo.wire.weights import manifest_checksum
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.model.published_state import PublishedState
+from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.traces import TrajectoryTraces
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
@@ -63,7 +64,8 @@ class Publication:
         self,
         precision: Precision,
         *,
-        update: MirroredUpdate,
+        commands: Commands,
+        published: PublishedState,
         tensor_thread: TensorThread,
         dispatcher: Dispatcher,
         ranks: Ranks,
@@ -76,7 +78,8 @@ class Publication:
     ) -> None:
         """weight_server: sends the versions' files; None: all workers see them."""
         self._precision = precision
-        self._update = update
+        self._commands = commands
+        self._published = published
         self._tensor_thread = tensor_thread
         self._dispatcher = dispatcher
         self._ranks = ranks
@@ -100,13 +103,22 @@ class Publication:
 
         Raises: the error of the publication before, if it failed.
         """
-        update, version = self._update, self._dispatcher.policy_version
+        version = self._dispatcher.policy_version
         with self._gauges.stage(Stage.PUBLISH):
             await self.join()
             weights = await self._tensor_thread.run(
-                TensorWork.WEIGHTS, lambda: update.take_weights(self._precision, version)
+                TensorWork.WEIGHTS, lambda: self._take_weights(version)
             )
         self._announcing = asyncio.create_task(self._announce(version, weights))
+
+    def _take_weights(self, version: int) -> bytearray | dict[str, ChangedElements]:
+        """Return what this rank publishes; each of the others takes and publishes its own rows."""
+        return self._commands.call(
+            "take_weights",
+            lambda: self._published.take(self._precision),
+            precision=self._precision,
+            policy_version=version,
+        )
 
     async def join(self) -> None:
         """Wait until the newest version is announced.
@@ -186,7 +198,7 @@ class Publication:
         try:
             return await loop.run_in_executor(self._thread, reports.take, version)
         except LostRankError:
-            self._update.give_up()
+            self._commands.is_broken = True
             raise
 
     async def _is_kept(self) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.telemetry.run_records import RunRecords
-from vcpo_learner.training.mirrored_update import MirroredUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 _NOTE = "step.json"
 _DEATHS_ALLOWED = 1
@@ -135,7 +135,7 @@ class Exclusion:
     def __init__(
         self,
         *,
-        update: MirroredUpdate,
+        update: PolicyUpdate,
         ledger: TrajectoryLedger,
         records: RunRecords,
         quarantine: Quarantine,

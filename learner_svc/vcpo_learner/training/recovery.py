@@ -29,9 +29,9 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.quarantine import Exclusion, Quarantine
 from vcpo_learner.training.saving import RunSaver
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 class Recovery:
@@ -42,7 +42,7 @@ class Recovery:
         run: VCPORun,
         run_dir: Path,
         *,
-        update: MirroredUpdate,
+        update: PolicyUpdate,
         dispatcher: Dispatcher,
         log: RedoLog,
         saver: RunSaver,
@@ -169,7 +169,7 @@ class Recovery:
         )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        self._update.load_tensors(checkpoint.tensors)
+        self._update.load_tensors(folder=checkpoint.tensors)
         self._update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
 

@@ -25,9 +25,9 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 class Rollback:
@@ -37,7 +37,7 @@ class Rollback:
         self,
         *,
         age_steps: int,
-        update: MirroredUpdate,
+        update: PolicyUpdate,
         dispatcher: Dispatcher,
         saver: RunSaver,
         tensor_thread: TensorThread,
@@ -96,7 +96,7 @@ class Rollback:
         state["warning"] = health.rolled_back_state(state["warning"], version=step)
 
         def restore() -> None:
-            self._update.load_tensors(checkpoint.tensors)
+            self._update.load_tensors(folder=checkpoint.tensors)
             self._update.load_state_dict(state)
 
         await self._tensor_thread.run(TensorWork.RESTORE, restore)

@@ -37,8 +37,8 @@ from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 RETRY_S = 15.0
 """Time between two attempts on a full disk."""
@@ -70,7 +70,7 @@ class RunSaver:
         run_dir: Path,
         export: ModelExport,
         *,
-        update: MirroredUpdate,
+        update: PolicyUpdate,
         dispatcher: Dispatcher,
         log: RedoLog,
         tensor_thread: TensorThread,
@@ -223,7 +223,7 @@ class RunSaver:
             return _StagedCheckpoint(
                 step=step,
                 folder=folder,
-                tensors=update.save_tensors(folder / TENSORS),
+                tensors=update.save_tensors(folder=folder / TENSORS),
                 update_state=state_bytes(update.state_dict()),
                 ledger=ledger,
                 healthy=update.health.is_good,

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -66,7 +65,7 @@ class ShardPublication:
         """End the thread once the version in hand is reported."""
         self._thread.shutdown()
 
-    def _take(self, fields: Mapping[str, Any], _: bytes) -> None:
+    def _take(self, precision: str, policy_version: int) -> None:
         """Compare the rank's rows, and publish what changed beside what comes next.
 
         Raises: the error of the version before, if it could not be published.
@@ -75,8 +74,8 @@ class ShardPublication:
             return
         if self._publishing is not None:
             self._publishing.result()
-        weights = self._published.take(Precision(fields["precision"]))
-        self._publishing = self._thread.submit(self._publish, fields["policy_version"], weights)
+        weights = self._published.take(Precision(precision))
+        self._publishing = self._thread.submit(self._publish, policy_version, weights)
 
     def _publish(self, version: int, weights: bytearray | Mapping[str, ChangedElements]) -> None:
         try:

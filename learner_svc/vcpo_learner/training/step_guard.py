@@ -22,16 +22,13 @@ import torch
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.lease import Lease
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.pending_step import PendingStep
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 
 _BROKEN_IN_ROW = 3
 """So many failed batches in a row are caused by the run, not by the groups."""
-
-_Trajectories = Mapping[str, tuple[Trajectory, ...]]
-"""The trajectories of a step, by lease."""
 
 
 class BrokenBatchError(Exception):
@@ -49,10 +46,14 @@ class BrokenBatchError(Exception):
 class StepGuard:
     """Takes steps, and finds the groups that make one fail. Owner: the tensor thread."""
 
-    def __init__(self, update: MirroredUpdate, quarantine: Quarantine) -> None:
+    def __init__(self, update: PolicyUpdate, quarantine: Quarantine) -> None:
         self._update = update
         self._quarantine = quarantine
         self._broken_in_row = 0
+        self._groups: Sequence[Lease] = ()
+        self._policy_version = 0
+        self._trajectories: Mapping[str, tuple[Trajectory, ...]] = {}
+        """Those of the step in hand, by lease."""
 
     def begin(self, groups: Sequence[Lease], *, policy_version: int) -> PendingStep:
         """Compute the gradient of a batch; call `finish` next.
@@ -63,16 +64,15 @@ class StepGuard:
             Exception: the update's own error, if parameters or device cannot be used any more.
         """
         batch = self._update.draw([group.trajectories for group in groups])
-        trajectories = _trajectories_by_lease(groups, chain.from_iterable(batch))
-        self._quarantine.begin_step(trajectories)
+        self._groups, self._policy_version = groups, policy_version
+        self._trajectories = _trajectories_by_lease(groups, chain.from_iterable(batch))
+        self._quarantine.begin_step(self._trajectories)
         try:
             return self._update.begin(batch, policy_version=policy_version)
         except Exception as error:  # a model's own code may raise anything
-            raise self._diagnose(groups, trajectories, error, policy_version) from error
+            raise self._diagnose(error) from error
 
-    def finish(
-        self, groups: Sequence[Lease], pending: PendingStep, newest: Sequence[Trajectory]
-    ) -> UpdateResult:
+    def finish(self, newest: Sequence[Trajectory]) -> UpdateResult:
         """Take the step whose gradient `begin` computed.
 
         newest: trajectories beside the batch, for calibration. If the step fails with them, it is
@@ -80,32 +80,25 @@ class StepGuard:
 
         Raises: as `begin`.
         """
-        trajectories = _trajectories_by_lease(groups, pending.trajectories)
         try:
-            result = self._update.finish(pending, newest)
+            result = self._update.finish(newest)
         except Exception as error:  # as above
             if newest and self._update.is_whole:
-                return self.finish(groups, pending, ())
-            raise self._diagnose(groups, trajectories, error, pending.policy_version) from error
-        self._quarantine.end_step(trajectories)
+                return self.finish(())
+            raise self._diagnose(error) from error
+        self._quarantine.end_step(self._trajectories)
         self._broken_in_row = 0
         return result
 
-    def _diagnose(
-        self,
-        groups: Sequence[Lease],
-        trajectories: _Trajectories,
-        error: Exception,
-        policy_version: int,
-    ) -> Exception:
+    def _diagnose(self, error: Exception) -> Exception:
         """Return the exception to raise for an error of the update."""
         if not self._update.is_whole:
             return error
-        alone = self._errors_alone(trajectories, policy_version)
+        alone = self._errors_alone()
         # Only now, because a group that is tried alone may kill the process too.
-        self._quarantine.end_step(trajectories)
+        self._quarantine.end_step(self._trajectories)
         # Replayed responses may be so few that they fit into memory where no group does.
-        every_group = all(group.lease_id in alone for group in groups)
+        every_group = all(group.lease_id in alone for group in self._groups)
         is_out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if is_out_of_memory and (every_group or not alone):
             return StartError(
@@ -121,15 +114,15 @@ class StepGuard:
                 " are in the quarantine folder of the run directory"
             )
         return BrokenBatchError(
-            alone or dict.fromkeys(trajectories, f"{_error_text(error)}, in a batch")
+            alone or dict.fromkeys(self._trajectories, f"{_error_text(error)}, in a batch")
         )
 
-    def _errors_alone(self, trajectories: _Trajectories, policy_version: int) -> dict[str, str]:
+    def _errors_alone(self) -> dict[str, str]:
         """Try each group alone; return the errors of those that fail, by lease."""
         errors = {}
-        for lease_id, group in trajectories.items():
+        for lease_id, group in self._trajectories.items():
             try:
-                self._update.rehearse(group, policy_version=policy_version)
+                self._update.rehearse(group, policy_version=self._policy_version)
             except Exception as error:  # noqa: BLE001 - as above
                 errors[lease_id] = _error_text(error)
         return errors

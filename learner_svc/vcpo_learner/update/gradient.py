@@ -20,6 +20,7 @@ and no coefficient per token.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -36,11 +37,13 @@ from vcpo.algo import (
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.clock import Clock
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import (
     regularized_rewards,
     shaped_rewards,
     token_coefficients,
+    trajectory_advantages,
 )
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
@@ -49,6 +52,7 @@ from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
 from vcpo_learner.per_sample_gradients.coverage import require_gradients
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums, SlotSums
+from vcpo_learner.ranks.commands import Groups
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharded_sums import ShardedGradient
 from vcpo_learner.ranks.sharding import release
@@ -58,6 +62,7 @@ from vcpo_learner.update.batch_decision import (
     may_have_advantage,
     split_groups,
 )
+from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks
 from vcpo_learner.update.micro_batches import (
     GroupMicroStep,
     MicroBatchRunner,
@@ -65,9 +70,10 @@ from vcpo_learner.update.micro_batches import (
     mesh_place,
 )
 from vcpo_learner.update.open_groups import OpenGroups
+from vcpo_learner.update.pending_step import BatchGradient
+from vcpo_learner.update.result import UpdateTimes
 from vcpo_learner.update.token_inputs import TokenInputs
-
-Groups = Sequence[Sequence[Trajectory]]
+from vcpo_learner.update.token_statistics import token_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,7 +113,9 @@ class GradientAccumulation:
         spec: VCPORunSpec,
         pad_token_id: int,
         ranks: Ranks | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._config = spec.algorithm.loss_config
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
@@ -191,6 +199,43 @@ class GradientAccumulation:
             graph=graph,
         )
 
+    def compute(
+        self,
+        groups: Groups,
+        policy_version: int,
+        on_policy_weight: float,
+        times: UpdateTimes,
+        started_s: float,
+    ) -> BatchGradient:
+        """Compute the gradient of a batch, and the numbers that the decision needs; as `score`.
+
+        times: is given the time since `started_s`, of the update's clock.
+        """
+        scored = self.score(groups, policy_version, on_policy_weight)
+        scored_s, summary = self._clock(), scored.summary
+        advantages = trajectory_advantages(
+            split_groups(summary.rewards, summary.group_sizes),
+            split_groups(summary.squared_norms, summary.group_sizes),
+            split_groups(summary.log_weights, summary.group_sizes),
+            self._config,
+            on_policy_weight,
+            split_groups(summary.num_tokens, summary.group_sizes),
+        )
+        masked_share = self.accumulate(scored, advantages)
+        if scored.is_accumulated:
+            times.backward_s += self._clock() - started_s
+        else:
+            times.score_s += scored_s - started_s
+            times.backward_s += self._clock() - scored_s
+        return BatchGradient(
+            record=scored.record,
+            summary=summary,
+            sums=token_sums(scored.record.log_ratios, self._config.largest_weight),
+            advantages=advantages,
+            masked_share=masked_share,
+            fresh=_fresh(list(chain.from_iterable(groups)), scored.record, policy_version),
+        )
+
     def accumulate(self, batch: ScoredBatch, advantages_of_batch: Sequence[float]) -> float:
         """Complete the gradient; return the share of tokens whose clip factor is 0.
 
@@ -219,6 +264,13 @@ class GradientAccumulation:
         self._ranks.share(record.learner_logprobs)
         release(self._runner.network)
         return record
+
+    def score_fresh(self, trajectories: Sequence[Trajectory], policy_version: int) -> FreshBlocks:
+        """Score trajectories beside the batch, and return their fresh tokens."""
+        if not trajectories:
+            return FreshBlocks()
+        record = self.score_only(trajectories, policy_version)
+        return _fresh(trajectories, record, policy_version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of it."""
@@ -361,3 +413,10 @@ class GradientAccumulation:
             return self._sharded.sums(max(1, len(step.numbers)))  # an idle replica has none
         slots = self._runner.slots
         return ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last)
+
+
+def _fresh(
+    trajectories: Sequence[Trajectory], record: BatchRecord, policy_version: int
+) -> FreshBlocks:
+    logprobs = record.rollout_logprobs
+    return fresh_blocks(trajectories, record.log_ratios, policy_version, logprobs)

@@ -9,10 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from vcpo.algo import MismatchCalibration, MismatchLimits, MismatchReview, MismatchWindow
+from vcpo.algo import (
+    MIN_FRESH_BLOCKS,
+    MismatchCalibration,
+    MismatchLimits,
+    MismatchReview,
+    MismatchWindow,
+)
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.update.fresh_tokens import FreshBlocks
+from vcpo_learner.update.fresh_tokens import FreshBlocks, wanted_fresh_tokens
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.rounding import rounding_limits
 
@@ -22,6 +28,7 @@ class MismatchJudge:
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self._spec = spec
+        self._is_ratio_given = spec.algorithm.on_policy_ess_ratio is not None
         given = spec.learner.max_mismatch_nats
         self._given = None if given is None else MismatchLimits.of_gap(given)
         self._limits = self._given
@@ -30,6 +37,17 @@ class MismatchJudge:
         """Whether the last review says so: the limits are then measured again."""
         self.calibration = MismatchCalibration()
         """Without the blocks of workers at fault."""
+
+    @property
+    def calibration_age_steps(self) -> int:
+        """Steps since the calibration had fresh tokens; 0 if the spec gives the ratio."""
+        return 0 if self._is_ratio_given else self.calibration.age_steps
+
+    def wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
+        """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
+        # A ratio that is given needs no calibration, but workers are compared at every step.
+        wanted = MIN_FRESH_BLOCKS if self._is_ratio_given else self.calibration.wanted_count
+        return wanted_fresh_tokens(wanted - num_blocks, batch_tokens)
 
     def measure_rounding(
         self, runner: MicroBatchRunner, groups: Sequence[Sequence[Trajectory]]

@@ -28,13 +28,13 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from vcpo.algo import (
-    MIN_FRESH_BLOCKS,
     EssReading,
     NonFiniteWeightError,
     RateBackoff,
@@ -56,7 +56,6 @@ from vcpo_learner.device import (
     random_states,
     restore_random_states,
 )
-from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
@@ -67,6 +66,7 @@ from vcpo_learner.forward.replayable import require_replayable
 from vcpo_learner.optimizer.clipping import clip_gradient
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.optimizer.step_rate import StepRate
+from vcpo_learner.ranks.commands import Commands, Groups, on_every_rank
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import recover, release
 from vcpo_learner.update.batch_decision import (
@@ -75,7 +75,6 @@ from vcpo_learner.update.batch_decision import (
     decide_step,
     on_policy_ess_ratio,
     on_policy_weight,
-    split_groups,
 )
 from vcpo_learner.update.batch_statistics import (
     batch_moments,
@@ -87,21 +86,21 @@ from vcpo_learner.update.batch_statistics import (
     rewards_of,
     tokens_by_lag,
 )
-from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
-from vcpo_learner.update.gradient import GradientAccumulation, Groups
+from vcpo_learner.update.fresh_tokens import FreshBlocks
+from vcpo_learner.update.gradient import GradientAccumulation
 from vcpo_learner.update.mismatch_judge import MismatchJudge
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import UpdateResult, UpdateTimes
 from vcpo_learner.update.run_health import RunHealth
-from vcpo_learner.update.token_statistics import token_sums
 
 
 class PolicyUpdate:
     """Trains a causal language model in place; owns its optimizer and its calibration.
 
     The model stays in evaluation mode: with dropout, learner and rollout workers would disagree
-    about the policy. Owner: the tensor thread.
+    about the policy. Rank 0 calls it; what changes the model is done on all ranks together. Replay
+    is with rank 0, which draws the batch. Owner: the tensor thread.
 
     Raises: StartError if the norms that the method needs cannot be measured with the model, if the
         optimizer's package is missing, or if a function of the user's own cannot be used.
@@ -114,8 +113,18 @@ class PolicyUpdate:
         pad_token_id: int,
         clock: Clock = time.monotonic,
         ranks: Ranks | None = None,
+        commands: Commands | None = None,
     ) -> None:
-        """Take over a model; with several ranks, the `PolicyNetwork` that is cut over them."""
+        """Take over a model; with several ranks, the `PolicyNetwork` that is cut over them.
+
+        commands: bring the other ranks what rank 0 calls; None: every rank is called by itself.
+        """
+        self.commands = commands
+        if commands is not None:
+            for name in ("begin", "finish", "rehearse"):
+                commands.on(name, getattr(self, name))
+            for name in ("save_tensors", "load_tensors", "load_state_dict"):
+                commands.on(name, getattr(self, name))
         self._clock = clock
         self._network = PolicyNetwork.of(model.eval())
         self._model = self._network.model
@@ -124,7 +133,7 @@ class PolicyUpdate:
         self._rate = StepRate(spec)
         require_own_functions(spec)
         set_checkpoints(self._model, spec.learner.activation_checkpointing)
-        self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks)
+        self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks, clock)
         if spec.algorithm.router_replay:
             require_replayable(self._network)
         baseline = spec.algorithm.loss_config.baseline
@@ -147,14 +156,20 @@ class PolicyUpdate:
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
+        self._pending: PendingStep | None = None
+        """The step between `begin` and `finish`."""
         self._is_stepping = False
         """Stays True if a step fails after it began to change parameters or optimizer, or if the
         model cannot be used after an error."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether parameters and optimizer are of the same step, and their device computes."""
-        return not self._is_stepping and computes(self._device)
+        """Whether parameters and optimizer are of the same step, and their device computes.
+
+        Also whether the ranks agree.
+        """
+        is_broken = self.commands is not None and self.commands.is_broken
+        return not is_broken and not self._is_stepping and computes(self._device)
 
     @property
     def _device(self) -> torch.device:
@@ -162,21 +177,26 @@ class PolicyUpdate:
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
         """Take one optimizer step on a batch, or skip it: `draw`, `begin` and `finish`."""
-        return self.finish(self.begin(self.draw(groups), policy_version=policy_version))
+        self.begin(self.draw(groups), policy_version=policy_version)
+        return self.finish()
 
     def draw(self, groups: Groups) -> Groups:
         """Return the groups to train on: those that arrived, or with replay, drawn responses."""
         return groups if self._replay is None else self._replay.exchange(groups)
 
-    def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
+    @on_every_rank
+    def begin(self, groups: Groups = (), *, policy_version: int) -> PendingStep:
         """Compute the gradient of a batch; the parameters' `.grad` hold it until `finish`.
 
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
         policy_version: of the model's parameters; tokens that it sampled calibrate the on-policy
             ESS ratio.
         Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic does not
-            change then.
+            change then. With several ranks also LostRankError, as every method that they do
+            together (`Commands.call`).
         """
+        self._pending = None
+        groups = self._spread(groups)
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
@@ -197,24 +217,29 @@ class PolicyUpdate:
         trajectories = tuple(chain.from_iterable(groups))
         num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, BatchGradient) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
-        return PendingStep(
+        self._pending = PendingStep(
             trajectories=trajectories,
             policy_version=policy_version,
             batch=batch,
-            wanted_fresh_tokens=self._wanted_fresh_tokens(num_blocks, num_tokens),
+            wanted_fresh_tokens=self._mismatch.wanted_fresh_tokens(num_blocks, num_tokens),
             times=times,
         )
+        return self._pending
 
-    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
-        """Decide the step and take it, or skip it and say why.
+    @on_every_rank
+    def finish(self, newest: Sequence[Trajectory] = ()) -> UpdateResult:
+        """Decide the step of the last `begin` and take it, or skip it and say why.
 
         newest: responses beside the batch with tokens of the pending step's version. They are
             scored before the step and calibrate; they do not change the gradient.
         """
-        started_s = self._clock()
-        fresh = self._fresh_blocks(newest, pending.policy_version)
+        (newest,), pending, started_s = self._spread([newest]), self._pending, self._clock()
+        if pending is None:
+            raise RuntimeError("finish without begin")
+        fresh = self._gradient.score_fresh(newest, pending.policy_version)
         scored_s = self._clock()
         result = self._conclude(pending, fresh)
+        self._pending = None
         times = pending.times.after(score_s=scored_s - started_s, step_s=self._clock() - scored_s)
         return replace(
             result, times=times, memory=device_memory(self._device), attention_calls=take_calls()
@@ -235,11 +260,13 @@ class PolicyUpdate:
                 result = self._refuse(pending.trajectories, error)
         return replace(result, fresh=fresh.tokens, mismatch=review)
 
-    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
+    @on_every_rank
+    def rehearse(self, group: Sequence[Trajectory] = (), *, policy_version: int) -> None:
         """Compute the gradient of one group, and leave everything unchanged.
 
         Raises: what the computation raises.
         """
+        (group,) = self._spread([group])
         before = deepcopy(self._gradient.state_dict())
         try:
             scored = self._gradient.score([group], policy_version)
@@ -268,22 +295,24 @@ class PolicyUpdate:
         """Size of the tensors in a checkpoint, on all ranks together."""
         return self._files.size_bytes
 
-    def save_tensors(self, folder: Path) -> Future[dict[str, FileChecksum]]:
+    @on_every_rank
+    def save_tensors(self, folder: Path | str) -> Future[dict[str, FileChecksum]]:
         """Copy parameters and moments, and write the copies beside the next steps.
 
         Returns the checksums of the files by name.
         """
-        return self._files.save(folder)
+        return self._files.save(Path(folder))
 
-    def load_tensors(self, folder: Path) -> None:
+    @on_every_rank
+    def load_tensors(self, folder: Path | str) -> None:
         """Continue from the parameters and moments that `save_tensors` wrote.
 
         Raises: ValueError if they belong to another model.
         """
-        self._files.load(folder)
+        self._files.load(Path(folder))
 
     def close(self) -> None:
-        """Wait for the save in flight."""
+        """Wait for the save in flight; every rank does so for itself."""
         self._files.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,11 +326,15 @@ class PolicyUpdate:
             "replay": None if self._replay is None else self._replay.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    @on_every_rank
+    def load_state_dict(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Continue from a `state_dict`; settings are those of this run's spec.
 
         Raises: ValueError if the state has another form.
         """
+        replay = state.get("replay")
+        if self.commands is not None:
+            state = self.commands.spread_state({**state, "replay": None})
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
@@ -310,8 +343,11 @@ class PolicyUpdate:
         self._mismatch.load_state_dict(state["mismatch"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
-        if self._replay is not None and state["replay"] is not None:
-            self._replay.load_state_dict(state["replay"])
+        if self._replay is not None and replay is not None:
+            self._replay.load_state_dict(replay)
+
+    def _spread(self, groups: Groups) -> Groups:
+        return groups if self.commands is None else self.commands.spread_groups(groups)
 
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""
@@ -319,57 +355,7 @@ class PolicyUpdate:
         self._mismatch.measure_rounding(self._gradient.runner, groups)
         lengths = [each.num_sampled_tokens for each in chain.from_iterable(groups)]
         expected_weight = on_policy_weight(lengths, self._algorithm, self._mismatch.calibration)
-        scored = self._gradient.score(groups, policy_version, expected_weight)
-        scored_s = self._clock()
-        summary, config = scored.summary, self._algorithm.loss_config
-        advantages = trajectory_advantages(
-            split_groups(summary.rewards, summary.group_sizes),
-            split_groups(summary.squared_norms, summary.group_sizes),
-            split_groups(summary.log_weights, summary.group_sizes),
-            config,
-            expected_weight,
-            split_groups(summary.num_tokens, summary.group_sizes),
-        )
-        masked_share = self._gradient.accumulate(scored, advantages)
-        if scored.is_accumulated:
-            times.backward_s += self._clock() - started_s
-        else:
-            times.score_s += scored_s - started_s
-            times.backward_s += self._clock() - scored_s
-        log_ratios = scored.record.log_ratios
-        return BatchGradient(
-            record=scored.record,
-            summary=summary,
-            sums=token_sums(log_ratios, config.largest_weight),
-            advantages=advantages,
-            masked_share=masked_share,
-            fresh=fresh_blocks(
-                list(chain.from_iterable(groups)),
-                log_ratios,
-                policy_version,
-                scored.record.rollout_logprobs,
-            ),
-        )
-
-    def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
-        """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
-        is_given = self._algorithm.on_policy_ess_ratio is not None
-        # A ratio that is given needs no calibration, but workers are compared at every step.
-        wanted = MIN_FRESH_BLOCKS if is_given else self._mismatch.calibration.wanted_count
-        return wanted_fresh_tokens(wanted - num_blocks, batch_tokens)
-
-    def _calibration_age_steps(self) -> int:
-        is_given = self._algorithm.on_policy_ess_ratio is not None
-        return 0 if is_given else self._mismatch.calibration.age_steps
-
-    def _fresh_blocks(self, trajectories: Sequence[Trajectory], policy_version: int) -> FreshBlocks:
-        """Score trajectories beside the batch, and return their fresh tokens."""
-        if not trajectories:
-            return FreshBlocks()
-        record = self._gradient.score_only(trajectories, policy_version)
-        return fresh_blocks(
-            trajectories, record.log_ratios, policy_version, record.rollout_logprobs
-        )
+        return self._gradient.compute(groups, policy_version, expected_weight, times, started_s)
 
     def _decide(self, batch: BatchGradient) -> StepDecision:
         unit = batch_ess_unit(batch.summary, self._algorithm, self._mismatch.calibration)
@@ -396,22 +382,16 @@ class PolicyUpdate:
             skipped = SkipReason.EARLY_WARNING
         taken = None if skipped else decision.verdict
         rate = self._descend(pending, decision.reading, taken, backoff)
-        result = UpdateResult(
-            reward_mean=fmean(rewards),
+        result = self._result(
+            pending.trajectories,
             reward_limits=limits,
-            **self.health.window_fields(),
-            response_tokens_mean=response_tokens_mean(pending.trajectories),
-            surprisal_nats=mean_surprisal(pending.trajectories),
             log_weights=tuple(batch.summary.log_weights),
             importance_weight_max=clamped_exp(max(batch.summary.log_weights)),
             ess_ratio=decision.reading.ess_ratio,
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
             diagnostics=diagnostics(batch, self._algorithm.loss_config),
-            calibration_age_steps=self._calibration_age_steps(),
             ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
-            warning_level=self.health.level,
-            warning_score=self.health.score,
             baseline_shift=-fmean(batch.advantages),
             masked_share=batch.masked_share,
             gradient_norm=finite_norm,
@@ -452,31 +432,35 @@ class PolicyUpdate:
         )
 
     def _refuse(
-        self,
-        trajectories: Sequence[Trajectory],
-        error: NonFiniteWeightError,
+        self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
     ) -> UpdateResult:
         self._optimizer.zero_grad()
         self._rate.take(None)
-        rewards, limits = rewards_of(trajectories), self.health.rewards.limits
-        backoff = self.health.backoff
-        self.health.observe_refusal(rewards)
+        limits, backoff = self.health.rewards.limits, self.health.backoff
+        self.health.observe_refusal(rewards_of(trajectories))
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
-        return UpdateResult(
-            reward_mean=fmean(rewards),
+        return self._result(
+            trajectories,
             reward_limits=limits,
-            **self.health.window_fields(),
-            response_tokens_mean=response_tokens_mean(trajectories),
-            surprisal_nats=mean_surprisal(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(
                 lengths, self._algorithm, self._mismatch.calibration
             ),
-            calibration_age_steps=self._calibration_age_steps(),
-            warning_level=self.health.level,
-            warning_score=self.health.score,
             learning_rate_backoff=backoff.factor,
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
+        )
+
+    def _result(self, trajectories: Sequence[Trajectory], **found: Any) -> UpdateResult:
+        """Return what was found, and what every result says; health has observed the step."""
+        return UpdateResult(
+            reward_mean=fmean(rewards_of(trajectories)),
+            response_tokens_mean=response_tokens_mean(trajectories),
+            surprisal_nats=mean_surprisal(trajectories),
+            calibration_age_steps=self._mismatch.calibration_age_steps,
+            warning_level=self.health.level,
+            warning_score=self.health.score,
+            **self.health.window_fields(),
+            **found,
         )
 
 

@@ -186,7 +186,8 @@ def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
     found = []
     for spec in (make_spec(), packing_spec(make_spec())):
         update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), spec, PAD)
-        fresh = update.finish(update.begin(groups, policy_version=9), mixed).fresh
+        update.begin(groups, policy_version=9)
+        fresh = update.finish(mixed).fresh
         found.append(sum(fresh.values(), FreshTokens()))
     padded, packed = found
     assert packed.num_tokens == padded.num_tokens == sum(one.num_fresh_tokens(9) for one in mixed)

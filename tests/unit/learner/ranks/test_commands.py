@@ -7,11 +7,10 @@ import torch
 
 from tests.fixtures.learner.models import trajectory
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
-from vcpo.wire.packing import ExpertRoutes, PackedLogprobs
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import TokenSpan
-from vcpo_learner.ranks.commands import Commands
+from vcpo_learner.ranks.commands import Commands, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.training.mirrored_update import as_sent, groups_from_bytes, groups_to_bytes
 
 
 def test_groups_survive_the_way_through_bytes():
@@ -19,17 +18,17 @@ def test_groups_survive_the_way_through_bytes():
     inserted = replace(trajectory(3, logprobs=(-1.0, -0.5)), inserted_spans=(span,))
     routes = ExpertRoutes(experts=bytes(range(8)), num_layers=2, num_choices=1, is_wide=True)
     routed = replace(trajectory(4), expert_routes=routes)
-    groups = as_sent(
-        [[trajectory(0, reward=1 / 3), trajectory(1, policy_version=7)], [inserted, routed]]
-    )
-    assert groups_from_bytes(groups_to_bytes(groups)) == groups
+    groups = [[trajectory(0, reward=1 / 3), trajectory(1, policy_version=7)], [inserted, routed]]
+    found = groups_from_bytes(groups_to_bytes(groups))
+    assert groups_from_bytes(groups_to_bytes(found)) == found
+    assert [[plain(each) for each in group] for group in found] == groups
     assert groups_from_bytes(groups_to_bytes([[]])) == [[]]
 
 
-def test_rank_0_computes_with_the_numbers_that_it_sends():
-    (sent,) = as_sent([[trajectory(0, logprobs=(-0.1, -0.2, -0.3))]])[0]
-    assert isinstance(sent.rollout_logprobs, PackedLogprobs)
-    assert sent.rollout_logprobs.tolist() == torch.tensor([-0.1, -0.2, -0.3]).tolist()
+def plain(each):
+    """A trajectory with the types of Python."""
+    names = ("prompt_token_ids", "response_token_ids", "rollout_logprobs")
+    return replace(each, **{name: tuple(getattr(each, name)) for name in names})
 
 
 def test_one_rank_calls_and_shares_nothing():
@@ -53,9 +52,13 @@ def lead_or_follow(ranks, commands, lead):
 def exchange(ranks):
     commands, seen = Commands(ranks), []
 
-    def handle(fields, payload):
-        seen.append((fields, payload))
-        shared(fields["value"])
+    def handle(value):
+        seen.append((value, commands.spread_state({})))
+        shared(value)
+
+    def add(value):
+        commands.spread_state({"whole": torch.tensor(value)})
+        return shared(value)
 
     def shared(value):
         own = torch.zeros(ranks.size, dtype=torch.float64)
@@ -66,12 +69,12 @@ def exchange(ranks):
         raise ValueError("the batch is bad")
 
     def lead(commands):
-        first = commands.call("add", lambda: shared(1.0), fields={"value": 2.0}, payload=b"bytes")
+        first = commands.call("add", lambda: add(1.0), value=2.0)
         try:
             commands.call("fail", fail)
         except ValueError as error:
             first.append(str(error))
-        return first, commands.call("add", lambda: shared(1.0), fields={"value": 1.0})
+        return first, commands.call("add", lambda: add(1.0), value=1.0)
 
     commands.on("add", handle)
     commands.on("fail", fail)
@@ -85,7 +88,7 @@ def test_commands_run_on_all_ranks_and_a_common_error_ends_only_its_command():
         [1 / 3, 1 / 3, 1 / 3],
     )
     for _, seen in followers:
-        assert seen == [({"value": 2.0}, b"bytes"), ({"value": 1.0}, b"")]
+        assert seen == [(2.0, {"whole": 1.0}), (1.0, {"whole": 1.0})]
 
 
 def lose_rank_1(ranks, how):

@@ -61,7 +61,7 @@ def write_keys(environment, keys):
 def train_beside_a_stranger(environment, learner, stranger_is_done):
     """Two commands on the ranks, once a stranger has written every key that anybody can name."""
     if environment.rank == 2:
-        forged = json.dumps({"name": "forged", "fields": {}, "payload_bytes": 0})
+        forged = json.dumps({"name": "forged", "fields": {}})
         outcome = json.dumps({"error": "ValueError: forged", "is_torn": False})
         keys = {f"commands/{number}": forged for number in range(1, 9)}
         keys |= {f"commands/{number}/{rank}": outcome for number in range(9) for rank in range(2)}
@@ -75,10 +75,10 @@ def train_beside_a_stranger(environment, learner, stranger_is_done):
     ranks = join_ranks(environment, learner, "cpu")
     commands, seen = Commands(ranks), []
     for name in ("forged", "real"):
-        commands.on(name, lambda fields, _, name=name: seen.append((name, fields["value"])))
+        commands.on(name, lambda value, name=name: seen.append((name, value)))
     if ranks.is_leader:
         for value in (1, 2):
-            commands.call("real", lambda: None, fields={"value": value})
+            commands.call("real", lambda: None, value=value)
         commands.stop()
     else:
         commands.follow()
@@ -97,13 +97,13 @@ def follow_a_stranger(ranks):
     """Rank 1 plays the stranger as well: it lists the names and writes the next command."""
     commands, obeyed = Commands(ranks), []
 
-    def list_and_forge(*_):
+    def list_and_forge():
         connection = ranks.communication.store._store.underlying_store
         for name in {key.split("/")[0] for key in connection.list_keys()}:
             connection.set(f"{name}/2", json.dumps({"name": "forged", "fields": {}}))
 
     commands.on("real", list_and_forge)
-    commands.on("forged", lambda *_: obeyed.append("forged"))
+    commands.on("forged", lambda: obeyed.append("forged"))
     if ranks.is_leader:
         commands.call("real", lambda: None)
         return obeyed

@@ -259,7 +259,7 @@ def outcome(case: Case, groups: list[Any], ranks: Ranks) -> Outcome:
         for name, each in model.named_parameters()
         if not isinstance(pending.batch, NonFiniteWeightError)  # then it is never used
     }
-    results = [update.finish(pending, groups[-1]), update.step(groups, policy_version=1)]
+    results = [update.finish(groups[-1]), update.step(groups, policy_version=1)]
     return Outcome(
         gradient=gradient,
         parameters={name: whole(each.detach()) for name, each in model.named_parameters()},

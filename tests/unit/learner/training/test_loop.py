@@ -102,10 +102,10 @@ async def test_behavior_and_target_policy_are_compared_once_there_is_enough_to_c
     learner.update.fresh = {"w": blocks(0.0005, 7)}
     finish = learner.update.finish
 
-    def finish_step(pending, newest=()):
-        result = finish(pending, newest)
+    def finish_step(newest=()):
+        result = finish(newest)
         # The first two steps together have enough to compare; one block makes no fault.
-        gap = 0.0015 if pending.policy_version == 0 else 0.7
+        gap = 0.0015 if learner.update.pending.policy_version == 0 else 0.7
         learner.update.fresh = {"w": blocks(gap, 1)}
         return result
 
@@ -128,8 +128,8 @@ async def test_a_run_whose_engines_cease_to_agree_is_told_and_ends_when_that_las
     learner.update.fresh = {"w": blocks(0.001, 64)}
     finish = learner.update.finish
 
-    def finish_step(pending, newest=()):
-        result = finish(pending, newest)
+    def finish_step(newest=()):
+        result = finish(newest)
         learner.update.fresh = {"w": blocks(0.7, 64)}
         learner.clock.now_s += 250.0  # failures may last 600 s
         return result
@@ -154,10 +154,12 @@ async def test_engines_that_agree_again_end_no_run(make_learner, tmp_path):
     finish = learner.update.finish
     told = []
 
-    def finish_step(pending, newest=()):
-        result = finish(pending, newest)
+    def finish_step(newest=()):
+        result = finish(newest)
         told.append(learner.signals.message().mismatch)
-        learner.update.fresh = {"w": blocks(gaps.get(pending.policy_version, 0.001), 64)}
+        learner.update.fresh = {
+            "w": blocks(gaps.get(learner.update.pending.policy_version, 0.001), 64)
+        }
         learner.clock.now_s += 250.0
         return result
 
@@ -240,8 +242,8 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
     learner.update.fresh = {"bad": blocks(0.7)}
     finish = learner.update.finish
 
-    def finish_step(pending, newest=()):
-        result = finish(pending, newest)
+    def finish_step(newest=()):
+        result = finish(newest)
         if comes:
             learner.update.fresh = {"good": blocks(0.001)}
         learner.clock.now_s += 400.0  # after the third step, longer than failures may last

@@ -33,11 +33,11 @@ class RewardedUpdate(CountingUpdate):
         """Steps behind the parameters."""
         return round(float(self._weight) - self._start)
 
-    def finish(self, pending, newest=()):
+    def finish(self, newest=()):
         self._weight += 1.0
-        reward, backoff = self._rewards[pending.policy_version], self.health.backoff.factor
+        reward, backoff = self._rewards[self.pending.policy_version], self.health.backoff.factor
         self.health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
-        return replace(super().finish(pending, newest), learning_rate_backoff=backoff)
+        return replace(super().finish(newest), learning_rate_backoff=backoff)
 
 
 @pytest.fixture
@@ -53,14 +53,13 @@ def make_run_of(tmp_path):
             **({"checkpoint": {"everySteps": 5, "keep": 1}} | sections),
         )
         learner.published = []
-        mirrored = learner.mirrored
-        take_weights = mirrored.take_weights
+        take = learner.published_state.take
 
-        def watched(precision, policy_version):
+        def watched(precision):
             learner.published.append(learner.update.value)
-            return take_weights(precision, policy_version)
+            return take(precision)
 
-        mirrored.take_weights = watched
+        learner.published_state.take = watched
         return learner
 
     return make

@@ -11,14 +11,14 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
 ):
     learner = make_learner()
     learner.update.warnings = {0: WarningLevel.CRITICAL}
-    update, limits = learner.mirrored, []
-    take_weights = update.take_weights
+    published, limits = learner.published_state, []
+    take = published.take
 
-    def watched(precision, policy_version):
+    def watched(precision):
         limits.append(learner.dispatcher.lag_limit_steps)
-        return take_weights(precision, policy_version)
+        return take(precision)
 
-    update.take_weights = watched
+    published.take = watched
     await learner.run()
     assert limits == [1, 0, 0, 0]
     assert [step.lag_limit_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
@@ -37,8 +37,8 @@ async def test_a_far_reward_is_an_event_with_its_worker_and_its_prompt(make_lear
     learner = make_learner()
     finish = learner.update.finish
 
-    def finished(pending, newest=()):
-        return replace(finish(pending, newest), reward_limits=(-0.5, 0.5))  # all rewards are 1
+    def finished(newest=()):
+        return replace(finish(newest), reward_limits=(-0.5, 0.5))  # all rewards are 1
 
     learner.update.finish = finished
     await learner.run(until_step=1)

@@ -69,14 +69,14 @@ async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums
 async def test_a_version_is_compared_only_after_the_one_before_was_announced(make_learner):
     learner = make_learner()
     seen = published_versions(learner)
-    update, before = learner.mirrored, []
-    take_weights = update.take_weights
+    published, before = learner.published_state, []
+    take = published.take
 
-    def watched(precision, policy_version):
+    def watched(precision):
         before.append(list(seen))
-        return take_weights(precision, policy_version)
+        return take(precision)
 
-    update.take_weights = watched
+    published.take = watched
     await learner.run()
     assert before == [[], [0], [0, 1], [0, 1, 2]]
 

@@ -35,7 +35,8 @@ def trainable_group(number, **changes):
 
 
 def take_step(guard, groups, *, newest=(), policy_version):
-    return guard.finish(groups, guard.begin(groups, policy_version=policy_version), newest)
+    guard.begin(groups, policy_version=policy_version)
+    return guard.finish(newest)
 
 
 POISON = trainable_group(2, response_token_ids=(VOCABULARY + 5,))

@@ -164,13 +164,13 @@ async def test_an_error_of_the_work_is_raised_as_it_is(make_learner):
 PROCESS = """
 import sys, threading
 from vcpo_learner.training import tensor_thread
-from vcpo_learner.training.mirrored_update import MirroredUpdate
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.__main__ import main
 
-def take_weights(self, precision, policy_version):
+def take_weights(self, precision):
     threading.Event().wait()  # for ever
 
-MirroredUpdate.take_weights = take_weights
+PublishedState.take = take_weights
 tensor_thread.LEAST_LIMIT_S = 0.5
 raise SystemExit(main())
 """

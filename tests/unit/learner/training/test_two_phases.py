@@ -23,7 +23,7 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_learner.follower import _follow
-from vcpo_learner.model.published_state import own_rows
+from vcpo_learner.model.published_state import PublishedState, own_rows
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
@@ -31,7 +31,6 @@ from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.ranks.sharding import place_model, whole
 from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.training.mirrored_update import MirroredUpdate
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
@@ -58,8 +57,8 @@ class Rank:
         self.model = llama()
         place_model(self.model, ranks, Precision.FLOAT32)
         self.commands = Commands(ranks)
-        self.commands.on("change", lambda fields, _: self.change(fields["version"]))
-        self.commands.on("gather", lambda *_: self.gather())
+        self.commands.on("change", self.change)
+        self.commands.on("gather", self.gather)
 
     @torch.no_grad()
     def change(self, version):
@@ -85,11 +84,11 @@ class Leader(Rank):
             run_in(run_dir).spec.weights, "run", run_dir, incarnation=ranks.incarnation, shard=0
         )
         self.policies = PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic)
-        update = MirroredUpdate(CountingUpdate(self.model), self.commands, self.model)
         self.thread = TensorThread(make_run().spec, time.monotonic, pytest.fail)
         self.publication = Publication(
             Precision.BFLOAT16,
-            update=update,
+            commands=self.commands,
+            published=PublishedState(self.model),
             tensor_thread=self.thread,
             dispatcher=self.dispatcher,
             ranks=ranks,
@@ -109,7 +108,7 @@ class Leader(Rank):
     async def on_ranks(self, name, work, **fields):
         """Do something on all ranks, and return what it is on this one."""
         return await self.thread.run(
-            TensorWork.STEP, lambda: self.commands.call(name, work, fields=fields)
+            TensorWork.STEP, lambda: self.commands.call(name, work, **fields)
         )
 
     async def begin_next(self):
@@ -159,7 +158,7 @@ def follow(ranks, run_dir):
         ranks=ranks,
         model=rank.model,
         tokenizer=None,
-        update=MirroredUpdate(CountingUpdate(rank.model), rank.commands, rank.model),
+        update=CountingUpdate(rank.model),
         commands=rank.commands,
     )
     given = options(run_dir, plain_text=True)

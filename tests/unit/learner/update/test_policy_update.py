@@ -317,7 +317,8 @@ def test_responses_beside_the_batch_calibrate_a_learner_that_sees_only_stale_one
     noisy = sampled_groups(model, num_groups=12)
     stale = [[of_versions(one, 2, 2) for one in group] for group in noisy]
     newest = [of_versions(one, 8, 8) for group in noisy for one in group]
-    result = update.finish(update.begin(stale, policy_version=8), newest)
+    update.begin(stale, policy_version=8)
+    result = update.finish(newest)
     assert 0.5 < result.on_policy_ess_ratio < 1.0
     assert (result.calibration_age_steps, result.fresh[""].num_blocks) == (0, 48)
     assert update.step(stale, policy_version=9).calibration_age_steps == 1
@@ -330,7 +331,8 @@ def test_responses_beside_the_batch_are_not_learned_from():
     models = [seeded_model(llama), seeded_model(llama)]
     for model, beside in zip(models, ([], newest), strict=True):
         update = PolicyUpdate(model, spec, PAD)
-        update.finish(update.begin(groups, policy_version=9), beside)
+        update.begin(groups, policy_version=9)
+        update.finish(beside)
     assert torch.equal(flat(models[0]), flat(models[1]))
 
 
@@ -341,7 +343,8 @@ def test_responses_beside_the_batch_are_scored_before_the_step():
     expected = PolicyUpdate(seeded_model(llama), make_spec(), PAD).step(own, policy_version=9).fresh
     update = PolicyUpdate(model, make_spec(), PAD)
     beside = [one for group in own for one in group]
-    found = update.finish(update.begin(groups, policy_version=9), beside).fresh
+    update.begin(groups, policy_version=9)
+    found = update.finish(beside).fresh
     assert found[""].mean_gap == pytest.approx(expected[""].mean_gap, rel=1e-5)
 
 
@@ -351,7 +354,8 @@ def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
     one = of_versions(groups[0][0], 9, 9)
     newest = [replace(one, rollout_logprobs=(-math.inf, *one.rollout_logprobs[1:]))]
     update = PolicyUpdate(model, make_spec(), PAD)
-    result = update.finish(update.begin(groups, policy_version=9), newest)
+    update.begin(groups, policy_version=9)
+    result = update.finish(newest)
     assert (result.skipped, result.fresh) == (None, {})
 
 
@@ -489,7 +493,8 @@ def test_a_worker_at_fault_is_named_and_has_no_vote_any_more():
     update = PolicyUpdate(model, with_limit(make_spec(onPolicyEssRatio=None), 0.03), PAD)
     fleet = of_workers(groups, a=0.0, b=0.0, bad=1.0)
     beside = [one for group in fleet for one in group] * 4
-    result = update.finish(update.begin(groups, policy_version=9), beside)
+    update.begin(groups, policy_version=9)
+    result = update.finish(beside)
     (fault,) = result.mismatch.at_fault
     assert (fault.worker, fault.gap_nats) == ("bad", pytest.approx(1.0, rel=0.02))
     state = update.state_dict()["mismatch"]
