@@ -67,11 +67,9 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.callers import Callers
+from vcpo_learner.services.callers import Callers, ResponseBounds
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.response_bounds import ResponseBounds
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder

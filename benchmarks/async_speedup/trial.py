@@ -22,7 +22,7 @@ from benchmarks.async_speedup.paced_learner import (
 from vcpo.api import VCPORun
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending
+from vcpo.local.terminal.summary import Ending
 from vcpo.local.terminal.view import PlainView
 from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.records.journal import Metrics, read_metrics

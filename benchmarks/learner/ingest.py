@@ -63,7 +63,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.services.callers import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_operator.cluster_api.certificates import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient

@@ -43,8 +43,7 @@ from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.callers import Callers
-from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder

@@ -46,8 +46,7 @@ from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.callers import Callers
-from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts

@@ -21,7 +21,7 @@ from vcpo.service.lifecycle import (
     wake_at_parent_exit,
 )
 from vcpo.service.private_files import keep_files_private
-from vcpo.wire.access.options import add_tls_options
+from vcpo.wire.access.tls import add_tls_options
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import run_learner
 from vcpo_learner.device import let_segments_grow

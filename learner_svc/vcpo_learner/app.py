@@ -55,11 +55,9 @@ from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.callers import Callers
+from vcpo_learner.services.callers import Callers, ResponseBounds
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.response_bounds import ResponseBounds
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow

@@ -21,7 +21,7 @@ from vcpo.records.exported_model import ExportDtype, ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.service.model_files import local_model
-from vcpo_learner.checkpoints.disk import folder_bytes, size_text
+from vcpo_learner.checkpoints.disk import best_evaluated_step, folder_bytes, size_text
 from vcpo_learner.checkpoints.folder import (
     TENSORS,
     DamagedCheckpointError,
@@ -30,7 +30,6 @@ from vcpo_learner.checkpoints.folder import (
     checkpoint_paths,
 )
 from vcpo_learner.checkpoints.manifest import MANIFEST_FILE, DamageError
-from vcpo_learner.checkpoints.retention import best_evaluated_step
 from vcpo_learner.model.loading import DTYPES, load_tokenizer
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.skeleton import build_skeleton

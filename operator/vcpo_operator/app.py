@@ -16,8 +16,7 @@ from vcpo.metrics.label_values import SignalSource as Source
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.cluster_api.lease import LeaderLease
-from vcpo_operator.cluster_api.standby import serve_standby_probe
+from vcpo_operator.cluster_api.lease import LeaderLease, serve_standby_probe
 from vcpo_operator.handlers import Handlers, Health, Login, login, register
 from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView

@@ -20,12 +20,12 @@ from vcpo.service.lifecycle import (
     wake_at_parent_exit,
 )
 from vcpo.service.private_files import keep_files_private
-from vcpo.wire.access.options import add_tls_options
+from vcpo.wire.access.tls import add_tls_options
 from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.generation.environment_pool import HungCallsError
-from vcpo_rollout.transport.identity import forget_identity
+from vcpo_rollout.transport.channels import forget_identity
 from vcpo_rollout.transport.retries import LearnerFailedError
 
 

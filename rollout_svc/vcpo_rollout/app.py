@@ -42,8 +42,7 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.channels import LearnerChannel
-from vcpo_rollout.transport.identity import worker_identity
+from vcpo_rollout.transport.channels import LearnerChannel, worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.weight_files import WeightFiles
 from vcpo_rollout.weights.fetcher import WeightFetcher

@@ -19,7 +19,7 @@ from tests.observation.local_runs import (
     ObservedRun,
 )
 from vcpo.api import load_run
-from vcpo.control.limit_change import ChangeKind
+from vcpo.control.limits import ChangeKind
 from vcpo.metrics import catalogue
 from vcpo.metrics.metric import Feature, Metric
 

@@ -11,7 +11,6 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `arrays`                 | What numbers does an array hold?                                  |
 | `ess.importance_weights` | How far is the learner from the behavior policy?                  |
 | `ess.moments`            | Which sums give the ESS of a set of weights?                      |
-| `ess.blocks`             | How is a trajectory divided into blocks?                          |
 | `ess.unit`               | Over how many tokens is one importance weight taken?              |
 | `ess.calibration`        | Which ESS ratio would these lengths have on policy?               |
 | `ess.finite_batch`       | How does that ratio scatter in a batch of this size?              |
@@ -69,7 +68,6 @@ from vcpo.algo.baseline import (
     published_baseline,
 )
 from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
-from vcpo.algo.ess.blocks import block_log_weights, near_equal_blocks
 from vcpo.algo.ess.calibration import (
     FRESH_BLOCK_TOKENS,
     MISMATCH_CEILING,
@@ -88,7 +86,15 @@ from vcpo.algo.ess.importance_weights import (
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
-from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
+from vcpo.algo.ess.unit import (
+    EssKind,
+    EssReading,
+    EssUnit,
+    block_log_weights,
+    ess_reading,
+    ess_unit,
+    near_equal_blocks,
+)
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import (
     FAR_DISTANCES,

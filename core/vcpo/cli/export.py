@@ -18,7 +18,7 @@ from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
 from vcpo.records.exported_model import ExportDtype
-from vcpo.tracking.backfill import missing_records, ordered_records
+from vcpo.tracking.queued_sink import missing_records, ordered_records
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 

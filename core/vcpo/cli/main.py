@@ -37,10 +37,14 @@ from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
 from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
-from vcpo.local.terminal.answers import answer_lines
-from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
-from vcpo.local.terminal.interruption import interruption_notice
-from vcpo.local.terminal.summary import run_summary
+from vcpo.local.terminal.summary import (
+    Ending,
+    RunOutcome,
+    answer_lines,
+    interruption_notice,
+    outcome_of_complete,
+    run_summary,
+)
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel

@@ -6,8 +6,7 @@ The local host and the operator both use this package. It reads no clock, servic
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType, Reason
 from vcpo.control.decision import ControlDecision, decide
-from vcpo.control.limit_change import ChangeKind, LimitChange
-from vcpo.control.limits import ControlLimits, GroupLimits
+from vcpo.control.limits import ChangeKind, ControlLimits, GroupLimits, LimitChange
 from vcpo.control.scaling import Direction
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from vcpo.algo import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
-from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change, warning_reason
-from vcpo.control.limits import ControlLimits
+from vcpo.control.limits import ChangeKind, ControlLimits, LimitChange, lag_change, warning_reason
 from vcpo.control.scaling import Direction, FleetState, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState

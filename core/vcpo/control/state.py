@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vcpo.control.limit_change import ChangeKind, LimitChange
-from vcpo.control.limits import ControlLimits
+from vcpo.control.limits import ChangeKind, ControlLimits, LimitChange
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
 

@@ -20,8 +20,7 @@ import grpc
 from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, decide
-from vcpo.control.limit_change import ChangeKind
-from vcpo.control.limits import ControlLimits
+from vcpo.control.limits import ChangeKind, ControlLimits
 from vcpo.control.run_limits import (
     RunLimits,
     RunTimes,
@@ -31,17 +30,15 @@ from vcpo.control.run_limits import (
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
-from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.liveness import Liveness, answers_health_check
 from vcpo.local.processes.ranks import free_port
 from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
-from vcpo.local.terminal.event_feed import EventFeed
-from vcpo.local.terminal.run_view import RunView, ended_view, run_view
+from vcpo.local.terminal.run_view import EventFeed, RunView, ended_view, run_view
+from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.view import LiveView
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionStatus, ConditionType
-from vcpo.control.limit_change import ChangeKind
+from vcpo.control.limits import ChangeKind
 from vcpo.metrics.catalogue import host
 from vcpo.metrics.instruments import HostMetrics
 from vcpo.metrics.label_values import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 
 class MetricKind(StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.local.run_dir import RunDir
-from vcpo.records.file_tail import FileTail
+from vcpo.records.journal import FileTail
 from vcpo.service.log_line import plain_text
 
 _POLL_S = 0.5

@@ -20,12 +20,11 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from vcpo.records.file_tail import FileTail
 from vcpo.records.step_record import StepRecord
 
 METRICS_FILE = "metrics.jsonl"
@@ -330,3 +329,44 @@ def _close_last_line(path: Path) -> None:
     if not is_closed:
         with path.open("ab") as end:
             end.write(b"\n")
+
+
+RUN_FAILED = "Failed"
+"""Kind of the event with which host or learner gives up; its message is the cause."""
+_BEGINNINGS = {HOST_STARTED, "Resumed", "Complete", "Collapsed"}
+"""Kinds of events after which an earlier failure is over."""
+
+
+def failure_of(events: Sequence[EventRecord]) -> str | None:
+    """Return why a run failed; None if it has not, or went on since.
+
+    events: in the order in which they were written.
+    """
+    for event in reversed(events):
+        if event.kind == RUN_FAILED:
+            return event.message
+        if event.kind in _BEGINNINGS:
+            return None
+    return None
+
+
+class FileTail:
+    """Reads the whole lines that a file gains; an unfinished line waits for its end.
+
+    from_start: whether the first read returns what was written before, too.
+    """
+
+    def __init__(self, path: Path, *, from_start: bool) -> None:
+        self._path = path
+        is_from_end = path.exists() and not from_start
+        self._offset_bytes = path.stat().st_size if is_from_end else 0
+
+    def read(self) -> bytes:
+        """Return the lines since the last call, each with its end; empty if there is no file."""
+        if not self._path.exists():
+            return b""
+        with self._path.open("rb") as written:
+            written.seek(self._offset_bytes)
+            whole, newline, _ = written.read().rpartition(b"\n")
+        self._offset_bytes += len(whole) + len(newline)
+        return whole + newline

@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from vcpo.records.effective_rate import EffectiveRate
-from vcpo.records.step_chart import ChartTopic, StepChart
-from vcpo.records.step_export import StepGauge, StepSignal
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import ChartTopic, StepChart, StepGauge, StepSignal, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

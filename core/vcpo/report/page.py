@@ -11,18 +11,21 @@ import hashlib
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import jinja2
 from markupsafe import Markup
 
+from vcpo.algo import BaselineScope
 from vcpo.api import run_to_yaml
-from vcpo.records.failure import failure_of
+from vcpo.api.algorithm import Algorithm
+from vcpo.records.journal import failure_of
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.charts.payload import payload_of
 from vcpo.report.event_table import MAX_EVENTS, event_rows
 from vcpo.report.findings import findings
 from vcpo.report.numbers import compact
-from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
 from vcpo.report.summary import facts_of, headlines, state_of, verdict_of
 
@@ -129,3 +132,38 @@ def _asset(name: str) -> str:
 def _digest(text: str) -> str:
     """Return a text's digest as a content security policy spells it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+_OFF = ("none", "open")
+"""Values of stages that do nothing; they are left out."""
+
+_SCOPES: Final = MappingProxyType(
+    {
+        BaselineScope.GROUP: "",
+        BaselineScope.BATCH: ", one per batch",
+        BaselineScope.SHRUNK: ", shrunk toward one per batch",
+    }
+)
+
+
+def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
+    """Return the stages of the method in force, by name, also where the file leaves them to it.
+
+    Baseline and learning-rate rule are always named, the other stages where they do something.
+    """
+    config = algorithm.loss_config
+    scope = _SCOPES[config.baseline_scope]
+    optional = (
+        ("filter", config.group_filter),
+        ("KL penalty", config.kl_penalty),
+        ("weight", config.weight),
+        ("clipping", config.clipping),
+    )
+    return (
+        ("method", algorithm.method.value),
+        *((("loss", algorithm.loss),) if algorithm.loss else ()),
+        *((name, stage.value) for name, stage in optional if stage.value not in _OFF),
+        ("aggregation", config.aggregation.value),
+        ("baseline", f"{config.baseline}{scope}"),
+        ("learning-rate rule", config.learning_rate_rule.value),
+    )

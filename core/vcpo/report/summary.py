@@ -11,8 +11,7 @@ from vcpo.api import VCPORun
 from vcpo.control.signals import RunSignals
 from vcpo.control.verdict import Verdict, facts, verdict
 from vcpo.records.collapse import lasting_collapse_notice
-from vcpo.records.failure import failure_of
-from vcpo.records.journal import EventRecord, Metrics
+from vcpo.records.journal import EventRecord, Metrics, failure_of
 from vcpo.records.no_update import never_updated_notice
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.report.recorded_run import RecordedRun, recorded_signals

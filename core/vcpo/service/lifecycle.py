@@ -15,11 +15,14 @@ import ctypes
 import faulthandler
 import json
 import os
+import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from vcpo.service.logs import report_end
 
@@ -187,3 +190,21 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > _MAX_PORT:
         raise ValueError(f"address: must be host:port, got {address!r}")
     return host, int(port)
+
+
+_PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process has had resident so far, in bytes.
+
+    Pages that it shares with other processes count. On Linux the kernel's own maximum is read,
+    because that of `getrusage` begins with what the parent process had.
+    Source: https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+    """
+    if sys.platform == "linux":
+        found = _PEAK.search(Path("/proc/self/status").read_text())
+        if found is not None:
+            return int(found[1]) << 10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from vcpo.tracking.backfill import ordered_records
-from vcpo.tracking.queued_sink import QueuedSink
+from vcpo.tracking.queued_sink import QueuedSink, ordered_records
 from vcpo.tracking.services import open_sink
 from vcpo.tracking.sink import Record, TrackedRun
 

@@ -19,6 +19,7 @@ from typing import Final
 import grpc
 
 from vcpo.records.reasons import SetAsideCause
+from vcpo.wire.limits import MAX_ID_CHARACTERS, MAX_WAIT_S
 
 _SET_ASIDE: Final = "vcpo-set-aside"
 """Trailing metadata of a refusal, with the cause."""
@@ -84,3 +85,24 @@ def set_aside_error(error: grpc.aio.AioRpcError) -> SetAsideError | None:
     if cause not in set(SetAsideCause):
         return None
     return SetAsideError(SetAsideCause(str(cause)), error.details() or "")
+
+
+def check_id(field: str, value: str) -> None:
+    """Check that an identifier has 1 to `MAX_ID_CHARACTERS` characters.
+
+    Raises:
+        InvalidMessageError: naming the field, if it has not.
+    """
+    if not 1 <= len(value) <= MAX_ID_CHARACTERS:
+        raise InvalidMessageError(field, value, f"1 to {MAX_ID_CHARACTERS} characters")
+
+
+def check_wait(field: str, wait_s: float) -> float:
+    """Check that a caller's wait is 0 to `MAX_WAIT_S` seconds, and return it.
+
+    Raises:
+        InvalidMessageError: naming the field, if it is not.
+    """
+    if not 0.0 <= wait_s <= MAX_WAIT_S:
+        raise InvalidMessageError(field, wait_s, f"0 to {MAX_WAIT_S:g} seconds")
+    return wait_s

@@ -9,8 +9,7 @@ from enum import StrEnum
 
 import xxhash
 
-from vcpo.wire.checks import check_id
-from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.errors import InvalidMessageError, check_id
 from vcpo.wire.limits import MAX_REWARD_PARTS, MAX_ROUTE_BYTES, MAX_TOKENS
 from vcpo.wire.packing import (
     ExpertRoutes,

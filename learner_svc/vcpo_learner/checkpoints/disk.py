@@ -12,7 +12,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -114,3 +115,76 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceNeed:
+    """What a run writes, in bytes."""
+
+    checkpoint_bytes: int
+    """Tensors of one checkpoint."""
+    num_checkpoints: int
+    """Most checkpoints on the disk at once, with the one that is being written."""
+    model_bytes: int
+    """The final model, and adapters."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return self.num_checkpoints * self.checkpoint_bytes + self.model_bytes
+
+
+def lacks_one_checkpoint(need: SpaceNeed, *, free_bytes: int) -> bool:
+    """Return whether not even the next checkpoint fits."""
+    return free_bytes < need.checkpoint_bytes
+
+
+def space_warning(need: SpaceNeed, *, free_bytes: int, held_bytes: int) -> str | None:
+    """Return a sentence with the numbers and the fields if not everything fits; else None.
+
+    held_bytes: of checkpoints that are there already; later ones take their place.
+    """
+    missing_bytes = need.total_bytes - held_bytes - free_bytes
+    if missing_bytes <= 0:
+        return None
+    return (
+        f"{size_text(free_bytes)} are free and {size_text(missing_bytes)} are missing for"
+        f" {need.num_checkpoints} checkpoints of {size_text(need.checkpoint_bytes)} each"
+        f" (spec.checkpoint.keep, keepBest, and the one being written) and the model of"
+        f" {size_text(need.model_bytes)}; lower spec.checkpoint.keep, or give more room (in a"
+        " cluster spec.learner.checkpointStorageGibibytes)"
+    )
+
+
+def kept_steps(
+    steps: Sequence[int], *, keep: int, good: Collection[int], good_age_steps: int
+) -> set[int]:
+    """Return the steps whose checkpoints stay: the newest ones, and those for a rollback.
+
+    For a rollback there is the newest good one that is old enough, and the one that is the next to
+    be. Where they are not among the newest ones, they take the places of the oldest of these, but
+    never that of the very last.
+
+    steps: in ascending order, at least one.
+    keep: number of newest ones, at least 1.
+    good: steps that a rollback may go back to when they are old enough; empty without rollbacks.
+    good_age_steps: steps from a checkpoint to the newest one after which it is old enough.
+    """
+    newest = list(steps[-keep:])
+    aged = max((step for step in good if step <= steps[-1] - good_age_steps), default=-1)
+    next_aged = min((step for step in good if step > aged), default=-1)
+    needed = {aged, next_aged} & set(steps)
+    replaceable = [step for step in newest[:-1] if step not in needed]
+    replaced = replaceable[: len(needed - set(newest))]
+    return needed | set(newest) - set(replaced)
+
+
+def best_evaluated_step(accuracies: Mapping[int, float], steps: Collection[int]) -> int | None:
+    """Return the step among `steps` with the best accuracy, the latest of equal ones.
+
+    accuracies: of evaluations, by the step at which each began.
+
+    Returns None if none of the steps was evaluated.
+    """
+    evaluated = [step for step in accuracies if step in steps]
+    return max(evaluated, key=lambda step: (accuracies[step], step), default=None)

@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 from vcpo.api import VCPORun, continuation_changes, continuation_document
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoints.disk import atomic_folder
+from vcpo_learner.checkpoints.disk import atomic_folder, kept_steps
 from vcpo_learner.checkpoints.manifest import (
     CheckpointManifest,
     DamageError,
@@ -43,7 +43,6 @@ from vcpo_learner.checkpoints.manifest import (
     file_checksums,
     read_manifest,
 )
-from vcpo_learner.checkpoints.retention import kept_steps
 from vcpo_learner.checkpoints.tensor_index import read_index
 
 TENSORS: Final = "tensors"

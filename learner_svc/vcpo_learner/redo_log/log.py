@@ -15,11 +15,6 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.changes import Change, InconsistentChangeError, LogRoom
 from vcpo_learner.ledger.contents import LedgerContents
-from vcpo_learner.redo_log.encoding import (
-    UnreadableChangeError,
-    change_from_bytes,
-    change_to_bytes,
-)
 from vcpo_learner.redo_log.file import (
     DamagedLogError,
     LogFile,
@@ -28,7 +23,12 @@ from vcpo_learner.redo_log.file import (
     is_damage,
     replace_damaged,
 )
-from vcpo_learner.redo_log.log_end import LogEnd
+from vcpo_learner.redo_log.log_end import (
+    LogEnd,
+    UnreadableChangeError,
+    change_from_bytes,
+    change_to_bytes,
+)
 from vcpo_learner.redo_log.progress import LogProgress
 from vcpo_learner.redo_log.redo import LoggedStep, RecordedStep, Redo
 from vcpo_learner.redo_log.writer import CompleteCheckpoint, LogWriter

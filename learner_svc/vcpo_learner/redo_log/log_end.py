@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, cast
+
+from google.protobuf.message import DecodeError
 
 from vcpo.records.journal import METRICS_FILE
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger.changes import Change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +79,48 @@ class LogEnd:
             f"{lost}; {METRICS_FILE} has step {self.recorded_step} and the run goes on from step"
             f" {self.step}: {self.num_lost_steps} steps are taken anew, with other batches"
         )
+
+
+_FIELDS: Final = {
+    field.message_type: field.number
+    for field in ledger_pb2.LedgerChange.DESCRIPTOR.oneofs_by_name["change"].fields
+}
+"""Number of the field of each kind of change."""
+_LENGTH_DELIMITED: Final = 2
+
+
+class UnreadableChangeError(ValueError):
+    """Bytes are no change of the ledger; the message says why."""
+
+
+def change_to_bytes(change: Change) -> bytes:
+    """Return the bytes of a `LedgerChange` that holds a change.
+
+    The field's tag and size are written here: a message that is put into another one is copied.
+    """
+    data = change.SerializeToString()
+    head, size = (
+        bytearray([_FIELDS[change.DESCRIPTOR] << 3 | _LENGTH_DELIMITED]),
+        len(data),
+    )
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return b"".join((head, data))
+
+
+def change_from_bytes(data: bytes) -> Change:
+    """Read what `change_to_bytes` returned.
+
+    Raises:
+        UnreadableChangeError: if it is something else.
+    """
+    try:
+        message = ledger_pb2.LedgerChange.FromString(data)
+    except DecodeError as error:
+        raise UnreadableChangeError(str(error)) from error
+    kind = message.WhichOneof("change")
+    if kind is None:
+        raise UnreadableChangeError("it holds no change that this version of vcpo knows")
+    return cast("Change", getattr(message, kind))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
-from vcpo.wire.checks import check_id
+from vcpo.control.limits import lag_change_kind, lag_change_sentence
+from vcpo.wire.errors import check_id
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher

@@ -1,4 +1,4 @@
-"""`WorkService`: grants leases to workers and accepts their trajectories."""
+"""What workers call: leases and submissions, and the manifests of versions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 from vcpo import tracing
 from vcpo.api import VCPORunSpec
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.wire.checks import check_id, check_wait
-from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
 from vcpo.wire.failures import failure_from_message
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
@@ -18,13 +17,14 @@ from vcpo.wire.trajectory import (
     partial_to_message,
     trajectory_from_message,
 )
-from vcpo.wire.v1 import work_pb2, work_pb2_grpc
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
-from vcpo_learner.services.callers import Callers
-from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
+from vcpo_learner.services.callers import Callers, ResponseBounds
 from vcpo_learner.telemetry.traces import TrajectoryTraces
+from vcpo_learner.weights.store import PolicyStore
 
 _MAX_SEQUENCES = 65_536
 _RETRY_AFTER_S = 0.5
@@ -195,3 +195,26 @@ def _lease_message(lease: Lease, spec: VCPORunSpec, traces: TrajectoryTraces) ->
         response_numbers=lease.response_numbers,
         traceparent=traces.grant(lease) if for_training else "",
     )
+
+
+class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
+    """Describes the policy store's newest version, the same to every worker."""
+
+    def __init__(self, store: PolicyStore, registry: WorkerRegistry, callers: Callers) -> None:
+        self._store = store
+        self._registry = registry
+        self._callers = callers
+
+    async def GetManifest(  # noqa: N802 - named by the contract
+        self, request: policy_pb2.GetManifestRequest, context: Any
+    ) -> policy_pb2.PolicyManifest:
+        """Describe the newest version; wait for one that the caller does not hold."""
+        self._callers.admit(request.worker_id, context)
+        self._registry.record_weights_call(request.worker_id)
+        holds_one = request.HasField("held_policy_version")
+        policy = await self._store.wait_for_newest(
+            held_incarnation=request.held_incarnation,
+            held_version=request.held_policy_version if holds_one else None,
+            wait_s=check_wait("wait_seconds", request.wait_seconds),
+        )
+        return policy.manifest

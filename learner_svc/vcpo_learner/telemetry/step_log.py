@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from vcpo.algo import STALE_STEPS, WarningLevel
-from vcpo.control.limit_change import warning_reason
+from vcpo.control.limits import warning_reason
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock

@@ -27,11 +27,10 @@ from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.quarantine import Exclusion, Quarantine
+from vcpo_learner.training.quarantine import Exclusion, Quarantine, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.step_guard import StepGuard
 from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weight_server.process import WeightServer

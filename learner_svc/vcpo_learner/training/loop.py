@@ -22,12 +22,12 @@ from transformers import PreTrainedTokenizerBase
 
 from vcpo.algo import WarningLevel
 from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
-from vcpo.control.limit_change import ChangeKind, lag_change_sentence, warning_reason
+from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
 from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
-from vcpo.service.memory import peak_memory_bytes
+from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.clock import Clock
@@ -45,12 +45,11 @@ from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.quarantine import Exclusion
+from vcpo_learner.training.quarantine import BrokenBatchError, Exclusion, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.shown_answers import shown_answers, step_samples
-from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.run_health import RunHealth

@@ -25,11 +25,16 @@ from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoints.disk import DiskFullError, folder_bytes
+from vcpo_learner.checkpoints.disk import (
+    DiskFullError,
+    SpaceNeed,
+    best_evaluated_step,
+    folder_bytes,
+    lacks_one_checkpoint,
+    space_warning,
+)
 from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.checkpoints.retention import best_evaluated_step
-from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.ledger.dispatcher import Dispatcher

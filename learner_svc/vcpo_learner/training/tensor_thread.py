@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from vcpo.api import VCPORunSpec
-from vcpo.control.stuck_work import LEAST_LIMIT_S, REMEMBERED, work_limit_s
+from vcpo.control.supervision import LEAST_LIMIT_S, REMEMBERED, work_limit_s
 from vcpo_learner.clock import Clock
 
 _Result = TypeVar("_Result")

@@ -7,9 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vcpo.algo import (
@@ -17,15 +19,17 @@ from vcpo.algo import (
     EssUnit,
     LaggedTrajectory,
     LossConfig,
+    TokenSums,
     WeightMoments,
     diagnose,
     lag_breakdown,
 )
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs
+from vcpo_learner.device import to_device
+from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs, segment_sums
 from vcpo_learner.update.batch_decision import BatchSummary, split_groups
-from vcpo_learner.update.pending_step import BatchGradient
-from vcpo_learner.update.token_statistics import block_moments
+from vcpo_learner.update.result import BatchGradient
 
 
 def batch_moments(batch: BatchSummary, log_ratios: Tensor, unit: EssUnit) -> WeightMoments:
@@ -103,3 +107,34 @@ def clamped_exp(exponent: float) -> float:
     """Return e to the exponent, at most the largest float."""
     largest = sys.float_info.max
     return math.exp(exponent) if exponent < math.log(largest) else largest
+
+
+def token_sums(log_ratios: Tensor, cap: float) -> TokenSums:
+    """Return sums over all tokens; the twin in plain numbers is `TokenSums.of`.
+
+    log_ratios: [N] float64 log pi - log mu, nats. cap: largest ratio kept, inf for none.
+    """
+    held = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return TokenSums(
+        weights=_moments(log_ratios),
+        truncated=_moments(log_ratios.clamp(max=math.log(cap))),
+        k3_sum=float((torch.expm1(held) - held).sum()),
+    )
+
+
+def block_moments(log_ratios: Tensor, blocks: Sequence[Sequence[int]]) -> WeightMoments:
+    """Return the moments of the weights of all blocks; the twin is `block_log_weights`.
+
+    log_ratios: [N] float64 nats. blocks: [B][blocks] tokens of each block; those of a trajectory
+        add up to it.
+    """
+    sizes = to_device(torch.tensor([*chain.from_iterable(blocks)], device="cpu"), log_ratios.device)
+    return _moments(segment_sums(log_ratios, sizes))
+
+
+def _moments(log_weights: Tensor) -> WeightMoments:
+    return WeightMoments(
+        count=len(log_weights),
+        log_sum=float(log_weights.logsumexp(dim=0)),
+        log_sum_squares=float((2.0 * log_weights).logsumexp(dim=0)),
+    )

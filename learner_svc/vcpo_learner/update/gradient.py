@@ -62,6 +62,7 @@ from vcpo_learner.update.batch_decision import (
     may_have_advantage,
     split_groups,
 )
+from vcpo_learner.update.batch_statistics import token_sums
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks
 from vcpo_learner.update.micro_batches import (
     GroupMicroStep,
@@ -70,10 +71,8 @@ from vcpo_learner.update.micro_batches import (
     mesh_place,
 )
 from vcpo_learner.update.open_groups import OpenGroups
-from vcpo_learner.update.pending_step import BatchGradient
-from vcpo_learner.update.result import UpdateTimes
+from vcpo_learner.update.result import BatchGradient, UpdateTimes
 from vcpo_learner.update.token_inputs import TokenInputs
-from vcpo_learner.update.token_statistics import token_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -89,9 +89,8 @@ from vcpo_learner.update.batch_statistics import (
 from vcpo_learner.update.fresh_tokens import FreshBlocks
 from vcpo_learner.update.gradient import GradientAccumulation
 from vcpo_learner.update.mismatch_judge import MismatchJudge
-from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import replay_buffer
-from vcpo_learner.update.result import UpdateResult, UpdateTimes
+from vcpo_learner.update.result import BatchGradient, PendingStep, UpdateResult, UpdateTimes
 from vcpo_learner.update.run_health import RunHealth
 
 

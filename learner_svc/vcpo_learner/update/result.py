@@ -1,13 +1,17 @@
-"""What an update returns: the numbers that are recorded, and those that its caller needs."""
+"""A step between its gradient and its decision, and what it returns when it is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vcpo.algo import FreshTokens, MismatchReview
+from vcpo.algo import FreshTokens, MismatchReview, NonFiniteWeightError, TokenSums
 from vcpo.records.step_record import UpdateRecord
+from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import DeviceMemory
+from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.update.batch_decision import BatchSummary
+from vcpo_learner.update.fresh_tokens import FreshBlocks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,3 +63,32 @@ class UpdateResult(UpdateRecord):
     """Memory of the device after the update; None on a CPU."""
     skip_detail: str | None = None
     """The number because of which the step was skipped, for people; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchGradient:
+    """A batch whose gradient the parameters' `.grad` hold."""
+
+    record: BatchRecord
+    summary: BatchSummary
+    sums: TokenSums
+    advantages: Sequence[float]
+    """[B], the groups one after another."""
+    masked_share: float
+    """Share of tokens whose clip factor is 0, in [0, 1]."""
+    fresh: FreshBlocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingStep:
+    """A step that is not decided yet. Owner: the tensor thread."""
+
+    trajectories: Sequence[Trajectory]
+    policy_version: int
+    """The version that the parameters are."""
+    batch: BatchGradient | NonFiniteWeightError
+    """The error says why the batch has no gradient."""
+    wanted_fresh_tokens: int
+    """Tokens of that version to pass to `finish` for calibration, if there are any."""
+    times: UpdateTimes = field(default_factory=UpdateTimes)
+    """Time that the step has taken so far."""

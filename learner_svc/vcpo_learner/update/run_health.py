@@ -17,7 +17,7 @@ from vcpo.algo import (
 )
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
-from vcpo_learner.update.pending_step import BatchGradient
+from vcpo_learner.update.result import BatchGradient
 
 
 class RunHealth:

@@ -9,11 +9,15 @@ holders for a moment do no harm, since actions follow from what is there; the le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
 
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
 
@@ -129,3 +133,34 @@ class LeaderLease:
             return
         metadata["resourceVersion"] = found["metadata"]["resourceVersion"]
         await self.cluster.replace(resource, {**body, "metadata": metadata})
+
+
+_GRACE_S = 1.0
+"""How long a probe that is being answered may keep the address in use."""
+
+
+@contextlib.asynccontextmanager
+async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
+    """Answer the liveness probe while kopf does not: before the operator leads.
+
+    On exit the address is free again.
+    endpoint: `http://host:port/path`; None serves nothing.
+    Raises: OSError when the address is not available.
+    """
+    if endpoint is None:
+        yield
+        return
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "waits for the Lease"})
+
+    parts = urlsplit(endpoint)
+    application = web.Application()
+    application.router.add_get(parts.path, answer)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=_GRACE_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, parts.hostname, parts.port).start()
+        yield
+    finally:
+        await runner.cleanup()

@@ -11,7 +11,7 @@ import grpc
 
 from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
-from vcpo.service.memory import peak_memory_bytes
+from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from vcpo.algo import NoiseSchedule
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Quantization, RolloutGroup
-from vcpo_rollout.engines.adapters import AdapterUse
+from vcpo_rollout.engines.adapters import AdapterUse, read_adapters
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state
 from vcpo_rollout.engines.payload_tensors import joined_tensors
-from vcpo_rollout.weights.lora_merge import LoraMerge
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
 WeightTransform = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
@@ -80,3 +80,31 @@ def make_postprocessing(
             )
         transforms.append(QuantizationAndNoise(quantization=rounding, noise=noise, seed=seed))
     return WeightPostprocessing(transforms=transforms) if transforms else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoraMerge:
+    """Builds full sets of weights from adapters: W + scale B A for every adapted layer.
+
+    W is always that of the run's model, so rounding errors do not accumulate over versions.
+    """
+
+    base: Mapping[str, Tensor]
+    """State of the run's model, by name."""
+    scale: float
+    """alpha / rank."""
+
+    @torch.no_grad()
+    def __call__(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
+        """Return the full weights of a version; layers without an adapter equal the base.
+
+        Raises: EngineError, naming the tensor, when a tensor is not an adapter of the model.
+        """
+        merged = dict(self.base)
+        shapes = {name: tuple(each.shape) for name, each in self.base.items()}
+        for adapter in read_adapters(tensors, shapes):
+            name = f"{adapter.layer}.weight"
+            weight = self.base[name]
+            product = adapter.b.float() @ adapter.a.float()
+            merged[name] = (weight.float() + self.scale * product).to(weight.dtype)
+        return merged

@@ -16,7 +16,7 @@ from vcpo.api import GpuUse, json_schema, load_run, parse_run
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
 from vcpo.local.run_dir import RunDir, new_run_dir
-from vcpo.local.terminal.ending import Ending, RunOutcome
+from vcpo.local.terminal.summary import Ending, RunOutcome
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.run_lock import LockHolder, run_lock

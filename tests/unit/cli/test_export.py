@@ -14,7 +14,7 @@ from vcpo.api import parse_run
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Journal
-from vcpo.tracking.backfill import ordered_records
+from vcpo.tracking.queued_sink import ordered_records
 
 USER_ERROR = 2
 RUN = """

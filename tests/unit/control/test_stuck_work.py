@@ -2,7 +2,7 @@
 
 import pytest
 
-from vcpo.control.stuck_work import LEAST_LIMIT_S, work_limit_s
+from vcpo.control.supervision import LEAST_LIMIT_S, work_limit_s
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fixtures.host import PATIENCE_S, ROOT, RUN, SERVE, HostFixture
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.terminal.ending import Ending
+from vcpo.local.terminal.summary import Ending
 from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
 
 

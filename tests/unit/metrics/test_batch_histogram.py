@@ -11,7 +11,7 @@ from prometheus_client import Histogram
 
 from vcpo.metrics import Metric, MetricKind
 from vcpo.metrics.batch_histogram import BatchHistogram
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 METRIC = Metric(
     name="vcpo_lengths_tokens", kind=MetricKind.HISTOGRAM, help="Lengths.", unit=Unit.TOKENS

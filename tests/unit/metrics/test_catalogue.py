@@ -12,7 +12,7 @@ import pytest
 from vcpo.metrics import Metric, MetricKind, catalogue
 from vcpo.metrics.catalogue.declare import unit_in_name
 from vcpo.metrics.metric import Label
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 Rule = Callable[[Metric], bool]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vcpo.api import VCPORunSpec, parse_run
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionType, Reason, condition
-from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change
+from vcpo.control.limits import ChangeKind, LimitChange, lag_change
 from vcpo.control.scaling import Direction
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, RunName, Workers

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.records.failure import failure_of
-from vcpo.records.journal import EventRecord
+from vcpo.records.journal import EventRecord, failure_of
 
 
 def events(*kinds: str) -> list[EventRecord]:

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.records.file_tail import FileTail
+from vcpo.records.journal import FileTail
 
 
 @pytest.mark.parametrize(("from_start", "first"), [(True, b"old\n"), (False, b"")])

@@ -1,7 +1,7 @@
 import pytest
 
 from vcpo.records.journal import Metrics
-from vcpo.report.clock import RunClock
+from vcpo.report.recorded_run import RunClock
 
 EMPTY = Metrics(steps=(), evaluations=())
 

@@ -13,7 +13,7 @@ from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report
 from vcpo.report.event_table import MAX_EVENTS
-from vcpo.report.recipe import recipe
+from vcpo.report.page import recipe
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())

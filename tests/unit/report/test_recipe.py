@@ -2,7 +2,7 @@ import pytest
 
 from vcpo.algo import Method
 from vcpo.api.algorithm import Algorithm
-from vcpo.report.recipe import recipe
+from vcpo.report.page import recipe
 
 
 def words_of(**fields):

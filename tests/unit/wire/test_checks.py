@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.wire.checks import check_id, check_wait
-from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
 
 
 @pytest.mark.parametrize("size", [1, 256])

@@ -9,7 +9,7 @@ from vcpo.wire.limits import CHANNEL_OPTIONS
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = {
-    "core/vcpo/local/processes/liveness.py",
+    "core/vcpo/local/processes/child.py",
     "core/vcpo/wire/client.py",
     "rollout_svc/vcpo_rollout/environments/remote.py",
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.api import VCPORun
+from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
 from vcpo.control.verdict import Verdict, facts, verdict
-from vcpo.records.journal import Metrics, read_events, read_metrics
+from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
 from vcpo.report.recorded_run import first_signals, recorded_signals
 from vcpo.report.summary import State, state_of
@@ -186,3 +188,45 @@ def drain_notices(view: RunView) -> list[str]:
 def printable(text: str) -> str:
     """Replace control characters by spaces, so that a message cannot control the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+_SHOWN_EACH = 3
+_ALWAYS_SHOWN = {ChangeKind.THROTTLED}
+"""Kinds that are rare, because a window of steps lies between two, and that matter each time."""
+
+
+class EventFeed:
+    """Selects the events of `tail` to show, without those of `own_source`.
+
+    Of each kind it selects the first three, then the 10th, the 100th and so on with the count, so
+    that an event per step does not scroll everything else away. A throttle is always shown.
+    """
+
+    def __init__(self, tail: EventTail, *, own_source: str) -> None:
+        self._tail = tail
+        self._own_source = own_source
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def new_lines(self) -> list[str]:
+        """Return the lines to show of the events since the last call."""
+        lines = []
+        for event in self._tail.read():
+            if event.source == self._own_source:
+                continue
+            kind = (event.source, event.kind)
+            self._seen[kind] += 1
+            if event.kind in _ALWAYS_SHOWN:
+                lines.append(_line(event, 1))
+            elif is_shown(self._seen[kind]):
+                lines.append(_line(event, self._seen[kind]))
+        return lines
+
+
+def is_shown(number: int) -> bool:
+    """Return whether the event with this number within its kind, from 1, is shown."""
+    return number <= _SHOWN_EACH or number == 10 ** (len(str(number)) - 1)
+
+
+def _line(event: EventRecord, number: int) -> str:
+    counted = f" ({number:,} of these so far)" if number > _SHOWN_EACH else ""
+    return f"{event.kind}: {event.message}{counted}"

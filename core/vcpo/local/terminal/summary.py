@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending
-from vcpo.records.collapse import run_collapse
+from vcpo.records.collapse import (
+    collapse_notice,
+    critical_at_end_notice,
+    lasting_collapse_notice,
+    run_collapse,
+)
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import Metrics, read_metrics
+from vcpo.records.journal import Metrics, ShownAnswer, read_metrics
+from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import mean
 
@@ -83,3 +91,93 @@ def _collapse(metrics: Metrics) -> dict[str, Any] | None:
 
 def _accuracy(metrics: Metrics, index: int) -> float | None:
     return metrics.evaluations[index].accuracy if metrics.evaluations else None
+
+
+class Ending(IntEnum):
+    """How a local run ended; the value is the exit status of `vcpo run`."""
+
+    COMPLETE = 0
+    FAILED = 1
+    COMPLETE_WITHOUT_UPDATE = 3
+    """Every step was skipped; the model is unchanged."""
+    COLLAPSED = 4
+    """All steps were taken, and the reward collapsed and did not recover."""
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The ending of a run and its explanation."""
+
+    ending: Ending
+    message: str = ""
+    """One sentence; empty if the ending needs no explanation."""
+
+
+def outcome_of_complete(metrics: Metrics) -> RunOutcome:
+    """Return the outcome of a run that took all its steps, from its records."""
+    steps = metrics.steps
+    if (message := never_updated_notice(steps)) is not None:
+        return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
+    reason = steps[-1].skipped or "" if steps else ""
+    stopped = no_update_notice(num_skipped_at_end(steps), reason)
+    notices = (collapse_notice(metrics), critical_at_end_notice(steps), stopped)
+    message = " ".join(notice for notice in notices if notice is not None)
+    if lasting_collapse_notice(metrics) is not None:
+        return RunOutcome(ending=Ending.COLLAPSED, message=message)
+    return RunOutcome(ending=Ending.COMPLETE, message=message)
+
+
+_PROMPT_CHARACTERS: Final = 72
+_RESPONSE_CHARACTERS: Final = 60
+
+
+def answer_lines(metrics: Metrics) -> Iterator[str]:
+    """Yield a line for each prompt that both evaluations show, and one for each of its answers."""
+    evaluations = metrics.evaluations
+    if len(evaluations) < 2:
+        return
+    after = {each.prompt: each for each in evaluations[-1].answers}
+    for before in evaluations[0].answers:
+        if before.prompt in after:
+            yield f"...{_one_line(before.prompt)[-_PROMPT_CHARACTERS:]}"
+            yield f"    before  {_shown(before)}"
+            yield f"    after   {_shown(after[before.prompt])}"
+
+
+def _shown(answer: ShownAnswer) -> str:
+    return f"{_one_line(answer.response)[:_RESPONSE_CHARACTERS]}  (reward {answer.reward:g})"
+
+
+def _one_line(text: str) -> str:
+    """Return a text on one line; a terminal obeys none of its characters."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+_FROM_LOG = "again from the redo log, which has everything that was accepted"
+
+
+def interruption_notice(
+    run_file: Path, run_dir: Path, *, checkpoint_step: int | None, last_step: int
+) -> str:
+    """Return what a resume and an export of an interrupted run would find, a sentence each line.
+
+    checkpoint_step: step of the newest checkpoint; None if there is none.
+    last_step: the last step in the journal, 0 if there is none.
+    """
+    resume = (
+        f"`{shlex.join(['vcpo', 'run', str(run_file), '--run-dir', str(run_dir), '--resume'])}`"
+    )
+    export = f"`{shlex.join(['vcpo', 'export', str(run_dir)])}`"
+    start = checkpoint_step or 0
+    later = f"step {last_step}" if last_step == start + 1 else f"steps {start + 1} to {last_step}"
+    redone = f"{resume} takes {later} {_FROM_LOG}, and goes on from step {last_step}."
+    if checkpoint_step is None:
+        found = f"There is no checkpoint: {redone}"
+        if last_step == 0:
+            found = f"No step was taken, and there is no checkpoint: {resume} begins with step 1."
+        return f"{found}\n`vcpo export` has no model to write before there is a checkpoint."
+    found = f"The newest checkpoint is that of step {start}: {redone}"
+    if last_step <= start:
+        found = f"The checkpoint of step {start} is saved: {resume} goes on from there."
+    return f"{found}\n{export} writes the model of step {start}."

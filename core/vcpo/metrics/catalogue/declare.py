@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from vcpo.metrics.metric import Feature, Label, Metric, MetricKind
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 _UNITS: Final = {
     "timestamp_seconds": Unit.UNIX_SECONDS,

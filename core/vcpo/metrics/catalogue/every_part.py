@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vcpo.metrics.catalogue.declare import counter, gauge, histogram
 from vcpo.metrics.metric import Feature, Label
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 from vcpo.wire.call_meter import METHODS
 
 BUILD_INFO = gauge(

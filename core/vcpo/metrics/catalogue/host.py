@@ -15,7 +15,7 @@ from vcpo.metrics.label_values import (
     ThrottleDirection,
 )
 from vcpo.metrics.metric import Feature, Label
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 HOST_LABELS = (Label("namespace"), Label("run"))
 """First labels of each metric of a host, which has several runs."""

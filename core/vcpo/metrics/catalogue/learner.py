@@ -14,8 +14,8 @@ from vcpo.metrics.label_values import (
 )
 from vcpo.metrics.metric import Feature, Label
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
+from vcpo.records.step_chart import Unit
 from vcpo.records.step_record import GAUGES
-from vcpo.records.unit import Unit
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vcpo.metrics.catalogue.declare import counter, gauge, histogram
 from vcpo.metrics.label_values import ReconcileResult
 from vcpo.metrics.metric import Feature, Label
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

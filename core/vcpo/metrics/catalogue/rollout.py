@@ -9,7 +9,7 @@ from vcpo.metrics.label_values import (
     WeightSource,
 )
 from vcpo.metrics.metric import Feature, Label
-from vcpo.records.unit import Unit
+from vcpo.records.step_chart import Unit
 from vcpo.wire.failures import FailureCause
 
 _GENERATION_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)

@@ -8,6 +8,7 @@ authority when it opens a channel.
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import logging
 import ssl
@@ -165,3 +166,23 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def add_tls_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--tls`, `--plain-text` and `--health-listen`."""
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="folder with ca.crt, tls.crt and tls.key; they are read again when they change",
+    )
+    parser.add_argument(
+        "--plain-text",
+        action="store_true",
+        help="serve and call in plain text, also beyond this machine",
+    )
+    parser.add_argument(
+        "--health-listen",
+        metavar="HOST:PORT",
+        help="where health checks are answered in plain text too, for probes (default: nowhere)",
+    )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_learner.checkpoints.retention import best_evaluated_step, kept_steps
+from vcpo_learner.checkpoints.disk import best_evaluated_step, kept_steps
 
 
 def test_the_best_is_the_most_accurate_that_has_a_checkpoint_and_the_latest_of_equal_ones():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fixtures.learner.dispatcher import make_run
-from vcpo_learner.checkpoints.space import SpaceNeed, lacks_one_checkpoint, space_warning
+from vcpo_learner.checkpoints.disk import SpaceNeed, lacks_one_checkpoint, space_warning
 
 GIB = 1 << 30
 NEED = SpaceNeed(checkpoint_bytes=84 * GIB, num_checkpoints=4, model_bytes=28 * GIB)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_learner.estimator.bands import (
+from vcpo_learner.estimator.clipping import (
     Band,
     active_within,
     balanced_band,

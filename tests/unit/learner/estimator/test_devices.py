@@ -11,9 +11,9 @@ import torch
 
 from tests.unit.learner.estimator.batches import random_batch
 from vcpo.algo import LOSS_CONFIGS
-from vcpo_learner.estimator.bands import second_moment_mask
+from vcpo_learner.estimator.clipping import second_moment_mask
 from vcpo_learner.estimator.loss import regularized_rewards, shaped_rewards, token_coefficients
-from vcpo_learner.update.token_statistics import block_moments, token_sums
+from vcpo_learner.update.batch_statistics import block_moments, token_sums
 
 
 @pytest.mark.parametrize("config", LOSS_CONFIGS.values(), ids=map(str, LOSS_CONFIGS))

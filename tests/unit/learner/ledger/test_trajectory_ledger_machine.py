@@ -23,7 +23,7 @@ from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
-from vcpo_learner.redo_log.encoding import change_from_bytes, change_to_bytes
+from vcpo_learner.redo_log.log_end import change_from_bytes, change_to_bytes
 from vcpo_learner.redo_log.redo import Redo
 
 MAX_LAG_STEPS = 1

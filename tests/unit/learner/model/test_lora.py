@@ -28,7 +28,7 @@ from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.rounding import rounding_limits
-from vcpo_rollout.weights.lora_merge import LoraMerge
+from vcpo_rollout.weights.postprocess import LoraMerge
 
 LORA = Lora(rank=2, alpha=4)
 TOKENS = torch.randint(1, 20, (3, 7), generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ import pytest
 from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
 from vcpo.wire.trajectory import partial_to_message, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2, work_pb2
-from vcpo_learner.redo_log.encoding import (
+from vcpo_learner.redo_log.log_end import (
     UnreadableChangeError,
     change_from_bytes,
     change_to_bytes,

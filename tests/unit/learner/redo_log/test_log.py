@@ -20,9 +20,9 @@ from vcpo.service.lifecycle import StartError
 from vcpo.wire.v1.ledger_pb2 import LearnerRestarted, VersionPublished
 from vcpo.wire.v1.work_pb2 import LeaseRequest
 from vcpo_learner.ledger.changes import LogRoom
-from vcpo_learner.redo_log.encoding import change_to_bytes
 from vcpo_learner.redo_log.file import aside_path, file_path
 from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.redo_log.log_end import change_to_bytes
 
 
 @pytest.fixture

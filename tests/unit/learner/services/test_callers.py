@@ -34,8 +34,7 @@ from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.services import callers as callers_module
 from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.services.work import PolicyService, WorkService
 
 LEASE_S = 10.0
 

@@ -19,7 +19,7 @@ from tests.fixtures.rollout.worker import learner_fixture, serve_services
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.services.callers import ResponseBounds
 from vcpo_learner.services.work import WorkService
 
 

@@ -12,8 +12,7 @@ from tests.unit.learner.training.groups import make_group
 from vcpo.api import VCPORunSpec
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
-from vcpo_learner.training.quarantine import Quarantine
-from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
+from vcpo_learner.training.quarantine import BrokenBatchError, Quarantine, StepGuard
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 

@@ -30,7 +30,7 @@ from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.ranks.sharding import place_model, whole
 from vcpo_learner.services.callers import Callers
-from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.work import PolicyService
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork

@@ -3,7 +3,7 @@ import io
 import pytest
 import torch
 
-from vcpo_learner.update.critic import LEARNING_RATE, Critic
+from vcpo_learner.update.token_inputs import LEARNING_RATE, Critic
 
 CPU = torch.device("cpu")
 ON_POLICY = [torch.zeros(2)]

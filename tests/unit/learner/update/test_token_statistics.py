@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vcpo.algo import TokenSums, WeightMoments, block_log_weights, near_equal_blocks
-from vcpo_learner.update.token_statistics import block_moments, token_sums
+from vcpo_learner.update.batch_statistics import block_moments, token_sums
 
 
 def rows():

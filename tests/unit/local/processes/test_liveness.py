@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock
-from vcpo.local.processes.child import ChildProcess, start_child
-from vcpo.local.processes.liveness import Liveness, answers_health_check
+from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check, start_child
 from vcpo.service.lifecycle import Ready, write_ready
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fixtures.records import evaluation_record
-from vcpo.local.terminal.answers import answer_lines
+from vcpo.local.terminal.summary import answer_lines
 from vcpo.records.journal import Journal, Metrics, ShownAnswer, read_metrics
 
 FIRST = ShownAnswer(prompt="<s>\nWhat is 2 + 2?", response="five\x1b[2J", reward=0.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.terminal.ending import Ending, outcome_of_complete
+from vcpo.local.terminal.summary import Ending, outcome_of_complete
 from vcpo.records.journal import Metrics
 
 

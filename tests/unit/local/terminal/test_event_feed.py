@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.local.terminal.event_feed import EventFeed, is_shown
+from vcpo.local.terminal.run_view import EventFeed, is_shown
 from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, EventRecord, EventTail, Journal
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vcpo.local.terminal.interruption import interruption_notice
+from vcpo.local.terminal.summary import interruption_notice
 
 RESUME = "`vcpo run run.yaml --run-dir runs/r-001 --resume`"
 FROM_LOG = "again from the redo log, which has everything that was accepted"

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.terminal.ending import Ending
-from vcpo.local.terminal.summary import run_summary
+from vcpo.local.terminal.summary import Ending, run_summary
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 

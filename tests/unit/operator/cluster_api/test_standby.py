@@ -14,8 +14,7 @@ from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.cluster_api.client import Cluster
-from vcpo_operator.cluster_api.lease import LeaderLease
-from vcpo_operator.cluster_api.standby import serve_standby_probe
+from vcpo_operator.cluster_api.lease import LeaderLease, serve_standby_probe
 
 
 @pytest.fixture(name="address")

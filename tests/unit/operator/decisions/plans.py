@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
 from vcpo.control import ControlDecision, Direction
-from vcpo.control.limit_change import lag_change
+from vcpo.control.limits import lag_change
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain

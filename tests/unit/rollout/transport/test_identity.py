@@ -1,6 +1,6 @@
 """The key of a worker's own: random, and kept for a restarted process where a file is named."""
 
-from vcpo_rollout.transport.identity import worker_identity
+from vcpo_rollout.transport.channels import worker_identity
 
 
 def test_each_process_has_a_key_of_its_own():

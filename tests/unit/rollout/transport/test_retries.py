@@ -16,7 +16,7 @@ from tests.unit.rollout.transport.failing_service import (
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import SetAsideError, WireError
 from vcpo_rollout import __main__ as command
-from vcpo_rollout.transport.identity import worker_identity
+from vcpo_rollout.transport.channels import worker_identity
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 
 DOUBTFUL = [

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.weights.lora_merge import LoraMerge
+from vcpo_rollout.weights.postprocess import LoraMerge
 
 BASE = {"a.weight": torch.zeros(3, 2), "a.bias": torch.ones(3), "norm.weight": torch.ones(2)}
 FIRST, SECOND = "a.lora_A.default.weight", "a.lora_B.default.weight"

@@ -8,8 +8,7 @@ from vcpo.api.workloads import Quantization
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state
-from vcpo_rollout.weights.lora_merge import LoraMerge
-from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
+from vcpo_rollout.weights.postprocess import LoraMerge, WeightPostprocessing, make_postprocessing
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
 TINY = "examples/models/tiny"

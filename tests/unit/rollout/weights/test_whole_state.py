@@ -25,7 +25,7 @@ from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.loading import load_model_skeleton, load_state, torch_dtype
 from vcpo_rollout.engines.loading_weights import copy_weights, read_weights, stage_weights
 from vcpo_rollout.weights.fetcher import WeightFetcher
-from vcpo_rollout.weights.lora_merge import LoraMerge
+from vcpo_rollout.weights.postprocess import LoraMerge
 
 CHANGES = st.fixed_dictionaries(
     {
