@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.monitoring.metric_usage import MetricUsage, metric_usage
-from vcpo.metrics import Metric, MetricKind, catalogue
-from vcpo.metrics.catalogue import learner
+from vcpo.metrics import LearnerMetrics, Metric, MetricKind, catalogue
 from vcpo.metrics.metric import Label
 from vcpo.wire.call_meter import METHODS
 
@@ -59,8 +58,8 @@ _SECTIONS: Final = (
     ("Every process", (catalogue.BUILD_INFO,)),
 )
 _OF_SPEC: Final = {
-    learner.POLICY_LAG.name: "`algorithm.maxPolicyLagSteps`",
-    learner.RESPONSE_TOKENS.name: "`sampling.maxNewTokens`",
+    LearnerMetrics.policy_lag_steps.name: "`algorithm.maxPolicyLagSteps`",
+    LearnerMetrics.response_tokens.name: "`sampling.maxNewTokens`",
 }
 
 

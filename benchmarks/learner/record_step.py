@@ -28,7 +28,6 @@ from prometheus_client import Histogram
 from benchmarks.learner.ingest import make_dispatcher, make_responses
 from vcpo.api import VCPORunSpec
 from vcpo.metrics import LearnerMetrics
-from vcpo.metrics.catalogue import learner
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -98,10 +97,10 @@ def one_by_one(groups: Sequence[Lease], log_weights: Sequence[float]) -> Callabl
     weight, reward, length, lag = (
         Histogram(metric.name, metric.help, buckets=metric.buckets, registry=None)
         for metric in (
-            learner.LOG_IMPORTANCE_WEIGHT,
-            learner.REWARD,
-            learner.RESPONSE_TOKENS,
-            learner.POLICY_LAG,
+            LearnerMetrics.log_importance_weight,
+            LearnerMetrics.reward,
+            LearnerMetrics.response_tokens,
+            LearnerMetrics.policy_lag_steps,
         )
     )
     trajectories = [one for group in groups for one in group.trajectories]

@@ -13,7 +13,7 @@ from vcpo.algo import MismatchError
 from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
-from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
+from vcpo.metrics.catalogue.learner import lag_edges, response_token_edges
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,

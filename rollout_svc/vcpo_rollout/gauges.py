@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.metrics import RolloutMetrics
-from vcpo.metrics.instruments import EngineMetrics
+from vcpo.metrics.catalogue.rollout import EngineMetrics
 from vcpo.metrics.label_values import EnvironmentFault, WeightSource
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory

@@ -1,6 +1,9 @@
 """Metrics of all parts: the catalogue, the instruments and the endpoint."""
 
-from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, OperatorMetrics, RolloutMetrics
+from vcpo.metrics.catalogue.host import HostMetrics
+from vcpo.metrics.catalogue.learner import LearnerMetrics
+from vcpo.metrics.catalogue.operator import OperatorMetrics
+from vcpo.metrics.catalogue.rollout import RolloutMetrics
 from vcpo.metrics.metric import Metric, MetricKind
 from vcpo.metrics.server import AddressError, MetricsServer, serve_metrics
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from vcpo.api import VCPORunSpec
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionStatus, ConditionType
 from vcpo.control.limits import ChangeKind
-from vcpo.metrics.catalogue import host
-from vcpo.metrics.instruments import HostMetrics
+from vcpo.metrics.catalogue.host import HostMetrics
 from vcpo.metrics.label_values import (
     ReplicaState,
     SignalSource,
@@ -27,7 +26,7 @@ from vcpo.metrics.metric import Metric
 RunName = tuple[str, str]
 """Namespace and name of a run; the namespace of a local run is empty."""
 
-Series = Mapping[tuple[Metric, tuple[str, ...]], float]
+Series = Mapping[tuple[Metric[Any], tuple[str, ...]], float]
 """Values by metric and labels; without the labels `namespace` and `run`, which all of them have."""
 
 _THROTTLES: Final = {
@@ -87,23 +86,26 @@ def gauge_series(run: HostedRun) -> Series:
     return {
         **_spec_series(run.spec),
         **{
-            (host.RUN_CONDITION, (condition.type, status)): float(condition.status == status)
+            (HostMetrics.run_condition, (condition.type, status)): float(condition.status == status)
             for condition in run.conditions
             for status in ConditionStatus
         },
-        **{(host.RUN_CONDITION_REASON, (each.type, each.reason)): 1.0 for each in run.conditions},
         **{
-            (host.RUN_REPLICAS, (group, state)): float(getattr(workers, state))
+            (HostMetrics.run_condition_reason, (each.type, each.reason)): 1.0
+            for each in run.conditions
+        },
+        **{
+            (HostMetrics.run_replicas, (group, state)): float(getattr(workers, state))
             for group, workers in run.workers.items()
             for state in ReplicaState
         },
         **{
             (metric, ()): float(value)
             for metric, value in (
-                (host.RUN_LAG_LIMIT, run.lag_limit_steps),
-                (host.RUN_SIGNALS_AGE, run.signals_age_s),
-                (host.RUN_START_TIMESTAMP, run.start_s),
-                (host.RUN_STARTUP_DEADLINE, run.startup_deadline_s),
+                (HostMetrics.run_lag_limit, run.lag_limit_steps),
+                (HostMetrics.run_signals_age, run.signals_age_s),
+                (HostMetrics.run_start_timestamp, run.start_s),
+                (HostMetrics.run_startup_deadline, run.startup_deadline_s),
             )
             if value is not None
         },
@@ -115,11 +117,11 @@ def _spec_series(spec: VCPORunSpec | None) -> Series:
         return {}
     info = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
     return {
-        (host.RUN_INFO, info): 1.0,
-        (host.RUN_STEPS, ()): float(spec.steps),
-        (host.RUN_CHECKPOINT_INTERVAL, ()): float(spec.checkpoint.every_steps),
-        (host.RUN_MAX_POLICY_LAG, ()): float(spec.algorithm.max_policy_lag_steps),
-        (host.RUN_ESS_FLOOR, ()): spec.control.ess_floor_ratio,
+        (HostMetrics.run_info, info): 1.0,
+        (HostMetrics.run_steps, ()): float(spec.steps),
+        (HostMetrics.run_checkpoint_interval, ()): float(spec.checkpoint.every_steps),
+        (HostMetrics.run_max_policy_lag, ()): float(spec.algorithm.max_policy_lag_steps),
+        (HostMetrics.run_ess_floor, ()): spec.control.ess_floor_ratio,
     }
 
 
@@ -153,9 +155,9 @@ class HostedRuns:
             self._metrics.count_from_zero(*name, source=self._source)
         series = gauge_series(run)
         for metric, labels in shown.series.keys() - series.keys():
-            self._metrics.gauges[metric].remove(*name, *labels)
+            self._metrics.made[metric.name].remove(*name, *labels)
         for (metric, labels), value in series.items():
-            self._metrics.gauges[metric].labels(*name, *labels).set(value)
+            self._metrics.made[metric.name].labels(*name, *labels).set(value)
         self._count_changes(name, shown, run)
         shown.run, shown.series = run, series
 

@@ -28,8 +28,8 @@ from pydantic import BaseModel, Field, ValidationError
 from vcpo.algo import warning_level
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.learner_control import no_update_message
-from vcpo.metrics import Metric
-from vcpo.metrics.catalogue import STEP_GAUGES, learner, rollout
+from vcpo.metrics import LearnerMetrics, Metric, RolloutMetrics
+from vcpo.metrics.catalogue import STEP_GAUGES
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 
@@ -51,12 +51,12 @@ _REWARD: Final = STEP_GAUGES["vcpo_reward_mean"]
 _WARNING: Final = STEP_GAUGES["vcpo_collapse_warning_ratio"]
 
 _OF_LEARNER: Final = (
-    learner.PHASE,
-    learner.STEP,
-    learner.POLICY_VERSION,
+    LearnerMetrics.phase,
+    LearnerMetrics.step,
+    LearnerMetrics.policy_version,
     _ESS,
-    learner.ESS_MEAN,
-    learner.ESS_LOW,
+    LearnerMetrics.ess_ratio_mean,
+    LearnerMetrics.ess_ratio_low,
     _ON_POLICY_ESS,
     _LEARNING_RATE,
     _RATE_SCHEDULE,
@@ -64,18 +64,18 @@ _OF_LEARNER: Final = (
     _RATE_BACKOFF,
     _REWARD,
     _WARNING,
-    learner.TOKEN_LAG_MEDIAN,
-    learner.TOKEN_LAG_MAX,
-    learner.TRAJECTORIES_BUFFERED,
-    learner.TRAJECTORIES_IN_FLIGHT,
-    learner.BATCH_TRAJECTORIES,
-    learner.LAG_LIMIT,
-    learner.IDLE,
-    learner.WORKERS,
-    learner.EVALUATION_ACCURACY,
-    learner.SKIPPED_STEPS_IN_A_ROW,
-    learner.FAILURES_IN_A_ROW,
-    learner.LOST_CHANGES,
+    LearnerMetrics.token_lag_median_steps,
+    LearnerMetrics.token_lag_max_steps,
+    LearnerMetrics.buffered,
+    LearnerMetrics.in_flight,
+    LearnerMetrics.batch_trajectories,
+    LearnerMetrics.lag_limit_steps,
+    LearnerMetrics.idle_ratio,
+    LearnerMetrics.workers,
+    LearnerMetrics.evaluation_accuracy,
+    LearnerMetrics.skipped_steps_in_a_row,
+    LearnerMetrics.failures_in_a_row,
+    LearnerMetrics.lost_changes,
 )
 _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
@@ -97,7 +97,7 @@ class DatedSignals:
 
 def run_query(key: RunKey) -> str:
     """Return the query for all series of a run's signals."""
-    names = "|".join(metric.name for metric in (*_OF_LEARNER, rollout.IN_FLIGHT))
+    names = "|".join(metric.name for metric in (*_OF_LEARNER, RolloutMetrics.in_flight))
     matchers = (
         f'__name__=~"{names}"',
         f"namespace={_promql_string(key.namespace)}",
@@ -128,18 +128,18 @@ def parse_answer(answer: bytes, *, now_s: float) -> DatedSignals | None:
 
 def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignals:
     on_policy, score = scrape.value(_ON_POLICY_ESS), scrape.value(_WARNING)
-    groups = scrape.values(learner.WORKERS, "group")
-    phase, step = scrape.phase(), scrape.count(learner.STEP)
-    skipped = scrape.count_or_none(learner.SKIPPED_STEPS_IN_A_ROW) or 0
+    groups = scrape.values(LearnerMetrics.workers, "group")
+    phase, step = scrape.phase(), scrape.count(LearnerMetrics.step)
+    skipped = scrape.count_or_none(LearnerMetrics.skipped_steps_in_a_row) or 0
     has_never_updated = phase is RunPhase.COMPLETE and 0 < step <= skipped
     return RunSignals(
         phase=phase,
         step=step,
-        policy_version=scrape.count(learner.POLICY_VERSION),
+        policy_version=scrape.count(LearnerMetrics.policy_version),
         # A step whose weights have no value reports 0, which no batch can have.
         ess_ratio=scrape.value(_ESS) or None,
-        ess_ratio_mean=scrape.value(learner.ESS_MEAN),
-        ess_ratio_low=scrape.value(learner.ESS_LOW),
+        ess_ratio_mean=scrape.value(LearnerMetrics.ess_ratio_mean),
+        ess_ratio_low=scrape.value(LearnerMetrics.ess_ratio_low),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
         learning_rate=scrape.value(_LEARNING_RATE),
@@ -149,20 +149,22 @@ def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignal
         warning_score=score,
         warning_level=None if score is None else warning_level(score),
         reward_mean=scrape.value(_REWARD),
-        accuracy=scrape.value(learner.EVALUATION_ACCURACY),
-        lag_p50=scrape.count_or_none(learner.TOKEN_LAG_MEDIAN),
-        lag_max=scrape.count_or_none(learner.TOKEN_LAG_MAX),
-        lag_limit_steps=scrape.count(learner.LAG_LIMIT),
-        buffered=scrape.count(learner.TRAJECTORIES_BUFFERED),
-        in_flight=scrape.count(learner.TRAJECTORIES_IN_FLIGHT),
-        batch_trajectories=scrape.count(learner.BATCH_TRAJECTORIES),
-        learner_idle_ratio=scrape.required_value(learner.IDLE),
-        ready_workers={group: _whole(learner.WORKERS.name, each) for group, each in groups.items()},
+        accuracy=scrape.value(LearnerMetrics.evaluation_accuracy),
+        lag_p50=scrape.count_or_none(LearnerMetrics.token_lag_median_steps),
+        lag_max=scrape.count_or_none(LearnerMetrics.token_lag_max_steps),
+        lag_limit_steps=scrape.count(LearnerMetrics.lag_limit_steps),
+        buffered=scrape.count(LearnerMetrics.buffered),
+        in_flight=scrape.count(LearnerMetrics.in_flight),
+        batch_trajectories=scrape.count(LearnerMetrics.batch_trajectories),
+        learner_idle_ratio=scrape.required_value(LearnerMetrics.idle_ratio),
+        ready_workers={
+            group: _whole(LearnerMetrics.workers.name, each) for group, each in groups.items()
+        },
         workers=workers,
-        failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
+        failures_in_a_row=scrape.count_or_none(LearnerMetrics.failures_in_a_row) or 0,
         no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
-        lost_changes=scrape.count_or_none(learner.LOST_CHANGES) or 0,
+        lost_changes=scrape.count_or_none(LearnerMetrics.lost_changes) or 0,
     )
 
 
@@ -171,7 +173,7 @@ def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerSignal
     newest: dict[str, _Sample] = {}
     for sample in samples:
         pod = sample.labels.get("pod")
-        if sample.name != rollout.IN_FLIGHT.name or not pod:
+        if sample.name != RolloutMetrics.in_flight.name or not pod:
             continue
         if pod not in newest or sample.time_s > newest[pod].time_s:
             newest[pod] = sample
@@ -221,10 +223,10 @@ class _Scrape:
 
         Raises: ValueError when no series is 1, or several are.
         """
-        phases = self.values(learner.PHASE, "phase")
+        phases = self.values(LearnerMetrics.phase, "phase")
         current = [phase for phase, value in phases.items() if value == 1.0]
         if len(current) != 1:
-            name = learner.PHASE.name
+            name = LearnerMetrics.phase.name
             raise ValueError(f"{name} must be 1 for one phase, not {current}")
         known = {phase.value: phase for phase in RunPhase}
         return known.get(current[0], RunPhase.RUNNING)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import Histogram
 
 from vcpo.metrics import Metric, MetricKind
-from vcpo.metrics.batch_histogram import BatchHistogram
+from vcpo.metrics.registry import BatchHistogram
 from vcpo.records.step_chart import Unit
 
 METRIC = Metric(

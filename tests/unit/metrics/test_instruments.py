@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from vcpo.metrics import (
     HostMetrics,
@@ -13,9 +13,7 @@ from vcpo.metrics import (
     RolloutMetrics,
     catalogue,
 )
-from vcpo.metrics.batch_histogram import BatchHistogram
 from vcpo.records.reasons import DropReason
-from vcpo.wire.call_meter import CallMeter
 
 
 def learner() -> LearnerMetrics:
@@ -56,23 +54,6 @@ def test_a_worker_exports_numbers_of_its_engine_only_where_the_engine_has_them()
     assert not names & set(families(metrics.registry))
     metrics.engine()
     assert names <= set(families(metrics.registry))
-
-
-@pytest.mark.parametrize("part", [learner, rollout, HostMetrics, OperatorMetrics])
-def test_every_instrument_is_of_a_type_that_can_be_used_directly(part):
-    found = [
-        value
-        for name, value in vars(part()).items()
-        if name != "registry" and not name.startswith("_")
-    ]
-    values = [each for one in found for each in (one.values() if type(one) is dict else [one])]
-    assert {type(value) for value in values} <= {
-        Counter,
-        Gauge,
-        Histogram,
-        BatchHistogram,
-        CallMeter,
-    }
 
 
 def test_every_series_of_a_rollout_worker_carries_run_and_group():

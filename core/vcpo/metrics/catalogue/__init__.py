@@ -13,12 +13,11 @@ scrape needs `honorLabels`.
 
 from __future__ import annotations
 
-from vcpo.metrics.catalogue import every_part, host, learner, operator, rollout
-from vcpo.metrics.catalogue.every_part import BUILD_INFO, SERVER
 from vcpo.metrics.catalogue.host import HOST
 from vcpo.metrics.catalogue.learner import LEARNER, STEP_GAUGES
 from vcpo.metrics.catalogue.operator import OPERATOR
 from vcpo.metrics.catalogue.rollout import ROLLOUT, ROLLOUT_ENGINE
+from vcpo.metrics.registry import BUILD_INFO, SERVER
 
 LEARNER_LABELS = ("run",)
 """Labels on all metrics of a learner."""
@@ -41,9 +40,4 @@ __all__ = [
     "ROLLOUT_LABELS",
     "SERVER",
     "STEP_GAUGES",
-    "every_part",
-    "host",
-    "learner",
-    "operator",
-    "rollout",
 ]

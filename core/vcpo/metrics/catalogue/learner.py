@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from prometheus_client import Gauge
+
 from vcpo.api.algorithm import Algorithm, Sampling
 from vcpo.control.quota import Trust
-from vcpo.metrics.catalogue.declare import counter, gauge, histogram, measure
-from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
 from vcpo.metrics.label_values import (
     GroupOutcome,
     MemoryState,
     Stage,
     WeightForm,
 )
-from vcpo.metrics.metric import Feature, Label
+from vcpo.metrics.metric import (
+    Feature,
+    Label,
+    Metric,
+    batch_histogram,
+    counter,
+    declared,
+    gauge,
+    histogram,
+    measure,
+)
+from vcpo.metrics.registry import RPC_DURATION, RPC_REQUESTS, Instruments, PartRegistry
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
 from vcpo.records.step_chart import Unit
 from vcpo.records.step_record import GAUGES
+from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
@@ -27,72 +43,34 @@ _DROP_REASON = Label("reason", tuple(DropReason))
 _FROM_NORMS = frozenset({"top_gradient_share", "baseline_weight_concentration"})
 """Diagnostics that need gradient norms: none where all rewards of every group are equal."""
 
-STEP = measure(
-    "vcpo_learner_step",
-    "Optimizer step whose numbers are shown; behind the policy version while it is published.",
-)
-STEP_TIMESTAMP = measure(
-    "vcpo_learner_step_timestamp_seconds", "Unix time at which the last optimizer step ended."
-)
-STEPS = counter("vcpo_learner_steps_total", "Optimizer steps taken, skipped ones included.")
-SKIPPED_STEPS = counter(
-    "vcpo_learner_skipped_steps_total",
-    "Optimizer steps that made no update, by reason.",
-    Label("reason", tuple(SkipReason)),
-)
-SKIPPED_STEPS_IN_A_ROW = gauge(
-    "vcpo_skipped_steps_in_a_row", "Optimizer steps since the last one that made an update."
-)
-RESTORED_STEP = gauge(
-    "vcpo_learner_restored_step",
-    "Step of the checkpoint that this learner resumed from; 0 if it began the run.",
-)
-STEP_DURATION = histogram(
-    "vcpo_learner_step_duration_seconds",
-    "Time to compute and publish an update; the wait for its batch is not part of it.",
-    _STEP_BUCKETS,
-)
-STAGE_SECONDS = counter(
-    "vcpo_learner_stage_seconds_total",
-    "Time that the learner spent, by stage of its work.",
-    Label("stage", tuple(Stage)),
-)
-TOKENS = counter("vcpo_learner_tokens_total", "Response tokens trained on.")
-IDLE = measure(
-    "vcpo_learner_idle_ratio", "Share of recent time in which the learner waited for data."
-)
-PHASE = gauge(
-    "vcpo_learner_phase",
-    "1 for the phase that the run is in, 0 for the others.",
-    Label("phase", tuple(RunPhase)),
-    unit=Unit.FLAG,
-)
-CHECKPOINT_TIMESTAMP = measure(
-    "vcpo_learner_checkpoint_timestamp_seconds",
-    "Unix time of the newest checkpoint.",
-    appears_with=Feature.CHECKPOINT,
-)
-DISK_FULL = counter(
-    "vcpo_learner_disk_full_total",
-    "Attempts to write a checkpoint or the model that failed because the disk was full.",
-)
-LOST_CHANGES = measure(
-    "vcpo_learner_lost_changes",
-    "Changes committed to the redo log that the learner did not find when it started.",
-    unit=Unit.COUNT,
-)
-DEVICE_MEMORY = gauge(
-    "vcpo_learner_device_memory_bytes",
-    "Memory of the learner's GPU; peak is the most that was allocated.",
-    Label("state", tuple(MemoryState)),
-    appears_with=Feature.GPU,
-)
+_MOST_EDGES: Final = 12
 
-ESS_MEAN = measure("vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps.")
-ESS_LOW = measure(
-    "vcpo_ess_low_ratio", "Tenth percentile of the ESS ratio in a window of recent steps."
-)
-STEP_GAUGES = {
+
+def lag_edges(max_policy_lag_steps: int) -> tuple[float, ...]:
+    """Return up to 12 whole numbers from 0 to the largest lag, ascending.
+
+    All whole numbers where they are few. Else each limit that the throttle reaches by halving, and
+    the middles of the widest gaps between them.
+    """
+    if max_policy_lag_steps < _MOST_EDGES:
+        return tuple(float(lag) for lag in range(max_policy_lag_steps + 1))
+    edges = [max_policy_lag_steps]
+    while edges[0] > 0:
+        edges.insert(0, edges[0] // 2)
+    while len(edges) < _MOST_EDGES:
+        below, above = max(pairwise(edges), key=lambda gap: (gap[1] - gap[0], -gap[0]))
+        edges.insert(edges.index(above), (below + above) // 2)
+    return tuple(float(edge) for edge in edges)
+
+
+def response_token_edges(max_new_tokens: int) -> tuple[float, ...]:
+    """Return the longest response's length, and up to 11 powers of two below it, ascending."""
+    powers = [2**exponent for exponent in range(max_new_tokens.bit_length())]
+    below = [power for power in powers if power < max_new_tokens]
+    return tuple(float(edge) for edge in (*below[1 - _MOST_EDGES :], max_new_tokens))
+
+
+STEP_GAUGES: dict[str, Metric[Gauge]] = {
     one.name: measure(
         one.name,
         one.help,
@@ -102,194 +80,241 @@ STEP_GAUGES = {
     for _, one in GAUGES
 }
 """Numbers of the last step, as the step record declares them."""
-LAG_ESS = gauge(
-    "vcpo_lag_ess_ratio",
-    "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest lag.",
-    Label("lag", at_most=12),
-)
-MISMATCH_BY_ENGINE = gauge(
-    "vcpo_mismatch_engine_nats",
-    "Mean absolute log pi - log mu of fresh tokens of the median worker, by engine.",
-    Label("engine", at_most=8),
-)
-MISMATCH_BY_POSITION = gauge(
-    "vcpo_mismatch_position_nats",
-    "Mean absolute log pi - log mu of fresh tokens, by position in the answer: the first of a bin.",
-    Label("position", at_most=12),
-)
-LOG_IMPORTANCE_WEIGHT = histogram(
-    "vcpo_log_importance_weight_nats",
-    "Log importance weight of each consumed trajectory, before truncation.",
-    _LOG_WEIGHT_BUCKETS,
-)
-REWARD = histogram(
-    "vcpo_reward",
-    "Reward of each consumed trajectory; those outside 0 to 1 are in the outer two buckets.",
-    _REWARD_BUCKETS,
-    unit=Unit.REWARD,
-)
-RESPONSE_TOKENS = histogram(
-    "vcpo_response_tokens",
-    "Sampled tokens of each consumed trajectory.",
-    response_token_edges(Sampling().max_new_tokens),
-)
-GROUPS = counter(
-    "vcpo_groups_total",
-    "Groups consumed, by whether their rewards differ; equal rewards teach nothing.",
-    Label("outcome", tuple(GroupOutcome)),
-)
-RESPONSES = counter(
-    "vcpo_responses_total",
-    "Responses consumed, by ending: an end token or a stop string, or the largest length.",
-    Label("ending", tuple(FinishReason)),
-)
-POLICY_LAG = histogram(
-    "vcpo_policy_lag_steps",
-    "Age of the oldest token of each consumed trajectory, in policy versions.",
-    lag_edges(Algorithm().max_policy_lag_steps),
-)
-TOKEN_LAG_MEDIAN = measure(
-    "vcpo_token_lag_median_steps", "Median age of the last step's tokens, in policy versions."
-)
-TOKEN_LAG_MAX = measure(
-    "vcpo_token_lag_max_steps", "Largest age of a token of the last step, in policy versions."
-)
-POLICY_VERSION = measure(
-    "vcpo_policy_version",
-    "Newest policy version that the learner published.",
-    not_shown="the operator reads it; boards show vcpo_learner_step, which it leads by at most 1",
-)
-LAG_LIMIT = measure(
-    "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
-)
-BATCH_TRAJECTORIES = measure(
-    "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
-)
-TRAJECTORIES_LEASED = counter("vcpo_trajectories_leased_total", "Trajectories leased to workers.")
-TRAJECTORIES_CONSUMED = counter(
-    "vcpo_trajectories_consumed_total",
-    "Trajectories trained on.",
-    not_shown="vcpo_batch_trajectories for each step; it is there to add up the accounting",
-)
-TRAJECTORIES_DROPPED = counter(
-    "vcpo_trajectories_dropped_total",
-    "Trajectories leased and not trained on, by reason.",
-    _DROP_REASON,
-)
-TOKENS_WASTED = counter(
-    "vcpo_tokens_wasted_total",
-    "Sampled tokens that reached the learner and were not trained on, by reason.",
-    _DROP_REASON,
-)
-TRAJECTORIES_IN_FLIGHT = gauge(
-    "vcpo_trajectories_in_flight",
-    "Trajectories leased that have not arrived yet.",
-    unit=Unit.TRAJECTORIES,
-)
-TRAJECTORIES_BUFFERED = gauge(
-    "vcpo_trajectories_buffered",
-    "Trajectories accepted that wait for a batch.",
-    unit=Unit.TRAJECTORIES,
-)
-ACCOUNTING_ERRORS = counter(
-    "vcpo_accounting_errors_total",
-    "Times that leased was not in flight + buffered + consumed + dropped; above 0 is a bug.",
-)
-FAILURES_IN_A_ROW = gauge(
-    "vcpo_failures_in_a_row", "Failed generations since the last accepted trajectory."
-)
-WORKERS = gauge(
-    "vcpo_workers",
-    "Rollout workers that called the learner lately, by rollout group.",
-    Label("group", at_most=8),
-)
-WORKERS_BY_TRUST = gauge(
-    "vcpo_workers_by_trust",
-    "Rollout workers by trust: trusted (delivered), new, doubted (let a lease expire).",
-    Label("trust", tuple(Trust)),
-)
-WORKERS_SET_ASIDE = counter(
-    "vcpo_workers_set_aside_total",
-    "Rollout workers that the learner took out of the run, by cause: failing or mismatch.",
-    Label("cause", tuple(SetAsideCause)),
-)
-CALLS_REFUSED = counter(
-    "vcpo_learner_calls_refused_total",
-    "Calls refused: key, role, identity (another's name or lease), calls, deadline, message, "
-    "connections, stalled.",
-    Label("reason", tuple(CallRefusal)),
-)
-WEIGHTS_SERVED = counter(
-    "vcpo_weights_served_bytes_total",
-    "Bytes of policy versions that the learner sent to workers, by form.",
-    Label("form", tuple(WeightForm)),
-)
-EVALUATION_ACCURACY = measure(
-    "vcpo_evaluation_accuracy",
-    "Mean reward of the newest evaluation on held-out prompts.",
-    unit=Unit.REWARD,
-    appears_with=Feature.EVALUATION,
-)
-EVALUATION_TIMESTAMP = measure(
-    "vcpo_evaluation_timestamp_seconds",
-    "Unix time at which the newest evaluation ended.",
-    appears_with=Feature.EVALUATION,
-)
-SINK_DROPPED = counter(
-    "vcpo_sink_dropped_total",
-    "Records that a sink did not get, because it was slow or failed, by sink.",
-    Label("sink", at_most=8),
-    appears_with=Feature.SINKS,
-)
 
-LEARNER = (
-    STEP,
-    STEP_TIMESTAMP,
-    STEPS,
-    SKIPPED_STEPS,
-    SKIPPED_STEPS_IN_A_ROW,
-    RESTORED_STEP,
-    STEP_DURATION,
-    STAGE_SECONDS,
-    TOKENS,
-    IDLE,
-    PHASE,
-    CHECKPOINT_TIMESTAMP,
-    DISK_FULL,
-    LOST_CHANGES,
-    DEVICE_MEMORY,
-    *STEP_GAUGES.values(),
-    ESS_MEAN,
-    ESS_LOW,
-    LAG_ESS,
-    MISMATCH_BY_ENGINE,
-    MISMATCH_BY_POSITION,
-    LOG_IMPORTANCE_WEIGHT,
-    REWARD,
-    RESPONSE_TOKENS,
-    GROUPS,
-    RESPONSES,
-    POLICY_LAG,
-    TOKEN_LAG_MEDIAN,
-    TOKEN_LAG_MAX,
-    POLICY_VERSION,
-    LAG_LIMIT,
-    BATCH_TRAJECTORIES,
-    TRAJECTORIES_LEASED,
-    TRAJECTORIES_CONSUMED,
-    TRAJECTORIES_DROPPED,
-    TOKENS_WASTED,
-    TRAJECTORIES_IN_FLIGHT,
-    TRAJECTORIES_BUFFERED,
-    ACCOUNTING_ERRORS,
-    FAILURES_IN_A_ROW,
-    WORKERS,
-    WORKERS_BY_TRUST,
-    WORKERS_SET_ASIDE,
-    CALLS_REFUSED,
-    WEIGHTS_SERVED,
-    EVALUATION_ACCURACY,
-    EVALUATION_TIMESTAMP,
-    SINK_DROPPED,
-)
-"""Metrics of a learner, besides `every_part`."""
+
+class LearnerMetrics(Instruments):
+    """What a learner exports.
+
+    lag_edges, response_token_edges: bucket edges for this run's spec; those of the default spec if
+    not given. An edge at the largest possible value keeps every quantile at or below it.
+    """
+
+    # Exported first and set last: a scrape beside a step then never has the new step with old
+    # numbers, by which the operator would judge it.
+    step = measure(
+        "vcpo_learner_step",
+        "Optimizer step whose numbers are shown; behind the policy version while it is published.",
+    )
+    step_timestamp_s = measure(
+        "vcpo_learner_step_timestamp_seconds", "Unix time at which the last optimizer step ended."
+    )
+    steps = counter("vcpo_learner_steps_total", "Optimizer steps taken, skipped ones included.")
+    skipped_steps = counter(
+        "vcpo_learner_skipped_steps_total",
+        "Optimizer steps that made no update, by reason.",
+        Label("reason", tuple(SkipReason)),
+    )
+    skipped_steps_in_a_row = gauge(
+        "vcpo_skipped_steps_in_a_row", "Optimizer steps since the last one that made an update."
+    )
+    restored_step = gauge(
+        "vcpo_learner_restored_step",
+        "Step of the checkpoint that this learner resumed from; 0 if it began the run.",
+    )
+    step_duration_s = histogram(
+        "vcpo_learner_step_duration_seconds",
+        "Time to compute and publish an update; the wait for its batch is not part of it.",
+        _STEP_BUCKETS,
+    )
+    stage_s = counter(
+        "vcpo_learner_stage_seconds_total",
+        "Time that the learner spent, by stage of its work.",
+        Label("stage", tuple(Stage)),
+    )
+    tokens = counter("vcpo_learner_tokens_total", "Response tokens trained on.")
+    idle_ratio = measure(
+        "vcpo_learner_idle_ratio", "Share of recent time in which the learner waited for data."
+    )
+    phase = gauge(
+        "vcpo_learner_phase",
+        "1 for the phase that the run is in, 0 for the others.",
+        Label("phase", tuple(RunPhase)),
+        unit=Unit.FLAG,
+    )
+    checkpoint_timestamp_s = measure(
+        "vcpo_learner_checkpoint_timestamp_seconds",
+        "Unix time of the newest checkpoint.",
+        appears_with=Feature.CHECKPOINT,
+    )
+    disk_full = counter(
+        "vcpo_learner_disk_full_total",
+        "Attempts to write a checkpoint or the model that failed because the disk was full.",
+    )
+    lost_changes = measure(
+        "vcpo_learner_lost_changes",
+        "Changes committed to the redo log that the learner did not find when it started.",
+        unit=Unit.COUNT,
+    )
+    device_memory_bytes = gauge(
+        "vcpo_learner_device_memory_bytes",
+        "Memory of the learner's GPU; peak is the most that was allocated.",
+        Label("state", tuple(MemoryState)),
+        appears_with=Feature.GPU,
+    )
+    ess_ratio_mean = measure("vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps.")
+    ess_ratio_low = measure(
+        "vcpo_ess_low_ratio", "Tenth percentile of the ESS ratio in a window of recent steps."
+    )
+    lag_ess_ratio = gauge(
+        "vcpo_lag_ess_ratio",
+        "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest lag.",
+        Label("lag", at_most=12),
+    )
+    mismatch_by_engine = gauge(
+        "vcpo_mismatch_engine_nats",
+        "Mean absolute log pi - log mu of fresh tokens of the median worker, by engine.",
+        Label("engine", at_most=8),
+    )
+    mismatch_by_position = gauge(
+        "vcpo_mismatch_position_nats",
+        "Mean absolute log pi - log mu of fresh tokens, by position in the answer: the first of a "
+        "bin.",
+        Label("position", at_most=12),
+    )
+    log_importance_weight = batch_histogram(
+        "vcpo_log_importance_weight_nats",
+        "Log importance weight of each consumed trajectory, before truncation.",
+        _LOG_WEIGHT_BUCKETS,
+    )
+    reward = batch_histogram(
+        "vcpo_reward",
+        "Reward of each consumed trajectory; those outside 0 to 1 are in the outer two buckets.",
+        _REWARD_BUCKETS,
+        unit=Unit.REWARD,
+    )
+    response_tokens = batch_histogram(
+        "vcpo_response_tokens",
+        "Sampled tokens of each consumed trajectory.",
+        response_token_edges(Sampling().max_new_tokens),
+    )
+    groups = counter(
+        "vcpo_groups_total",
+        "Groups consumed, by whether their rewards differ; equal rewards teach nothing.",
+        Label("outcome", tuple(GroupOutcome)),
+    )
+    responses = counter(
+        "vcpo_responses_total",
+        "Responses consumed, by ending: an end token or a stop string, or the largest length.",
+        Label("ending", tuple(FinishReason)),
+    )
+    policy_lag_steps = batch_histogram(
+        "vcpo_policy_lag_steps",
+        "Age of the oldest token of each consumed trajectory, in policy versions.",
+        lag_edges(Algorithm().max_policy_lag_steps),
+    )
+    token_lag_median_steps = measure(
+        "vcpo_token_lag_median_steps", "Median age of the last step's tokens, in policy versions."
+    )
+    token_lag_max_steps = measure(
+        "vcpo_token_lag_max_steps", "Largest age of a token of the last step, in policy versions."
+    )
+    policy_version = measure(
+        "vcpo_policy_version",
+        "Newest policy version that the learner published.",
+        not_shown=(
+            "the operator reads it; boards show vcpo_learner_step, which it leads by at most 1"
+        ),
+    )
+    lag_limit_steps = measure(
+        "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
+    )
+    batch_trajectories = measure(
+        "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
+    )
+    leased = counter("vcpo_trajectories_leased_total", "Trajectories leased to workers.")
+    consumed = counter(
+        "vcpo_trajectories_consumed_total",
+        "Trajectories trained on.",
+        not_shown="vcpo_batch_trajectories for each step; it is there to add up the accounting",
+    )
+    dropped = counter(
+        "vcpo_trajectories_dropped_total",
+        "Trajectories leased and not trained on, by reason.",
+        _DROP_REASON,
+    )
+    wasted_tokens = counter(
+        "vcpo_tokens_wasted_total",
+        "Sampled tokens that reached the learner and were not trained on, by reason.",
+        _DROP_REASON,
+    )
+    in_flight = gauge(
+        "vcpo_trajectories_in_flight",
+        "Trajectories leased that have not arrived yet.",
+        unit=Unit.TRAJECTORIES,
+    )
+    buffered = gauge(
+        "vcpo_trajectories_buffered",
+        "Trajectories accepted that wait for a batch.",
+        unit=Unit.TRAJECTORIES,
+    )
+    accounting_errors = counter(
+        "vcpo_accounting_errors_total",
+        "Times that leased was not in flight + buffered + consumed + dropped; above 0 is a bug.",
+    )
+    failures_in_a_row = gauge(
+        "vcpo_failures_in_a_row", "Failed generations since the last accepted trajectory."
+    )
+    workers = gauge(
+        "vcpo_workers",
+        "Rollout workers that called the learner lately, by rollout group.",
+        Label("group", at_most=8),
+    )
+    workers_by_trust = gauge(
+        "vcpo_workers_by_trust",
+        "Rollout workers by trust: trusted (delivered), new, doubted (let a lease expire).",
+        Label("trust", tuple(Trust)),
+    )
+    workers_set_aside = counter(
+        "vcpo_workers_set_aside_total",
+        "Rollout workers that the learner took out of the run, by cause: failing or mismatch.",
+        Label("cause", tuple(SetAsideCause)),
+    )
+    calls_refused = counter(
+        "vcpo_learner_calls_refused_total",
+        "Calls refused: key, role, identity (another's name or lease), calls, deadline, message, "
+        "connections, stalled.",
+        Label("reason", tuple(CallRefusal)),
+    )
+    weights_served_bytes = counter(
+        "vcpo_weights_served_bytes_total",
+        "Bytes of policy versions that the learner sent to workers, by form.",
+        Label("form", tuple(WeightForm)),
+    )
+    evaluation_accuracy = measure(
+        "vcpo_evaluation_accuracy",
+        "Mean reward of the newest evaluation on held-out prompts.",
+        unit=Unit.REWARD,
+        appears_with=Feature.EVALUATION,
+    )
+    evaluation_timestamp_s = measure(
+        "vcpo_evaluation_timestamp_seconds",
+        "Unix time at which the newest evaluation ended.",
+        appears_with=Feature.EVALUATION,
+    )
+    sink_dropped = counter(
+        "vcpo_sink_dropped_total",
+        "Records that a sink did not get, because it was slow or failed, by sink.",
+        Label("sink", at_most=8),
+        appears_with=Feature.SINKS,
+    )
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        lag_edges: Sequence[float] = (),
+        response_token_edges: Sequence[float] = (),
+    ) -> None:
+        part = PartRegistry("learner", {"run": run})
+        edges = {
+            LearnerMetrics.policy_lag_steps.name: lag_edges,
+            LearnerMetrics.response_tokens.name: response_token_edges,
+        }
+        super().__init__(part, edges)
+        self.last_step = {name: part.make(metric) for name, metric in STEP_GAUGES.items()}
+        """Numbers of the last step, by the name of the metric."""
+        self.calls = CallMeter(part.make(RPC_REQUESTS), part.make(RPC_DURATION))
+
+
+LEARNER = (*declared(LearnerMetrics), *STEP_GAUGES.values())
+"""Metrics of a learner, besides those of every part."""
