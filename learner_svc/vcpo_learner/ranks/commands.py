@@ -240,7 +240,7 @@ def on_every_rank(
     """
 
     @wraps(method)
-    def together(self: _OnRanks, *args: _Given.args, **fields: _Given.kwargs) -> _Result:
+    def together(self: _OnRanks, /, *args: _Given.args, **fields: _Given.kwargs) -> _Result:
         work = partial(method, self, *args, **fields)
         commands = self.commands
         if commands is None or not commands.leads:

@@ -34,13 +34,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vcpo.algo import (
-    EssReading,
-    NonFiniteWeightError,
-    RateBackoff,
-    RefusalReason,
-    StepVerdict,
-)
+from vcpo.algo import EssReading, NonFiniteWeightError, RateBackoff, RefusalReason, StepVerdict
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
 from vcpo.records.effective_rate import EffectiveRate
@@ -50,12 +44,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
 from vcpo_learner.clock import Clock
-from vcpo_learner.device import (
-    computes,
-    device_memory,
-    random_states,
-    restore_random_states,
-)
+from vcpo_learner.device import computes, device_memory, random_states, restore_random_states
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
@@ -466,9 +455,6 @@ class PolicyUpdate:
 def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
     if not math.isfinite(gradient_norm):
         return SkipReason.NON_FINITE_GRADIENT
-    match verdict.refusal:
-        case RefusalReason.LOW_ESS:
-            return SkipReason.LOW_ESS
-        case RefusalReason.HIGH_DIVERGENCE:
-            return SkipReason.HIGH_DIVERGENCE
+    if verdict.refusal in {RefusalReason.LOW_ESS, RefusalReason.HIGH_DIVERGENCE}:
+        return SkipReason(verdict.refusal)
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None

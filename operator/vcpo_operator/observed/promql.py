@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -201,7 +201,7 @@ class _Scrape:
 
     samples: Sequence[_Sample]
 
-    def values(self, metric: Metric, label: str) -> dict[str, float]:
+    def values(self, metric: Metric[Any], label: str) -> dict[str, float]:
         """Return the values of a metric by one of its labels, `""` where it has none.
 
         Raises: ValueError when two series have the same label.
@@ -231,11 +231,11 @@ class _Scrape:
         known = {phase.value: phase for phase in RunPhase}
         return known.get(current[0], RunPhase.RUNNING)
 
-    def value(self, metric: Metric) -> float | None:
+    def value(self, metric: Metric[Any]) -> float | None:
         """Return the value of a metric without labels; None when the scrape lacks it."""
         return self.values(metric, "").get("")
 
-    def required_value(self, metric: Metric) -> float:
+    def required_value(self, metric: Metric[Any]) -> float:
         """Return the value of a metric that signals need.
 
         Raises: ValueError when the scrape lacks it.
@@ -247,14 +247,14 @@ class _Scrape:
             )
         return value
 
-    def count(self, metric: Metric) -> int:
+    def count(self, metric: Metric[Any]) -> int:
         """Return a whole number that signals need.
 
         Raises: ValueError when the scrape lacks it, or it is no whole number.
         """
         return _whole(metric.name, self.required_value(metric))
 
-    def count_or_none(self, metric: Metric) -> int | None:
+    def count_or_none(self, metric: Metric[Any]) -> int | None:
         """Return a whole number; None while the learner has not measured it."""
         value = self.value(metric)
         return None if value is None else _whole(metric.name, value)

@@ -8,14 +8,17 @@ import torch
 from tests.fixtures.learner.models import trajectory
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
 from vcpo.wire.packing import ExpertRoutes
-from vcpo.wire.trajectory import TokenSpan
+from vcpo.wire.trajectory import TokenSpan, VersionSpan
 from vcpo_learner.ranks.commands import Commands, groups_from_bytes, groups_to_bytes
 from vcpo_learner.ranks.ranks import Ranks
 
 
 def test_groups_survive_the_way_through_bytes():
     span = TokenSpan(start=1, num_tokens=1)
-    inserted = replace(trajectory(3, logprobs=(-1.0, -0.5)), inserted_spans=(span,))
+    sampled = VersionSpan(policy_version=0, num_tokens=2)
+    inserted = replace(
+        trajectory(3, logprobs=(-1.0, -0.5)), inserted_spans=(span,), version_spans=(sampled,)
+    )
     routes = ExpertRoutes(experts=bytes(range(8)), num_layers=2, num_choices=1, is_wide=True)
     routed = replace(trajectory(4), expert_routes=routes)
     groups = [[trajectory(0, reward=1 / 3), trajectory(1, policy_version=7)], [inserted, routed]]
