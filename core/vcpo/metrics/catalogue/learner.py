@@ -26,6 +26,7 @@ from vcpo.metrics.metric import (
     gauge,
     histogram,
     measure,
+    unit_in_name,
 )
 from vcpo.metrics.registry import RPC_DURATION, RPC_REQUESTS, Instruments, PartRegistry
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
@@ -74,7 +75,7 @@ STEP_GAUGES: dict[str, Metric[Gauge]] = {
     one.name: measure(
         one.name,
         one.help,
-        unit=one.unit,
+        unit=one.unit or unit_in_name(one.name),
         appears_with=Feature.GRADIENT_NORMS if one.entry in _FROM_NORMS else None,
     )
     for _, one in GAUGES
