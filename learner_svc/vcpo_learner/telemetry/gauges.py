@@ -17,13 +17,11 @@ from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.reasons import SetAsideCause
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.contents import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -52,19 +50,18 @@ class LearnerGauges:
         self._labels_shown: dict[GaugeMetric, set[str]] = {}
         """Labels that the last step had, of gauges with one."""
         self._waited_s = 0.0
-        self._served_bytes: Mapping[WeightForm, int] = {}
-        self._refused: Mapping[CallRefusal, int] = {}
-        self._sink_dropped: Mapping[str, int] = {}
-        self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
-        self._wasted_tokens: dict[str, int] = {}
-        self._set_aside: Mapping[SetAsideCause, int] = {}
+        self._leased = 0
+        self._counted: dict[CounterMetric, Mapping[str, int]] = {}
+        """What counters with one label have counted, by label."""
 
     def skip_counted(self) -> None:
         """Take the counts of a restored ledger as counted: they are no new events.
 
         Wasted tokens are not part of it, because the ledger counts them from its own start.
         """
-        self._counted = self._dispatcher.ledger.counts()
+        counts = self._dispatcher.ledger.counts()
+        self._leased = counts.leased
+        self._counted[self._metrics.dropped] = counts.dropped
 
     def record_step(
         self, record: StepRecord, groups: Sequence[Lease], log_weights: Sequence[float] = ()
@@ -179,18 +176,14 @@ class LearnerGauges:
         counts = dispatcher.ledger.counts()
         metrics.in_flight.set(counts.in_flight)
         metrics.buffered.set(counts.buffered)
-        _catch_up(metrics.leased, self._counted.leased, counts.leased)
-        _catch_up_by_label(metrics.dropped, self._counted.dropped, counts.dropped)
-        wasted_tokens = dict(dispatcher.ledger.wasted_tokens())
-        _catch_up_by_label(metrics.wasted_tokens, self._wasted_tokens, wasted_tokens)
-        self._wasted_tokens = wasted_tokens
-        self._counted = counts
+        metrics.leased.inc(counts.leased - self._leased)
+        self._leased = counts.leased
+        self._raise(metrics.dropped, counts.dropped)
+        self._raise(metrics.wasted_tokens, dispatcher.ledger.wasted_tokens())
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
-        set_aside = dict(dispatcher.set_aside_workers.counts)
-        _catch_up_by_label(metrics.workers_set_aside, self._set_aside, set_aside)
-        self._set_aside = set_aside
+        self._raise(metrics.workers_set_aside, dispatcher.set_aside_workers.counts)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         waited_s = self._signals.waited_s()
@@ -215,26 +208,28 @@ class LearnerGauges:
 
         dropped: records since the learner's start, by sink.
         """
-        _catch_up_by_label(self._metrics.sink_dropped, self._sink_dropped, dropped)
-        self._sink_dropped = dict(dropped)
+        self._raise(self._metrics.sink_dropped, dropped)
 
     def count_refused_calls(self, refusals: Mapping[CallRefusal, int]) -> None:
         """Count the calls that the server has refused since this was called last.
 
         refusals: calls refused since the server's start, by reason.
         """
-        _catch_up_by_label(self._metrics.calls_refused, self._refused, refusals)
-        self._refused = dict(refusals)
+        self._raise(self._metrics.calls_refused, refusals)
 
     def count_served_weights(self, served_bytes: Mapping[WeightForm, int]) -> None:
         """Count the bytes of policy versions sent since this was called last.
 
         served_bytes: sent since the server's start, by form.
         """
-        for form, total in served_bytes.items():
-            counter = self._metrics.weights_served_bytes.labels(form)
-            _catch_up(counter, self._served_bytes.get(form, 0), total)
-        self._served_bytes = dict(served_bytes)
+        self._raise(self._metrics.weights_served_bytes, served_bytes)
+
+    def _raise(self, counter: CounterMetric, totals: Mapping[_Value, int]) -> None:
+        """Raise a counter with one label from what it has counted to the totals."""
+        before = self._counted.get(counter, {})
+        self._counted[counter] = {str(label): total for label, total in totals.items()}
+        for label, total in self._counted[counter].items():
+            counter.labels(label).inc(total - before.get(label, 0))
 
     def _windows(self, signals: control_pb2.Signals) -> None:
         """Show the numbers of the signals that are taken over a window of steps."""
@@ -253,15 +248,3 @@ def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
     """Return a field's value, or NaN, which is not exported, when the field is not set."""
     value = optional_field(signals, field)
     return math.nan if value is None else float(value)
-
-
-def _catch_up_by_label(
-    metric: CounterMetric, counted: Mapping[_Value, int], totals: Mapping[_Value, int]
-) -> None:
-    """Raise a counter with one label from what it has counted to the totals."""
-    for reason, total in totals.items():
-        _catch_up(metric.labels(str(reason)), counted.get(reason, 0), total)
-
-
-def _catch_up(metric: CounterMetric, counted: int, total: int) -> None:
-    metric.inc(total - counted)
