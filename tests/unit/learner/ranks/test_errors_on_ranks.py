@@ -1,4 +1,4 @@
-"""A step after one that failed on all ranks alike, against the same step alone."""
+"""Steps that rank 0 leads, and a step after one that failed, against the same steps alone."""
 
 import pytest
 import torch
@@ -7,9 +7,41 @@ from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_mod
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api import VCPORunSpec
 from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model, whole
 from vcpo_learner.update.policy_update import PolicyUpdate
+
+SPEC = VCPORunSpec.model_validate(
+    {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
+)
+
+
+def test_what_rank_0_calls_is_done_on_every_rank():
+    groups = sampled_groups(seeded_model(llama))
+
+    def parameters(ranks):
+        network = PolicyNetwork(seeded_model(llama))
+        place_model(network, ranks, SPEC.learner.number_format)
+        commands = Commands(ranks)
+        update = PolicyUpdate(network, SPEC, PAD, ranks=ranks, commands=commands)
+        if ranks.is_leader:
+            state = update.state_dict()
+            update.begin(groups, policy_version=0)
+            assert update.finish(groups[-1]).skipped is None
+            update.load_state_dict(state)
+            update.rehearse(groups[0], policy_version=1)
+            commands.stop()
+        else:
+            commands.follow()
+        assert update.is_whole
+        return {name: whole(each.detach()) for name, each in network.model.named_parameters()}
+
+    expected = parameters(Ranks(device=torch.device("cpu")))
+    first, second = run_ranks(2, parameters)
+    for name, each in expected.items():
+        torch.testing.assert_close(first[name], each, rtol=1e-4, atol=1e-6)
+        assert torch.equal(first[name], second[name])
 
 
 @pytest.mark.parametrize("fails_in", ["begin", "rehearse"])
@@ -18,11 +50,8 @@ def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_i
 
     def gradient(ranks, fails_in=None):
         network = PolicyNetwork(seeded_model(llama))
-        spec = VCPORunSpec.model_validate(
-            {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
-        )
-        place_model(network, ranks, spec.learner.number_format)
-        update = PolicyUpdate(network, spec, PAD, ranks=ranks)
+        place_model(network, ranks, SPEC.learner.number_format)
+        update = PolicyUpdate(network, SPEC, PAD, ranks=ranks)
         if fails_in is not None:
 
             def fail(*_):
