@@ -178,4 +178,6 @@ def test_no_command_that_reads_a_run_fails_on_a_damaged_journal(run_dir, command
     assert "Traceback" not in asked.output
     if command == ["events"]:
         named = [line for line in asked.output.splitlines() if JOURNAL_DAMAGED in line]
-        assert len(named) == 4
+        last, first_three = named
+        assert "line 6:" in last
+        assert "(3 of these since " in first_three
