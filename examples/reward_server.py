@@ -5,8 +5,8 @@
 A run uses it with
 
     environment:
-      name: remote
-      parameters: {reward: "127.0.0.1:7070", environment: sort_digits}
+      name: sort_digits
+      rewards: [{name: server, parameters: {address: "127.0.0.1:7070"}}]
 
 Replace `score` with your own judgement of a response.
 """

@@ -36,11 +36,9 @@ from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import load_engine, plan_weights
-from vcpo_rollout.environments.environment import (
-    Environment,
-    make_environment,
-)
+from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.generation.worker import Worker, WorkerParts
 from vcpo_rollout.transport.channels import LearnerChannel, worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
@@ -101,8 +99,7 @@ class _Setting:
             )
             group = rollout_group(run, options.group)
             import_from_run_folder(run)
-            task = run.spec.environment
-            environment = make_environment(task.name, task.parameters, run.spec.seed)
+            environment = make_task(run.spec.environment, run.spec.seed)
             keys = keys_from_environment(WORKER_ROLES)
             addresses = {"--listen": options.listen, "--learner": options.learner}
             certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)

@@ -36,10 +36,10 @@ from vcpo_rollout.app import Sampler, load_sampler
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading import load_state
-from vcpo_rollout.environments.environment import make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
 from vcpo_rollout.generation.responses import ResponseGenerator
+from vcpo_rollout.generation.rewards import make_task
 
 _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
@@ -81,7 +81,7 @@ async def try_run(
         spec = await asyncio.to_thread(_local_spec, run.spec)
         run = run.model_copy(update={"spec": spec})
         task, group = spec.environment, spec.rollouts[0]
-        environment = make_environment(task.name, task.parameters, spec.seed)
+        environment = make_task(task, spec.seed)
         sampler = await asyncio.to_thread(load_sampler, run, group, seed=spec.seed)
         await _swap_in_own_weights(spec, sampler)
     gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))

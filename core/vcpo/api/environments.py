@@ -1,7 +1,7 @@
-"""Names and parameters of the environments that are shipped.
+"""Names and parameters of the environments and rewards that are shipped.
 
-The list does not read the environments' classes, so that the operator and `vcpo validate` can check
-a file without the rollout worker's packages. A test compares the list with the classes.
+The lists do not read the classes, so that the operator and `vcpo validate` can check a file without
+the rollout worker's packages. A test compares the lists with the classes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltInEnvironment:
-    """One environment of the rollout service."""
+class BuiltIn:
+    """One environment or reward of the rollout service."""
 
     implementation: str
     """`package.module:Class` in the rollout service."""
@@ -24,36 +24,47 @@ class BuiltInEnvironment:
     """Parameters without one."""
 
 
-def _built_in(class_path: str, optional: str, required: str = "") -> BuiltInEnvironment:
-    return BuiltInEnvironment(
+def _built_in(class_path: str, optional: str, required: str = "") -> BuiltIn:
+    return BuiltIn(
         implementation=f"vcpo_rollout.environments.{class_path}",
         optional=frozenset(optional.split()),
         required=frozenset(required.split()),
     )
 
 
-BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
+BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
     {
         "calculator": _built_in("calculator:Calculator", "letters terms values calls style"),
         "countdown": _built_in("countdown:Countdown", "numbers values targets operators style"),
+        "data_set": _built_in(
+            "own_data_set:OwnDataSet", "path hub config prompt answer instruction examples"
+        ),
         "gsm8k": _built_in("mathematics.tasks:Gsm8k", "path style"),
         "math": _built_in("mathematics.tasks:MathProblems", "path style"),
         "python_tool": _built_in(
             "python_tool:PythonTool",
             "numbers values calls wall_seconds memory_mebibytes output_characters sandbox",
         ),
-        "remote": _built_in(
-            "remote:RemoteReward",
-            "parameters timeout_seconds authority plain_text",
-            "reward environment",
-        ),
         "sort_digits": _built_in("sort_digits:SortDigits", "digits style"),
     }
 )
 """Shipped environments by the short name that `environment.name` takes."""
 
+OWN_REWARD: Final = "environment"
+"""Name of the reward that the environment itself gives, among `environment.rewards`."""
+
+BUILT_IN_REWARDS: Final[Mapping[str, BuiltIn]] = MappingProxyType(
+    {
+        OWN_REWARD: BuiltIn(implementation=""),
+        "server": _built_in(
+            "rewards.server:RewardServer", "timeout_seconds authority plain_text", "address"
+        ),
+    }
+)
+"""Shipped rewards by the short name that `environment.rewards[].name` takes."""
+
 Complaint = tuple[tuple[str, ...], object, str]
-"""Place in the section `environment`, the value there, and the cure."""
+"""Place in a section with `name` and `parameters`, the value there, and the cure."""
 
 
 def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator[Complaint]:
@@ -65,29 +76,32 @@ def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator
     if "seed" in parameters:
         message = "is not a parameter; remove it and set the run's `seed`"
         yield ("parameters", "seed"), parameters["seed"], message
+    own = {key: value for key, value in parameters.items() if key != "seed"}
+    yield from _complaints(name, own, BUILT_IN, "package.module:Class")
+
+
+def reward_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator[Complaint]:
+    """Yield what is wrong with a reward's name and parameters; not of a user's own function."""
+    yield from _complaints(name, parameters, BUILT_IN_REWARDS, "package.module:function")
+
+
+def _complaints(
+    name: str, parameters: Mapping[str, Any], shipped: Mapping[str, BuiltIn], own: str
+) -> Iterator[Complaint]:
+    """Yield what is wrong with a name, and with the parameters of what is shipped.
+
+    own: how a file names the user's own.
+    """
     if ":" in name:
         return
-    if name not in BUILT_IN:
-        known = ", ".join(sorted(BUILT_IN))
-        message = f"is unknown; use one of {known}, or package.module:Class for your own"
-        yield ("name",), name, message
+    if name not in shipped:
+        known = ", ".join(sorted(shipped))
+        yield ("name",), name, f"is unknown; use one of {known}, or {own} for your own"
         return
-    task = BUILT_IN[name]
-    known = ", ".join(sorted(task.optional | task.required))
-    for parameter in sorted(set(parameters) - task.optional - task.required - {"seed"}):
+    task = shipped[name]
+    known = ", ".join(sorted(task.optional | task.required)) or "none"
+    for parameter in sorted(set(parameters) - task.optional - task.required):
         message = f"'{name}' has no such parameter; it takes {known}"
         yield ("parameters", parameter), parameters[parameter], message
     for parameter in sorted(task.required - set(parameters)):
         yield ("parameters",), dict(parameters), f"'{name}' needs the parameter `{parameter}`"
-    if name == "remote":
-        yield from _complaints_within(parameters)
-
-
-def _complaints_within(parameters: Mapping[str, Any]) -> Iterator[Complaint]:
-    """Yield what is wrong with the environment whose prompts a `remote` environment uses."""
-    name, own = parameters.get("environment"), parameters.get("parameters") or {}
-    if not isinstance(name, str) or not isinstance(own, Mapping):
-        return  # the class refuses it with a message of its own
-    for (field, *rest), value, message in environment_complaints(name, own):
-        place = ("environment",) if field == "name" else ("parameters", *rest)
-        yield ("parameters", *place), value, message

@@ -16,7 +16,7 @@ from vcpo.api.cluster import (
     PodTemplate,
     Scaling,
 )
-from vcpo.api.environments import environment_complaints
+from vcpo.api.environments import environment_complaints, reward_complaints
 from vcpo.api.fields import (
     FINITE,
     DnsLabel,
@@ -125,6 +125,34 @@ class Model(Section):
     because the operator does not read the model. If unset, the operator does not know it."""
 
 
+class Reward(Section):
+    """One function that judges responses."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    """Function that judges: `package.module:function` of your own, called with `prompt` and
+    `response`, or a shipped one; `environment` is the reward that the environment itself gives."""
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Factor on what the function returns. The products of all rewards are added up."""
+    parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
+    """More arguments of the function, by name; `docs/environments.md` lists those of shipped
+    ones."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        refuse(
+            conflict(*place, value=value, message=message)
+            for place, value, message in reward_complaints(self.name, self.parameters)
+        )
+        return self
+
+
+_TEMPLATE_ARGUMENTS_OF_THE_WORKER: Final = frozenset(
+    {"messages", "add_generation_prompt", "continue_final_message", "tokenize", "strftime_now"}
+    | {"conversation", "chat_template", "tools", "documents", "return_dict", "return_tensors"}
+    | {"padding", "truncation", "max_length", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+
+
 class Environment(Section):
     """The task: prompts and rewards."""
 
@@ -133,12 +161,18 @@ class Environment(Section):
     `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """Settings of the environment, by name; `docs/environments.md` lists them."""
+    rewards: Annotated[list[Reward], Field(max_length=16)] = Field(default=[])
+    """Functions that judge responses in place of the environment; the reward is the sum of what
+    they return, each times its weight. If unset, the environment judges."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or
     `auto` (chat if the tokenizer has a template)."""
     system_prompt: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
     """System message before each prompt that has none of its own. It needs the chat format. If
     unset, none."""
+    template_arguments: Annotated[dict[str, Any], Field(max_length=32), FINITE] = Field(default={})
+    """Arguments of the tokenizer's chat template, such as `enable_thinking: false`. They need the
+    chat format."""
     plain_control_tokens: bool = False
     """If true, text that spells a control token, such as `<|endoftext|>`, becomes that token in
     prompts and replies of the plain format. Set it if the environment writes a template of its own.
@@ -164,10 +198,22 @@ class Environment(Section):
         return self
 
     @model_validator(mode="after")
-    def _system_prompt_is_shown(self) -> Self:
-        if self.system_prompt is not None and self.prompt_format is PromptFormat.PLAIN:
-            message = "needs a `promptFormat` of 'chat' or 'auto', not 'plain'"
-            refuse([conflict("systemPrompt", value=self.system_prompt, message=message)])
+    def _template_gets_its_fields(self) -> Self:
+        message = "needs a `promptFormat` of 'chat' or 'auto', not 'plain'"
+        fields = {"systemPrompt": self.system_prompt, "templateArguments": self.template_arguments}
+        is_plain = self.prompt_format is PromptFormat.PLAIN
+        refuse(
+            conflict(field, value=value, message=message)
+            for field, value in fields.items()
+            if value and is_plain
+        )
+        refuse(
+            conflict(
+                "templateArguments", name, value=value, message="the worker sets it; remove it"
+            )
+            for name, value in self.template_arguments.items()
+            if name in _TEMPLATE_ARGUMENTS_OF_THE_WORKER
+        )
         return self
 
     @model_validator(mode="after")

@@ -165,6 +165,10 @@ def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem
         cure = f"{message}; write it into the environment's prompts"
         value = repr(environment.system_prompt)
         yield FieldProblem(path="spec.environment.systemPrompt", value=value, message=cure)
+    if environment.template_arguments:
+        cure = f"{message}; remove it"
+        value = repr(environment.template_arguments)
+        yield FieldProblem(path="spec.environment.templateArguments", value=value, message=cure)
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:

@@ -15,13 +15,13 @@ list. The operator's own checks, which run after these, say all values.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NotRequired, TypedDict
 
 from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
 from vcpo.api.algorithm import Algorithm
-from vcpo.api.environments import BUILT_IN
+from vcpo.api.environments import BUILT_IN, BUILT_IN_REWARDS
 from vcpo.api.fields import IMPORT_PATH
 from vcpo.api.run import BASELINES_OF_PAIRS
 from vcpo.api.tracking import SINKS_BY_FIELD, SinkName
@@ -76,6 +76,18 @@ def _shipped_or_own(field: str, names: type[StrEnum]) -> Rule:
         + ", or package.module:Class for your own",
         got=_text(field),
         at=field,
+    )
+
+
+def _named(shipped: Mapping[str, object], own: str) -> Rule:
+    """Return the rule of `name`, of a shipped environment or reward or a user's own."""
+    return _rule(
+        rule=f"self.name.contains(':') || self.name in {_words(sorted(shipped))}",
+        message="`name` must be one of "
+        + ", ".join(f"'{name}'" for name in sorted(shipped))
+        + f", or package.module:{own} of your own",
+        got=_text("name"),
+        at="name",
     )
 
 
@@ -267,20 +279,15 @@ MODEL: Final = (
 )
 
 ENVIRONMENT: Final = (
-    _rule(
-        rule=f"self.name.contains(':') || self.name in {_words(sorted(BUILT_IN))}",
-        message="`name` must be one of "
-        + ", ".join(f"'{name}'" for name in sorted(BUILT_IN))
-        + ", or package.module:Class for a class of your own",
-        got=_text("name"),
-        at="name",
-    ),
+    _named(BUILT_IN, "Class for a class"),
     _rule(
         rule="!has(self.systemPrompt) || !has(self.promptFormat) || self.promptFormat != 'plain'",
         message="`systemPrompt` may not be given where `promptFormat` is 'plain'",
         at="systemPrompt",
     ),
 )
+
+REWARD: Final = (_named(BUILT_IN_REWARDS, "function for a function"),)
 
 ROLLOUT_GROUP: Final = (
     _shipped_or_own("engine", EngineName),

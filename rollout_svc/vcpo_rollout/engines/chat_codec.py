@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -30,11 +32,13 @@ class PromptCodec:
     The text of prompts and replies is text: only the template places control tokens.
 
     system_prompt: Put before each prompt that has no system message of its own; chat format only.
+    template_arguments: Arguments of the chat template, beside the messages.
     plain_control_tokens: Whether what spells a control token becomes one in the plain format.
     today: What a template takes for today's date as long as this codec lives; None: now's, in UTC.
 
     Raises:
-        ValueError: naming the field, when the run needs a chat template and there is none.
+        ValueError: naming the field, when the run needs a chat template and there is none, and
+            for an argument that the template does not read.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class PromptCodec:
         prompt_format: PromptFormat,
         system_prompt: str | None = None,
         *,
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
         plain_control_tokens: bool = False,
         today: date | None = None,
     ) -> None:
@@ -61,6 +66,8 @@ class PromptCodec:
                 " tokenizer has a chat template"
             )
         self._system_prompt = system_prompt
+        self._template_arguments = template_arguments
+        self._check_template_arguments()
         self._control_tokens = ControlTokens(tokenizer)
         self._reads_control_tokens = plain_control_tokens and not self._chat
         self._now = datetime.combine(today or datetime.now(UTC).date(), time.min)
@@ -169,12 +176,27 @@ class PromptCodec:
         except TemplateError:
             return False
 
+    def _check_template_arguments(self) -> None:
+        """Check that the template reads each of its arguments; one that it does not has no effect.
+
+        Raises: ValueError, naming the field.
+        """
+        template = str(self._tokenizer.chat_template) if self._chat else ""
+        for name, value in self._template_arguments.items():
+            if re.search(rf"\b{re.escape(name)}\b", template) is None:
+                raise ValueError(
+                    f"spec.environment.templateArguments.{name}: {value!r} has no effect, because"
+                    f" {'the chat template' if self._chat else 'plain text'} does not read"
+                    f" {name!r}; correct the name, or remove it"
+                )
+
     def _render(self, messages: Sequence[Message]) -> str:
         plain = [{"role": one["role"], "content": one["content"]} for one in messages]
         text = self._tokenizer.apply_chat_template(
             plain,
             add_generation_prompt=True,
             tokenize=False,
+            **self._template_arguments,
             strftime_now=self._now.strftime,  # in place of the template's own clock
         )
         return str(text)

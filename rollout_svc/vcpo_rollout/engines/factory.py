@@ -104,6 +104,7 @@ def load_engine(
         tokenizer,
         environment.prompt_format,
         environment.system_prompt,
+        template_arguments=environment.template_arguments,
         plain_control_tokens=environment.plain_control_tokens,
         today=today,
     )

@@ -23,9 +23,13 @@ class DataSet:
 
     hub_name: str
     """Name on the Hugging Face hub, for a run that gives no path."""
-    hub_config: str
-    columns: tuple[str, str]
-    """Text columns that every row must have: the question, and the text that ends in the answer."""
+    hub_config: str | None
+    columns: tuple[str, ...]
+    """Columns that every row must have: the question, and the text that ends in the answer."""
+    kinds: tuple[type, ...] = (str,)
+    """Types of the values of these columns."""
+    cure: str = ""
+    """Which parameters choose the columns."""
 
 
 class Questions:
@@ -35,8 +39,13 @@ class Questions:
     is thus used once before any is used twice.
     """
 
-    def __init__(self, items: Mapping[Split, Sequence[Prompt]], *, seed: int) -> None:
-        self._items = items
+    def __init__(
+        self, items: Mapping[Split, Sequence[Prompt]], *, seed: int, num_apart: int = 0
+    ) -> None:
+        training = items[Split.TRAIN]
+        self.apart = training[:num_apart]
+        """The first items for training, which no index gives."""
+        self._items = {**items, Split.TRAIN: training[num_apart:]}
         self._seed = seed
         self._order = lru_cache(maxsize=4)(self._shuffle)
 
@@ -68,6 +77,7 @@ def load_questions(
     make_prompt: Callable[[Row], Prompt | None],
     *,
     seed: int,
+    num_apart: int = 0,
 ) -> Questions:
     """Read a data set from a file, a folder, or the hub when `path` is None.
 
@@ -86,39 +96,48 @@ def load_questions(
     items: dict[Split, dict[str, Prompt]] = {split: {} for split in Split}
     for name, rows in splits.items():
         place = f"{source!r}, {name}"
-        for question, prompt in _prompts(rows, data_set.columns, place, make_prompt):
+        for question, prompt in _prompts(rows, data_set, place, make_prompt):
             split = split_of(question)
             if named:
                 split = Split.EVALUATION if name == named else Split.TRAIN
             items[split][question] = prompt
     for question in items[Split.EVALUATION]:
         items[Split.TRAIN].pop(question, None)
-    return Questions({split: tuple(found.values()) for split, found in items.items()}, seed=seed)
+    found = {split: tuple(prompts.values()) for split, prompts in items.items()}
+    return Questions(found, seed=seed, num_apart=num_apart)
 
 
 def _prompts(
     rows: Iterable[Row],
-    columns: Sequence[str],
+    data_set: DataSet,
     place: str,
     make_prompt: Callable[[Row], Prompt | None],
 ) -> Iterable[tuple[str, Prompt]]:
     """Yield the question and the prompt of each row."""
+    columns = data_set.columns
+    wanted = "text" if data_set.kinds == (str,) else "text, number or messages"
     for number, row in enumerate(rows, start=1):
         for column in columns:
-            if not isinstance(row.get(column), str):
+            if not isinstance(row.get(column), data_set.kinds):
                 raise ValueError(  # noqa: TRY004 - a user wrote it
-                    f"environment.parameters.path: {place}, row {number} has no text in column "
+                    f"environment.parameters.path: {place}, row {number} has no {wanted} in column "
                     f"{column!r} (its columns are {', '.join(map(repr, row)) or 'none'}); "
-                    f"the task reads the columns {', '.join(columns)}"
+                    f"the task reads the columns {', '.join(columns)}{data_set.cure}"
                 )
-        prompt = make_prompt(row)
+        try:
+            prompt = make_prompt(row)
+        except ValueError as error:
+            raise ValueError(
+                f"environment.parameters.path: {place}, row {number}: {error}"
+            ) from error
         if prompt is None:
             raise ValueError(
                 f"environment.parameters.path: {place}, row {number} has no answer at "
                 f"the end of column {columns[-1]!r}, where the data set marks it: "
                 f"{row[columns[-1]]!r:.120}"
             )
-        yield row[columns[0]].strip(), prompt
+        question = row[columns[0]]
+        yield question.strip() if isinstance(question, str) else json.dumps(question), prompt
 
 
 def _read(data_set: DataSet, path: str | None) -> Mapping[str, Iterable[Row]]:
@@ -163,7 +182,7 @@ def _json_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _from_library(source: str, **arguments: str) -> Mapping[str, Iterable[Row]]:
+def _from_library(source: str, **arguments: str | None) -> Mapping[str, Iterable[Row]]:
     # Imported on demand: the import takes a second, and a .jsonl file does not need it.
     try:
         from datasets import load_dataset

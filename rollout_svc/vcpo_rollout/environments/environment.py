@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
 from vcpo.api.environments import BUILT_IN
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
@@ -57,8 +57,11 @@ class Prompt:
     """The prompt for a chat template; the last message is from the user. Without messages the text
     is one user message. A list of dicts is accepted."""
 
-    answer: str
+    answer: str = ""
     """The ground truth in the environment's private format; never shown to the model."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else the judge needs, such as the other columns of a data set; never shown either."""
 
     def __post_init__(self) -> None:
         for number, message in enumerate(self.messages):

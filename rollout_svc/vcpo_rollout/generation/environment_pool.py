@@ -85,8 +85,10 @@ def check_reward(value: object, function: Callable[..., object]) -> float:
     """
     if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
         raise _wrong_value(FailureCause.TYPE, function, value, "a number")
-    with environment_errors(FailureCause.TYPE):
+    try:
         reward = float(value)  # type: ignore[arg-type]  # it has __float__
+    except Exception as error:  # such as a tensor of several numbers
+        raise _wrong_value(FailureCause.TYPE, function, value, "a number") from error
     if not math.isfinite(reward):
         raise _wrong_value(FailureCause.NON_FINITE, function, value, "a finite number")
     return reward

@@ -30,7 +30,6 @@ from vcpo_rollout.environments.environment import (
     MultiTurnEnvironment,
     Prompt,
     Split,
-    make_environment,
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import (
@@ -40,6 +39,7 @@ from vcpo_rollout.generation.environment_pool import (
     environment_errors,
     require_type,
 )
+from vcpo_rollout.generation.rewards import JudgedEnvironment, make_task
 
 _Result = TypeVar("_Result")
 
@@ -83,7 +83,7 @@ async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:
     """
     settings = run.spec.environment
     try:
-        environment = make_environment(settings.name, settings.parameters, run.spec.seed)
+        environment = make_task(settings, run.spec.seed)
     except ValueError as error:
         raise (NotTriedError if _is_unanswered(error) else StartError)(str(error)) from error
     calls = _Calls(run, environment, call_s=call_s)
@@ -104,8 +104,12 @@ class _Calls:
 
     def __init__(self, run: VCPORun, environment: Environment, *, call_s: float) -> None:
         self._environment = environment
-        self._class = type(environment).__name__
-        self._is_own = ":" in run.spec.environment.name
+        self._judged = isinstance(environment, JudgedEnvironment)
+        own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
+        self._class = f"{type(own).__name__}."
+        self._field = "environment.name"
+        is_own = ":" in run.spec.environment.name
+        self._cure = "the class" if is_own else "environment.parameters"
         self._most_reward = run.spec.environment.max_absolute_reward
         self._allowed_s = run.spec.environment_timeout_s
         self._waited_s = min(call_s, self._allowed_s)
@@ -125,6 +129,9 @@ class _Calls:
     async def judge(self, prompt: Prompt) -> None:
         """Have a response judged; in a conversation, after one turn."""
         name, method = "reward(prompt, response)", self._environment.reward
+        if self._judged:
+            name, self._class = "a function", ""
+            self._field, self._cure = "environment.rewards", "the function"
         judge: Callable[[], object] = partial(method, prompt, RESPONSE)
         if isinstance(self._environment, MultiTurnEnvironment):
             conversation = await self._first_turn(self._environment, prompt)
@@ -180,25 +187,24 @@ class _Calls:
                 self._refuse_slow(name, where)
             what = failure.message + where  # what the method must return, and what it returned
             if failure.exception_type:
-                what = f"{self._class}.{name} raised {failure.exception_type}: {what}"
+                what = f"{self._class}{name} raised {failure.exception_type}: {what}"
             if _is_unanswered(error):
-                raise NotTriedError(f"environment.name: {what}") from error
+                raise NotTriedError(f"{self._field}: {what}") from error
             self._blame(what)
 
     def refuse(self, what: str) -> NoReturn:
         """Raise an error about a method; `what` begins with its name."""
-        self._blame(f"{self._class}.{what}")
+        self._blame(f"{self._class}{what}")
 
     def _blame(self, what: str) -> NoReturn:
-        cure = "the class" if self._is_own else "environment.parameters"
-        raise StartError(f"environment.name: {what}; correct {cure}")
+        raise StartError(f"{self._field}: {what}; correct {self._cure}")
 
     def _refuse_slow(self, name: str, where: str) -> NoReturn:
         allowed = f"{self._allowed_s:g} s (environment.callTimeoutSeconds)"
         if self._allowed_s <= self._waited_s:
             self.refuse(f"{name} had not returned after {allowed}{where}")
         raise NotTriedError(
-            f"environment.name: {self._class}.{name} had not returned after {self._waited_s:g} s"
+            f"{self._field}: {self._class}{name} had not returned after {self._waited_s:g} s"
             f"{where}; a worker waits for {allowed}"
         )
 

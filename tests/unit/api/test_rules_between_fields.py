@@ -7,6 +7,7 @@ from textwrap import indent
 import pytest
 
 from vcpo.api import SpecError, VCPORun, parse_run
+from vcpo.api.environments import BUILT_IN_REWARDS
 
 MINIMUM = "metadata: {name: r}\nspec:\n  model: {name: m}\n  steps: 3\n"
 HEAD = MINIMUM + "  environment: {name: countdown}\n"
@@ -163,7 +164,7 @@ def environment_lines(environment: str) -> list[str]:
 
 def test_an_unknown_environment_is_refused_with_those_there_are():
     (line,) = environment_lines("{name: chess}")
-    names = "calculator, countdown, gsm8k, math, python_tool, remote, sort_digits"
+    names = "calculator, countdown, data_set, gsm8k, math, python_tool, sort_digits"
     known = f"{names}, or package.module:Class"
     assert line == (
         f"spec.environment.name: is unknown; use one of {known} for your own (got 'chess')"
@@ -180,20 +181,36 @@ def test_every_unknown_parameter_is_refused_with_those_there_are():
 
 
 def test_a_parameter_without_a_default_must_be_given():
-    (line,) = environment_lines("{name: remote, parameters: {environment: countdown}}")
-    missing = "'remote' needs the parameter `reward` (got {'environment': 'countdown'})"
-    assert line == f"spec.environment.parameters: {missing}"
+    (line,) = environment_lines("{name: sort_digits, rewards: [{name: server}]}")
+    missing = "'server' needs the parameter `address` (got {})"
+    assert line == f"spec.environment.rewards[0].parameters: {missing}"
 
 
-def test_the_environment_behind_a_reward_server_is_checked_too():
-    inner = "reward: 'host:1', environment: sort_digits, parameters: {digit: 5}"
-    (line,) = environment_lines(f"{{name: remote, parameters: {{{inner}}}}}")
-    path = "spec.environment.parameters.parameters.digit"
-    assert line == f"{path}: 'sort_digits' has no such parameter; it takes digits, style (got 5)"
-    (line,) = environment_lines(
-        "{name: remote, parameters: {reward: 'host:1', environment: chess}}"
+def test_an_unknown_reward_is_refused_with_those_there_are():
+    lines = environment_lines(
+        "{name: sort_digits, rewards: [{name: exact}, {name: environment, parameters: {a: 1}}]}"
     )
-    assert line.startswith("spec.environment.parameters.environment: is unknown; use one of")
+    known = ", ".join(sorted(BUILT_IN_REWARDS))
+    assert set(lines) == {
+        (
+            f"spec.environment.rewards[0].name: is unknown; use one of {known}, or"
+            " package.module:function for your own (got 'exact')"
+        ),
+        (
+            "spec.environment.rewards[1].parameters.a: 'environment' has no such parameter; it"
+            " takes none (got 1)"
+        ),
+    }
+
+
+def test_arguments_of_a_template_need_one_and_are_not_the_workers():
+    arguments = "templateArguments: {tokenize: true, enable_thinking: false}"
+    (line,) = environment_lines(f"{{name: sort_digits, {arguments}}}")
+    assert line == (
+        "spec.environment.templateArguments.tokenize: the worker sets it; remove it (got True)"
+    )
+    (line,) = environment_lines(f"{{name: sort_digits, promptFormat: plain, {arguments}}}")
+    assert line.startswith("spec.environment.templateArguments: needs a `promptFormat` of 'chat'")
 
 
 @pytest.mark.parametrize("name", ["tasks:Chess", "verifiers:wordle"])

@@ -93,6 +93,7 @@ def test_only_name_model_environment_and_steps_must_be_given():
         "spec",
         "spec.environment",
         "spec.environment.name",
+        "spec.environment.rewards[].name",
         "spec.model",
         "spec.model.name",
         "spec.pods.extraEgress[].port",

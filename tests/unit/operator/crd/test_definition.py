@@ -80,6 +80,8 @@ def test_only_templates_parameters_arguments_and_our_own_state_are_open():
     schema = VERSION["schema"]["openAPIV3Schema"]
     assert sorted(open_paths(schema)) == [
         "spec.environment.parameters",
+        "spec.environment.rewards.parameters",
+        "spec.environment.templateArguments",
         "spec.learner.template",
         "spec.pods.template",
         "spec.rollouts.engineArguments",

@@ -258,3 +258,15 @@ def test_a_prompt_that_does_not_fit_without_its_text_either_stays_whole(chatty):
     whole = codec.encode(make_prompt("12"))
     assert codec.encode(make_prompt("12"), max_tokens=2) == whole
     assert codec.encode(make_prompt("12"), max_tokens=-1) == whole
+
+
+def test_arguments_of_the_template_reach_it_and_an_unknown_one_is_named(chatty):
+    chatty.chat_template = TEMPLATE.replace("=", "{{ '-' if enable_thinking is false else '=' }}")
+    chat = PromptFormat.CHAT
+    codec = PromptCodec(chatty, chat, template_arguments={"enable_thinking": False})
+    assert round_trip(codec, "312") == "<312>-"
+    assert round_trip(PromptCodec(chatty, chat), "312") == "<312>="
+    with pytest.raises(ValueError, match=r"templateArguments\.thinking: True has no effect"):
+        PromptCodec(chatty, chat, template_arguments={"thinking": True})
+    with pytest.raises(ValueError, match=r"templateArguments\.enable_thinking: .*plain text does"):
+        PromptCodec(chatty, PromptFormat.PLAIN, template_arguments={"enable_thinking": True})

@@ -25,12 +25,11 @@ class Echo:
 ECHO = f"{__name__}:Echo"
 
 
-REMOTE = {"reward": "127.0.0.1:1", "environment": "sort_digits"}
 NEEDED = {
+    "data_set": {"path": GSM8K, "prompt": "question"},
     "gsm8k": {"path": GSM8K},
     "math": {"path": MATH},
     "python_tool": {"sandbox": best_sandbox()},
-    "remote": REMOTE,
 }
 """Parameters without which a task does not work on a machine without network or bubblewrap."""
 
@@ -40,7 +39,7 @@ def test_named_task_is_made_with_its_parameters_and_the_seed():
     assert made == Countdown(seed=7, numbers=(2, 3), style="plain")
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"remote"}))
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_every_built_in_task_works_with_its_defaults(name):
     parameters = NEEDED.get(name, {})
     environment = make_environment(name, parameters, 0)
@@ -72,7 +71,7 @@ def test_users_class_is_found_by_module_and_name():
         (
             "chess",
             {},
-            "'chess' is unknown; use one of calculator, countdown, gsm8k, math, python_tool, rem",
+            "'chess' is unknown; use one of calculator, countdown, data_set, gsm8k, math, python",
         ),
         ("no_such_package:Task", {}, "environment.name: .*cannot be imported.*install"),
         ("json:NoSuchTask", {}, "environment.name: .*cannot be imported"),

@@ -195,14 +195,42 @@ async def test_a_service_that_is_down_is_no_error_of_the_environment(
 
 
 async def test_a_reward_server_that_is_down_is_none_either(silent_port):
-    parameters = {
-        "reward": f"127.0.0.1:{silent_port}",
-        "environment": "countdown",
-        "timeout_seconds": 0.5,
-    }
+    parameters = {"address": f"127.0.0.1:{silent_port}", "timeout_seconds": 0.5}
+    rewards = [{"name": "server", "parameters": parameters}]
     with pytest.raises(NotTriedError) as told:
-        await try_environment(run_of("remote", parameters=parameters))
-    assert str(told.value).startswith("environment.name: RemoteReward.reward(prompt, response) ")
+        await try_environment(run_of("countdown", rewards=rewards))
+    assert str(told.value).startswith("environment.rewards: a function raised _InactiveRpcError")
+
+
+FUNCTIONS = """
+import torch
+
+def text(prompt, response): return response
+def pair(prompt, response): return torch.tensor([0.5, 1.0])
+def broken(prompt, response): return 1 / 0
+def large(prompt, response): return 1e5
+def one_number(prompt, response): return torch.tensor(0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("text", "text must return a number, got str 'The answer is 42.' ("),
+        ("pair", "pair must return a number, got Tensor tensor([0.5000, 1.0000]) ("),
+        ("broken", "a function raised ZeroDivisionError: division by zero ("),
+        ("large", "a function returned 100000, and a response with more than 10000 counts as"),
+    ],
+)
+async def test_a_function_that_gives_no_reward_is_told_before_the_run(
+    tmp_path, monkeypatch, function, words
+):
+    (tmp_path / "judging_functions.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = await refusal_of("countdown", rewards=[{"name": f"judging_functions:{function}"}])
+    assert told.startswith(f"environment.rewards: {words}")
+    assert told.endswith("; correct the function")
+    await try_environment(run_of("countdown", rewards=[{"name": "judging_functions:one_number"}]))
 
 
 async def test_a_parameter_that_the_task_refuses_is_told_as_by_a_worker():

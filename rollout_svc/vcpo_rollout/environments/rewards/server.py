@@ -1,11 +1,10 @@
-"""A task whose responses a user's server judges, over gRPC.
+"""A user's server judges responses, over gRPC.
 
-Another environment makes the prompts. Prompt, ground truth and response go to a `RewardService`
-(`protos/vcpo/wire/v1/reward.proto`), which may run a reward model, a compiler farm or a database.
+Prompt, ground truth and response go to a `RewardService` (`protos/vcpo/wire/v1/reward.proto`),
+which may run a reward model, a compiler farm or a database.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +15,7 @@ from vcpo.wire.access.roles import CallerRole, authorization, keys_from_environm
 from vcpo.wire.access.tls import is_loopback
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
-from vcpo_rollout.environments.environment import (
-    MultiTurnEnvironment,
-    Prompt,
-    Split,
-    make_environment,
-)
+from vcpo_rollout.environments.environment import Prompt
 from vcpo_rollout.environments.parameters import parse_seconds
 
 _SERVICE_CONFIG: Final = json.dumps(
@@ -43,54 +37,40 @@ _SERVICE_CONFIG: Final = json.dumps(
 """gRPC itself retries, with jitter; it allows at most five attempts."""
 
 
-class RemoteReward:
-    """Another environment's prompts, judged by the server at `reward` (`host:port`).
+class RewardServer:
+    """The judgement of the server at `address` (`host:port`).
 
-    environment, parameters: The environment that makes the prompts, and its parameters.
     authority: File with the authority of the server's certificate, PEM; None calls in plain text.
     plain_text: Whether calls in plain text may leave this machine.
     timeout_seconds: Limit for one reward, including the wait for the server to start and retries.
         After it the prompt counts as failed and is leased again.
 
     Every call shows the key in `VCPO_REWARD_KEY`, if there is one. Raises ValueError, naming the
-    parameter, when address, file or time is wrong, and as `make_environment`.
+    parameter, when address, file or time is wrong.
     """
 
     def __init__(
         self,
         *,
-        seed: int,
-        reward: str,
-        environment: str,
-        parameters: Mapping[str, object] | None = None,
+        address: str,
         timeout_seconds: float = 60.0,
         authority: str | None = None,
         plain_text: bool = False,
     ) -> None:
         try:
-            split_address(reward)
+            split_address(address)
         except (ValueError, AttributeError) as error:
             raise ValueError(
-                f"environment.parameters.reward: {reward!r} is not an address; "
+                f"environment.parameters.address: {address!r} is not an address; "
                 "write host:port of the reward server"
             ) from error
-        _check_transport(reward, authority, plain_text=plain_text)
+        _check_transport(address, authority, plain_text=plain_text)
         self._timeout_s = parse_seconds("timeout_seconds", timeout_seconds, highest=3600.0)
-        self._prompts = make_environment(environment, parameters or {}, seed)
-        if isinstance(self._prompts, MultiTurnEnvironment):
-            raise ValueError(  # noqa: TRY004 - a user wrote it
-                f"environment.parameters.environment: {environment!r} has multi-turn "
-                "responses, and a reward server judges a single turn; use it without 'remote'"
-            )
-        self._stub = reward_pb2_grpc.RewardServiceStub(_open_channel(reward, authority))
+        self._stub = reward_pb2_grpc.RewardServiceStub(_open_channel(address, authority))
         keys = keys_from_environment([CallerRole.REWARD])
         self._metadata = tuple(authorization(key) for key in keys.values())
 
-    def prompt(self, split: Split, index: int) -> Prompt:
-        """Return the other environment's prompt."""
-        return self._prompts.prompt(split, index)
-
-    def reward(self, prompt: Prompt, response: str) -> float:
+    def __call__(self, prompt: Prompt, response: str) -> float:
         """Return the server's reward.
 
         Raises: grpc.RpcError when the server refuses, or does not respond in time.
@@ -116,7 +96,7 @@ def _check_transport(address: str, authority: str | None, *, plain_text: bool) -
         raise ValueError(f"{parameter}: contradicts `authority`; leave one of them out")
     if not plain_text and authority is None and not is_loopback(address):
         raise ValueError(
-            f"environment.parameters.reward: others could read along with calls to {address!r};"
+            f"environment.parameters.address: others could read along with calls to {address!r};"
             " name the `authority` of its certificate, or set `plain_text` to true"
         )
 

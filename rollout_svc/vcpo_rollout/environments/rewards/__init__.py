@@ -1,0 +1,1 @@
+"""Rewards that are shipped, for `environment.rewards`."""

@@ -1,0 +1,158 @@
+"""Functions that judge responses in place of the environment: `environment.rewards` of a run.
+
+A function is found as an environment's class is, `package.module:function`, and is called with
+`prompt` and `response`. A class is made once, with the parameters, and its object is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from vcpo.api.environments import BUILT_IN_REWARDS, OWN_REWARD
+from vcpo.api.workloads import Environment as EnvironmentSettings
+from vcpo.api.workloads import Reward
+from vcpo.service.plugins import beside_or_in, import_named
+from vcpo_rollout.environments.environment import (
+    Environment,
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+    make_environment,
+)
+from vcpo_rollout.generation.environment_pool import check_judgement
+
+_GIVEN: Final = ("prompt", "response")
+"""Arguments that each function gets."""
+
+
+def make_task(settings: EnvironmentSettings, seed: int) -> Environment:
+    """Make a run's environment; its reward functions judge if it has any.
+
+    Raises: ValueError, naming the field, as `make_environment`, and when a reward cannot be used.
+    """
+    environment = make_environment(settings.name, settings.parameters, seed)
+    if not settings.rewards:
+        return environment
+    if isinstance(environment, MultiTurnEnvironment):
+        raise ValueError(  # noqa: TRY004 - a user wrote it
+            f"environment.rewards: {settings.name!r} has multi-turn responses, and these functions"
+            " judge a single turn; remove them, and judge in the conversation's own `reward`"
+        )
+    return JudgedEnvironment(environment, settings.rewards)
+
+
+class JudgedEnvironment:
+    """An environment's prompts, judged by other functions.
+
+    Raises ValueError, naming the field, when a function cannot be used.
+    """
+
+    def __init__(self, environment: Environment, rewards: Sequence[Reward]) -> None:
+        self.environment = environment
+        self.prompt: Callable[[Split, int], Prompt] = environment.prompt
+        self._judges = tuple(_judges(environment, rewards))
+
+    def reward(self, prompt: Prompt, response: str) -> Mapping[str, float]:
+        """Return what each function returned, times its weight, by the function's name.
+
+        Raises: EnvironmentFailedError when one returns no number; and what they raise.
+        """
+        return {
+            name: value for judge in self._judges for name, value in judge.parts(prompt, response)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    """One function with its weight."""
+
+    label: str
+    """Its name among the parts of the reward."""
+    weight: float
+    call: Callable[..., object]
+    code: Callable[..., object]
+    """What to name in errors; `call` without the parameters."""
+
+    def parts(self, prompt: Prompt, response: str) -> Iterator[tuple[str, float]]:
+        """Yield what the function returns, weighted."""
+        judgement = check_judgement(self.call(prompt=prompt, response=response), self.code)
+        for part, value in (judgement.parts or {"": judgement.reward}).items():
+            yield f"{self.label}.{part}".strip("."), self.weight * value
+
+
+def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Judge]:
+    """Yield a judge for each reward; those of one name are numbered."""
+    labels: list[str] = []
+    for number, reward in enumerate(rewards):
+        label = reward.name.rpartition(":")[2]
+        labels.append(label)
+        same = labels.count(label)
+        call, code = (
+            (environment.reward, environment.reward)
+            if reward.name == OWN_REWARD
+            else _found(reward, f"environment.rewards[{number}]")
+        )
+        label = label if same == 1 else f"{label} {same}"
+        yield _Judge(label=label, weight=reward.weight, call=call, code=code)
+
+
+def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[..., object]]:
+    """Return a function with its parameters bound, and the function itself.
+
+    What is named is checked before any call, as a class of an environment is.
+
+    Raises: ValueError, naming the field.
+    """
+    name, parameters = reward.name, reward.parameters
+    shipped = BUILT_IN_REWARDS.get(name)
+    path = shipped.implementation if shipped else name
+    found = import_named(path, field=f"{field}.name", cure=beside_or_in("rollout"), name=name)
+    if not inspect.isclass(found):
+        _require_call(found, (*_GIVEN, *parameters), field=f"{field}.name", name=name)
+        return partial(found, **parameters), found
+    if not issubclass(found, Callable):  # type: ignore[arg-type]
+        raise ValueError(  # noqa: TRY004 - a user wrote it
+            f"{field}.name: {name!r} is a class without `def __call__(self, prompt, response)`;"
+            " give it one, or name a function"
+        )
+    judge: Callable[..., object] = found.__call__
+    _require_call(judge, ("self", *_GIVEN), field=f"{field}.name", name=name)
+    _require_call(found, tuple(parameters), field=f"{field}.parameters", name=name)
+    try:
+        instance = cast("Callable[..., object]", found(**parameters))
+    except Exception as error:  # user code may raise anything
+        text = str(error)
+        own = "environment.parameters"
+        raise ValueError(
+            f"{field}.parameters{text.removeprefix(own)}"
+            if isinstance(error, ValueError) and text.startswith(own)
+            else f"{field}.parameters: {name!r} cannot be made with {dict(parameters)!r}"
+            f" ({type(error).__name__}: {error}); correct the parameters or the class"
+        ) from error
+    return instance, judge
+
+
+def _require_call(found: Any, arguments: Sequence[str], *, field: str, name: str) -> None:
+    """Check that what a run names can be called with these arguments, by name.
+
+    Raises: ValueError, naming the field.
+    """
+    wanted = f"def {name.rpartition(':')[2]}(prompt, response)"
+    if not callable(found):
+        raise ValueError(  # noqa: TRY004 - a user wrote it
+            f"{field}: {name!r} is no function but {type(found).__name__};"
+            f" name a function such as `{wanted}`"
+        )
+    signature = inspect.signature(found)
+    try:
+        signature.bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        raise ValueError(
+            f"{field}: {name!r} takes {', '.join(signature.parameters) or 'no argument'}, and gets"
+            f" {', '.join(arguments) or 'none'} ({error}); write it as `{wanted}`, and give its"
+            " further arguments as `parameters`"
+        ) from error
