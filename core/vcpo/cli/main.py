@@ -233,7 +233,7 @@ def _show_end(file: Path, directory: RunDir, outcome: RunOutcome, *, as_json: bo
     report_path = _report(directory)
     summary = run_summary(directory.path, outcome.ending)
     OUT.print(_summary_table(summary, outcome.ending))
-    for line in answer_lines(read_metrics(directory.path)):
+    for line in answer_lines(directory.path):
         OUT.print(line, soft_wrap=True, markup=False, highlight=False)
     if report_path is not None:
         OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ metrics.jsonl  steps and evaluations         events.jsonl   events
 checkpoints/   checkpoints to resume from    model/         the trained model, at the end
 redo-log.sqlite, redo-log/  what was accepted since then; redo-log.mark says where it ends
 logs/          one log per process           report.html    the report
-samples/       a few responses of some steps
+samples/       a few responses of some steps and evaluations
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
                steering-key lets `vcpo top` ask

@@ -63,17 +63,6 @@ class DamagedLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownAnswer:
-    """A response to a held-out prompt, for people; long texts lack their far ends."""
-
-    prompt: str
-    """End of the prompt, with the special tokens of its template."""
-    response: str
-    """Start of the response."""
-    reward: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
     """Accuracy on held-out prompts."""
 
@@ -86,8 +75,6 @@ class EvaluationRecord:
     policy_version_min: int
     """Oldest and newest version that sampled a token of the responses."""
     policy_version_max: int
-    answers: tuple[ShownAnswer, ...] = ()
-    """Answers to the first prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +221,7 @@ class EventTail:
 
 _FIELD_NAMES: Final[Mapping[object, frozenset[str]]] = {
     record_type: frozenset(each.name for each in dataclasses.fields(record_type))
-    for record_type in (StepRecord, EvaluationRecord, EventRecord, ShownAnswer)
+    for record_type in (StepRecord, EvaluationRecord, EventRecord)
 }
 
 
@@ -245,7 +232,7 @@ def damage_event(damaged: DamagedLine, time_unix_s: float) -> EventRecord:
     )
 
 
-_Record = TypeVar("_Record", bound=StepRecord | EvaluationRecord | EventRecord | ShownAnswer)
+_Record = TypeVar("_Record", bound=StepRecord | EvaluationRecord | EventRecord)
 
 
 def _records(
@@ -266,8 +253,6 @@ def _metrics_record(entry: dict[str, Any]) -> StepRecord | EvaluationRecord:
         case "step":
             return _record(StepRecord, entry)
         case "evaluation":
-            answers = entry.get("answers", ())
-            entry["answers"] = tuple(_record(ShownAnswer, each) for each in answers)
             return _record(EvaluationRecord, entry)
         case other:
             raise ValueError(f"no record has the type {other!r}")

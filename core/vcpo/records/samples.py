@@ -2,7 +2,8 @@
 
 A step keeps a few of its responses, from the worst reward to the best. The newest steps keep their
 files, and of the steps before them about a hundred do, so the folder stays small however long the
-run is. A step that is taken again replaces its file. No decision of training reads them.
+run is. A step that is taken again replaces its file. Of the evaluations the first and the newest
+keep answers to a few held-out prompts. No decision of training reads any of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MOST_CHARACTERS: Final = 4_000
 LEFT_OUT: Final = " [... the middle is left out ...] "
 """Stands for the middle of a text that was too long."""
 _FILE: Final = "step-{:08d}.jsonl"
+_EVALUATION: Final = "evaluation-{:08d}.jsonl"
 
 _Item = TypeVar("_Item")
 
@@ -52,7 +54,7 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Parts of the reward by name, if the environment says them."""
     step: int = 0
-    """Step that was taken with it, from 1; 0 for one that no step was taken with."""
+    """Step that was taken with it, from 1, or steps taken before an evaluation; 0 for a trial."""
     policy_version: int = 0
     """Newest version that sampled a token of it."""
     worker: str = ""
@@ -88,9 +90,30 @@ def write_samples(run_dir: Path, step: int, samples: Sequence[Sample], *, total_
     Raises:
         OSError: when they cannot be written; half a file never stays.
     """
-    folder = run_dir / FOLDER
-    folder.mkdir(exist_ok=True)
-    path = folder / _FILE.format(step)
+    path = run_dir / FOLDER / _FILE.format(step)
+    _write(path, samples)
+    old = step - NEWEST_STEPS
+    if old > 1 and old % max(1, total_steps // _STEPS_KEPT):
+        path.with_name(_FILE.format(old)).unlink(missing_ok=True)
+
+
+def write_answers(run_dir: Path, step: int, answers: Sequence[Sample]) -> None:
+    """Write answers of an evaluation, and remove those of all others but the first.
+
+    step: optimizer steps taken when the evaluation started.
+
+    Raises:
+        OSError: when they cannot be written; half a file never stays.
+    """
+    path = run_dir / FOLDER / _EVALUATION.format(step)
+    _write(path, answers)
+    for other in _evaluations(run_dir)[1:]:
+        if other != path:
+            other.unlink(missing_ok=True)
+
+
+def _write(path: Path, samples: Sequence[Sample]) -> None:
+    path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
     lines = (json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in samples)
     try:
@@ -98,9 +121,6 @@ def write_samples(run_dir: Path, step: int, samples: Sequence[Sample], *, total_
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    old = step - NEWEST_STEPS
-    if old > 1 and old % max(1, total_steps // _STEPS_KEPT):
-        (folder / _FILE.format(old)).unlink(missing_ok=True)
 
 
 def sampled_steps(run_dir: Path) -> list[int]:
@@ -112,11 +132,24 @@ def sampled_steps(run_dir: Path) -> list[int]:
 def read_samples(run_dir: Path, steps: Sequence[int]) -> Iterator[Sample]:
     """Yield the samples of steps; what cannot be read is left out."""
     for step in steps:
-        with contextlib.suppress(OSError):  # removed in the meantime
-            path = run_dir / FOLDER / _FILE.format(step)
-            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    yield sample_of(json.loads(line))
+        yield from _read(run_dir / FOLDER / _FILE.format(step))
+
+
+def read_answers(run_dir: Path) -> list[list[Sample]]:
+    """Return the answers of the first evaluation and of the newest; what cannot be read lacks."""
+    return [list(_read(path)) for path in _evaluations(run_dir)]
+
+
+def _evaluations(run_dir: Path) -> list[Path]:
+    """Return the files of evaluations, in order of their steps."""
+    return sorted((run_dir / FOLDER).glob("evaluation-*.jsonl"))
+
+
+def _read(path: Path) -> Iterator[Sample]:
+    with contextlib.suppress(OSError):  # removed in the meantime
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                yield sample_of(json.loads(line))
 
 
 def sample_of(entry: Mapping[str, Any]) -> Sample:

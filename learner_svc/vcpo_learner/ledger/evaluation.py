@@ -8,7 +8,7 @@ not count them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -35,8 +35,8 @@ class EvaluationResult:
     num_trajectories: int
     policy_version_min: int
     policy_version_max: int
-    first_responses: tuple[Trajectory, ...] = ()
-    """One to each of the first prompts that has any, in order of the prompts."""
+    first_responses: Mapping[int, Trajectory]
+    """One to each of the first prompts that has any, by prompt's index, in their order."""
 
 
 class EvaluationRound:
@@ -158,7 +158,6 @@ class EvaluationRound:
         """Return the result; None if no response arrived."""
         if not self._responses:
             return None
-        sorted_by_prompt = sorted(self._first_responses.items(), key=lambda item: item[0])
         versions = [span.policy_version for one in self._responses for span in one.version_spans]
         return EvaluationResult(
             step=self._step,
@@ -167,7 +166,7 @@ class EvaluationRound:
             num_trajectories=len(self._responses),
             policy_version_min=min(versions),
             policy_version_max=max(versions),
-            first_responses=tuple(response for _, response in sorted_by_prompt),
+            first_responses=dict(sorted(self._first_responses.items())),
         )
 
     def _release(self, leases: Sequence[Lease]) -> int:

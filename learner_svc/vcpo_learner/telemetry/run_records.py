@@ -20,7 +20,7 @@ from vcpo.records.journal import (
     read_events,
     read_metrics,
 )
-from vcpo.records.samples import Sample, write_samples
+from vcpo.records.samples import Sample, write_answers, write_samples
 from vcpo.records.step_record import StepRecord
 from vcpo.tracking.tracker import Tracker
 
@@ -55,8 +55,10 @@ class RunRecords:
         with contextlib.suppress(OSError):
             write_samples(self._run_dir, step, samples, total_steps=total_steps)
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Write the record of an evaluation."""
+    def evaluation(self, record: EvaluationRecord, answers: Sequence[Sample]) -> None:
+        """Write the record of an evaluation, and answers for people."""
+        with contextlib.suppress(OSError):
+            write_answers(self._run_dir, record.step, answers)
         self._journal.evaluation(record)
         self._tracker.put(record)
 

@@ -48,8 +48,8 @@ from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.quarantine import BrokenBatchError, Exclusion, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
+from vcpo_learner.training.samples import evaluation_samples, step_samples
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.shown_answers import shown_answers, step_samples
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.run_health import RunHealth
@@ -390,10 +390,10 @@ class TrainingLoop:
             num_trajectories=result.num_trajectories,
             policy_version_min=result.policy_version_min,
             policy_version_max=result.policy_version_max,
-            answers=shown_answers(result.first_responses, self._tokenizer),
         )
         self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
-        self._records.evaluation(record)
+        answers = evaluation_samples(result.step, result.first_responses, self._tokenizer)
+        self._records.evaluation(record, answers)
         self._signals.record_evaluation(record)
         self._gauges.record_evaluation(record)
         _LOGGER.info(

@@ -8,9 +8,11 @@ from vcpo.records.samples import (
     LEFT_OUT,
     MOST_CHARACTERS,
     evenly_by_reward,
+    read_answers,
     read_samples,
     sampled_steps,
     shortened,
+    write_answers,
     write_samples,
 )
 
@@ -34,6 +36,14 @@ def test_the_newest_steps_the_first_and_some_between_keep_theirs(tmp_path):
     between = [1, *range(10, 985, 10)]
     assert sampled_steps(tmp_path) == [*between, *range(985, 1001)]
     assert sum(1 for _ in (tmp_path / FOLDER).iterdir()) == len(between) + 16
+
+
+def test_the_first_evaluation_and_the_newest_keep_their_answers(tmp_path):
+    first, last = make_sample(response="four"), make_sample(response="4", step=30)
+    for step, answer in ((0, first), (20, first), (40, first), (30, last)):  # after a rollback
+        write_answers(tmp_path, step, [answer])
+    assert read_answers(tmp_path) == [[first], [last]]
+    assert sampled_steps(tmp_path) == []
 
 
 def test_a_line_that_is_damaged_costs_itself_alone(tmp_path):

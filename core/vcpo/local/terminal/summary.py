@@ -17,8 +17,9 @@ from vcpo.records.collapse import (
     run_collapse,
 )
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import Metrics, ShownAnswer, read_metrics
+from vcpo.records.journal import Metrics, read_metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
+from vcpo.records.samples import Sample, read_answers
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import mean
 
@@ -132,20 +133,20 @@ _PROMPT_CHARACTERS: Final = 72
 _RESPONSE_CHARACTERS: Final = 60
 
 
-def answer_lines(metrics: Metrics) -> Iterator[str]:
-    """Yield a line for each prompt that both evaluations show, and one for each of its answers."""
-    evaluations = metrics.evaluations
+def answer_lines(run_dir: Path) -> Iterator[str]:
+    """Yield a line for each prompt that the first and the last evaluation show, and its answers."""
+    evaluations = read_answers(run_dir)
     if len(evaluations) < 2:
         return
-    after = {each.prompt: each for each in evaluations[-1].answers}
-    for before in evaluations[0].answers:
-        if before.prompt in after:
+    after = {each.prompt_index: each for each in evaluations[-1]}
+    for before in evaluations[0]:
+        if before.prompt_index in after:
             yield f"...{_one_line(before.prompt)[-_PROMPT_CHARACTERS:]}"
             yield f"    before  {_shown(before)}"
-            yield f"    after   {_shown(after[before.prompt])}"
+            yield f"    after   {_shown(after[before.prompt_index])}"
 
 
-def _shown(answer: ShownAnswer) -> str:
+def _shown(answer: Sample) -> str:
     return f"{_one_line(answer.response)[:_RESPONSE_CHARACTERS]}  (reward {answer.reward:g})"
 
 

@@ -63,9 +63,14 @@ def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     first, second = grant(round_, 2)
     round_.submit(first.lease_id, make_trajectories(first, reward=1.0, versions=(6, 7)))
     round_.submit(second.lease_id, make_trajectories(second, reward=0.5, versions=(7, 9)))
-    result = replace(round_.result(), first_responses=())
+    result = replace(round_.result(), first_responses={})
     assert result == EvaluationResult(
-        step=7, accuracy=0.75, num_trajectories=2, policy_version_min=6, policy_version_max=9
+        step=7,
+        accuracy=0.75,
+        num_trajectories=2,
+        policy_version_min=6,
+        policy_version_max=9,
+        first_responses={},
     )
 
 
@@ -75,8 +80,10 @@ def test_one_response_to_each_of_the_first_three_prompts_is_kept_to_be_shown(mak
     answers = {lease.prompt_index: make_trajectories(lease) for lease in leases}
     for lease in reversed(leases):  # as answers may arrive
         round_.submit(lease.lease_id, answers[lease.prompt_index])
-    expected = [answers[prompt][0].trajectory_id for prompt in (0, 1, 2)]
-    assert [one.trajectory_id for one in round_.result().first_responses] == expected
+    kept = round_.result().first_responses
+    assert [(prompt, one.trajectory_id) for prompt, one in kept.items()] == [
+        (prompt, answers[prompt][0].trajectory_id) for prompt in (0, 1, 2)
+    ]
 
 
 def test_a_reward_that_is_far_from_the_others_makes_no_evaluation_the_best(make_round):

@@ -16,7 +16,7 @@ from vcpo.api.tracking import SinkName
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
-from vcpo.records.samples import read_samples, sampled_steps
+from vcpo.records.samples import read_answers, read_samples, sampled_steps
 from vcpo.tracking.queued_sink import QueuedSink
 from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
@@ -32,6 +32,7 @@ async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
     metrics = read_metrics(tmp_path)
     assert [step.consumed for step in metrics.steps] == [4, 8, 12]
     assert [one.step for one in metrics.evaluations] == [0, 3]
+    assert [{one.step for one in answers} for answers in read_answers(tmp_path)] == [{0}, {3}]
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
