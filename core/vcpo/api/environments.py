@@ -56,8 +56,16 @@ OWN_REWARD: Final = "environment"
 BUILT_IN_REWARDS: Final[Mapping[str, BuiltIn]] = MappingProxyType(
     {
         OWN_REWARD: BuiltIn(implementation=""),
+        "judge": _built_in(
+            "rewards.judge:Judge",
+            "instruction highest arguments max_calls timeout_seconds plain_text",
+            "url model",
+        ),
         "server": _built_in(
             "rewards.server:RewardServer", "timeout_seconds authority plain_text", "address"
+        ),
+        "unit_tests": _built_in(
+            "rewards.unit_tests:UnitTests", "tests partial wall_seconds memory_mebibytes sandbox"
         ),
     }
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from vcpo_rollout.environments.draws import split_of
+from vcpo_rollout.environments.draws import position_of, split_of
 from vcpo_rollout.environments.environment import Prompt, Split
 
 Row = Mapping[str, Any]
@@ -58,7 +58,7 @@ class Questions:
         if not items:
             raise ValueError(
                 f"environment.parameters.path: the data set has no item for {split}; "
-                "give a larger one, or a folder with files train.* and test.*"
+                "give more rows, or a folder with files train.* and test.*"
             )
         if index < 0:
             raise ValueError(f"index: {index} is negative; prompts are numbered from 0")
@@ -84,7 +84,7 @@ def load_questions(
     A `.jsonl` file has one JSON object per line. `datasets` reads everything else: a `.parquet`
     file, or a folder whose file names contain their split.
     If the data set has an evaluation split, all other questions are for training, except those that
-    are in both. Otherwise a tenth is for evaluation, by a hash of the question.
+    are in both. Otherwise a tenth is for evaluation, by a hash of the question, and one at least.
 
     make_prompt: makes an item from a row; None means that the row has no answer.
 
@@ -101,6 +101,9 @@ def load_questions(
             if named:
                 split = Split.EVALUATION if name == named else Split.TRAIN
             items[split][question] = prompt
+    if not items[Split.EVALUATION] and len(items[Split.TRAIN]) > 1:
+        held_out = min(items[Split.TRAIN], key=position_of)
+        items[Split.EVALUATION][held_out] = items[Split.TRAIN].pop(held_out)
     for question in items[Split.EVALUATION]:
         items[Split.TRAIN].pop(question, None)
     found = {split: tuple(prompts.values()) for split, prompts in items.items()}

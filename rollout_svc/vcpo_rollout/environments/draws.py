@@ -22,11 +22,15 @@ _HASH_BYTES: Final = 8
 Item = TypeVar("Item")
 
 
+def position_of(item_key: str) -> float:
+    """Return where in [0, 1) the item with this key lies, by its hash."""
+    digest = hashlib.blake2b(item_key.encode(), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest) / 256**_HASH_BYTES
+
+
 def split_of(item_key: str) -> Split:
     """Return the split of the item with this key."""
-    digest = hashlib.blake2b(item_key.encode(), digest_size=_HASH_BYTES).digest()
-    position = int.from_bytes(digest) / 256**_HASH_BYTES
-    return Split.EVALUATION if position < EVALUATION_SHARE else Split.TRAIN
+    return Split.EVALUATION if position_of(item_key) < EVALUATION_SHARE else Split.TRAIN
 
 
 def draw_item(

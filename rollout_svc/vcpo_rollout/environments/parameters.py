@@ -1,10 +1,12 @@
 """Checks a task's parameters, as read from YAML, and converts them to typed values."""
 
+import logging
 from enum import StrEnum
 from typing import Final
 
-from vcpo_rollout.sandbox.runner import Sandbox, SandboxError, check_sandbox
+from vcpo_rollout.sandbox.runner import Sandbox, SandboxError, SandboxLimits, check_sandbox
 
+_LOGGER = logging.getLogger(__name__)
 _CURES: Final = {
     Sandbox.BUBBLEWRAP: (
         "install bubblewrap 0.7 or newer and permit user namespaces (to a pod: by a sandboxed "
@@ -49,7 +51,26 @@ def parse_sandbox(value: object) -> Sandbox:
         raise ValueError(
             f"{field} runs no program on this system ({error}); {_CURES[sandbox]}"
         ) from error
+    if sandbox is Sandbox.POD:
+        _LOGGER.warning(
+            "programs can reach the worker's keys, files and network, because the run says that"
+            " its pod is the sandbox (sandbox: pod)"
+        )
     return sandbox
+
+
+def parse_limits(
+    wall_seconds: object, memory_mebibytes: object, *, output_characters: int = 2000
+) -> SandboxLimits:
+    """Return the limits of programs; raise ValueError, naming the field, for one out of bounds."""
+    wall_s = parse_seconds("wall_seconds", wall_seconds, highest=600.0)
+    memory = parse_integer("memory_mebibytes", memory_mebibytes, lowest=64, highest=65_536)
+    return SandboxLimits(
+        wall_s=wall_s,
+        cpu_s=max(1, round(wall_s)),
+        memory_bytes=memory << 20,
+        output_characters=output_characters,
+    )
 
 
 def parse_integer(field: str, value: object, *, lowest: int, highest: int) -> int:

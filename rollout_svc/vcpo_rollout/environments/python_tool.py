@@ -4,7 +4,6 @@ The model may write a program in a fenced block and end its turn. The program ru
 (`vcpo_rollout.sandbox.runner`), and its output is the next message.
 """
 
-import logging
 import re
 from dataclasses import dataclass, field
 from random import Random
@@ -16,13 +15,12 @@ from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
 from vcpo_rollout.environments.parameters import (
     parse_integer,
+    parse_limits,
     parse_sandbox,
-    parse_seconds,
     parse_span,
 )
 from vcpo_rollout.sandbox.runner import Sandbox, SandboxLimits, run_python
 
-_LOGGER = logging.getLogger(__name__)
 _PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _OPERATORS: Final = "+-*"
 _TEXT: Final = (
@@ -73,15 +71,9 @@ class PythonTool:
             self, "values", parse_span("values", self.values, lowest=1, highest=1_000_000)
         )
         parse_integer("calls", self.calls, lowest=1, highest=64)
-        parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
-        parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
+        self._limits()  # checks the others
         object.__setattr__(self, "sandbox", parse_sandbox(self.sandbox))
-        if self.sandbox is Sandbox.POD:
-            _LOGGER.warning(
-                "python_tool: programs can reach the worker's keys, files and network, because the "
-                "run says that its pod is the sandbox (environment.parameters.sandbox: pod)"
-            )
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return a question; its `answer` is the number."""
@@ -109,13 +101,12 @@ class PythonTool:
 
     def run(self, program: str) -> str:
         """Run a program within the limits and return its output."""
-        limits = SandboxLimits(
-            wall_s=self.wall_seconds,
-            cpu_s=max(1, round(self.wall_seconds)),
-            memory_bytes=self.memory_mebibytes << 20,
-            output_characters=self.output_characters,
+        return run_python(program, self._limits(), self.sandbox)
+
+    def _limits(self) -> SandboxLimits:
+        return parse_limits(
+            self.wall_seconds, self.memory_mebibytes, output_characters=self.output_characters
         )
-        return run_python(program, limits, self.sandbox)
 
     def _propose(self, random: Random) -> str:
         count = random.randint(*self.numbers)

@@ -59,6 +59,14 @@ def test_the_seed_chooses_the_order_and_nothing_else():
     assert set(texts(one, Split.TRAIN, 12)) == set(texts(other, Split.TRAIN, 12))
 
 
+def test_of_a_few_questions_one_is_held_out_whatever_the_seed(tmp_path):
+    file = write_rows(tmp_path / "few.jsonl", [row(number) for number in range(3)])
+    held_out = {seed: texts(load(file, seed=seed), Split.EVALUATION, 6) for seed in (1, 2)}
+    assert set(held_out[1]) == set(held_out[2])
+    assert len(set(held_out[1])) == 1
+    assert len(set(texts(load(file), Split.TRAIN, 6)) - set(held_out[1])) == 2
+
+
 def test_files_of_a_folder_keep_their_splits(tmp_path):
     write_rows(tmp_path / "train.jsonl", map(row, range(9)))
     write_rows(tmp_path / "test.jsonl", map(row, range(20, 23)))
@@ -124,7 +132,7 @@ def test_a_folder_without_data_is_refused_with_the_cause(tmp_path):
 
 def test_a_split_without_items_is_named_when_it_is_asked_for():
     questions = Questions({Split.TRAIN: (), Split.EVALUATION: ()}, seed=0)
-    with pytest.raises(ValueError, match="no item for evaluation; give a larger one"):
+    with pytest.raises(ValueError, match="no item for evaluation; give more rows"):
         questions.at(Split.EVALUATION, 0)
 
 
