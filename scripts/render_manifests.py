@@ -10,10 +10,12 @@ labels, its test pod, and the annotation that keeps the definition on uninstall.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import helm_python
 from ruamel.yaml import YAML
@@ -24,6 +26,23 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
 DEFINITIONS: Final = ROOT / "deploy" / "crds.yaml"
 MANIFESTS: Final = ROOT / "deploy" / "vcpo.yaml"
+
+POD_TEMPLATE: Final = ROOT / "operator" / "vcpo_operator" / "crd" / "pod_template.json"
+_KUBERNETES: Final = "v1.37.0-local"
+_CORE: Final = "io.k8s.api.core.v1."
+_LEVELS: Final = 3
+_KINDS: Final = ("string", "integer", "boolean", "array")
+_CHOICES: Final = {
+    "Container.imagePullPolicy": "Always|IfNotPresent|Never",
+    "Container.terminationMessagePolicy": "File|FallbackToLogsOnError",
+    "PodSpec.dnsPolicy": "ClusterFirst|ClusterFirstWithHostNet|Default|None",
+    "PodSpec.preemptionPolicy": "Never|PreemptLowerPriority",
+    "PodSpec.restartPolicy": "Always|Never|OnFailure",
+    "Toleration.effect": "|NoExecute|NoSchedule|PreferNoSchedule",
+    "Toleration.operator": "|Equal|Exists|Gt|Lt",
+    "TopologySpreadConstraint.whenUnsatisfiable": "DoNotSchedule|ScheduleAnyway",
+}
+"""Choices of fields, which Kubernetes' published schema does not have; empty is the default."""
 
 _DEFINITIONS_HEADER = """\
 # The definition of VCPORun. Generated: python scripts/render_manifests.py
@@ -67,6 +86,36 @@ def rendered_documents() -> list[str]:
     return [document for document in documents if document and "helm.sh/hook:" not in document]
 
 
+def pod_template_fields() -> dict[Path, str]:
+    """Text of the names and types of a pod template's fields, as `vcpo_operator.crd` reads them."""
+    folder = resources.files("kubernetes_validate") / "kubernetes-json-schema" / _KUBERNETES
+    definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
+    fields = {
+        "metadata": {"annotations": "any", "labels": "any"},
+        "spec": _fields({"$ref": f"#/$defs/{_CORE}PodSpec"}, definitions, _LEVELS - 1),
+    }
+    return {POD_TEMPLATE: json.dumps(fields, indent=1) + "\n"}
+
+
+def _fields(node: dict[str, Any], definitions: dict[str, Any], levels: int) -> Any:
+    """The short form of a schema, `levels` deep."""
+    name = node.get("$ref", "").rpartition("/")[2]
+    node = definitions[name] if name else node
+    kind = next((each for each in _KINDS if each in node.get("type", ())), "any")
+    if node.get("properties"):
+        if levels == 0:
+            return "any"
+        kept = {
+            field: _CHOICES.get(f"{name.removeprefix(_CORE)}.{field}")
+            or _fields(child, definitions, levels - 1)
+            for field, child in node["properties"].items()
+        }
+        return dict(sorted(kept.items()))
+    if kind == "array":
+        return [_fields(node["items"], definitions, levels)] if levels > 0 else "any"
+    return kind
+
+
 def chart_definition() -> dict[Path, str]:
     """Text of the definition as the chart's file holds it."""
     return {CHART / "files" / "run.crd.yaml": to_yaml(run_crd())}
@@ -95,7 +144,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
     stale: list[Path] = []
-    for files in (chart_definition, rendered_files):  # the second renders what the first wrote
+    # Each renders what the one before wrote.
+    for files in (pod_template_fields, chart_definition, rendered_files):
         drifted = {path: text for path, text in files().items() if not _holds(path, text)}
         stale += drifted
         if not arguments.check:

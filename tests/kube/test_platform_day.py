@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from tests.fakes.kubelet.client import ApiStatusError
 from tests.fixtures.operator.operator import (
     DEFAULTS,
     DEPLOYMENT,
@@ -313,6 +314,40 @@ async def test_a_worker_whose_spot_node_goes_is_named_with_the_cause(operator):
         "Terminated",
         f"pod {name}: Pod was terminated in response to imminent node shutdown.",
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"containers": {"name": "learner"}}, ".containers"),
+        ({"tolerations": [{"key": "gpu", "effect": "NoSchdule"}]}, ".tolerations[0].effect"),
+        ({"nodeSelectr": {"pool": "gpus"}}, ".nodeSelectr"),
+        ({"containers": [{"name": "learner", "resorces": {}}]}, ".containers[0].resorces"),
+    ],
+)
+async def test_a_template_with_a_mistake_is_refused_when_the_run_is_applied(operator, spec, path):
+    body = run_body(learner={"template": {"spec": spec}})
+    with pytest.raises(ApiStatusError) as refused:  # kubectl asks for strict validation
+        await operator.client.create(f"{RUNS}?fieldValidation=Strict", body)
+    assert f"spec.learner.template.spec{path}" in str(refused.value)
+
+
+async def test_a_mistake_deep_in_a_template_is_named_by_the_condition(operator):
+    resources = {"name": "learner", "livenessProbe": {"periodSecond": 3}}
+    await operator.create(learner={"template": {"spec": {"containers": [resources]}}})
+    await operator.settle()
+    status, reason, message = await condition(operator, "Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert "livenessProbe.periodSecond: field not declared in schema" in message
+
+
+async def test_a_template_may_take_a_default_away(operator):
+    spec = {"securityContext": {"fsGroup": None}, "imagePullSecrets": [{"name": "registry"}]}
+    await operator.create(learner={"template": {"spec": spec}})
+    await operator.settle()
+    pod = (await operator.client.get(f"{PODS}/demo-learner-0"))["spec"]
+    assert "fsGroup" not in pod["securityContext"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
 
 
 async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator):

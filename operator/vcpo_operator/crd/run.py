@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from vcpo.api import KIND, json_schema
 from vcpo_operator.crd import rules
+from vcpo_operator.crd.pod_template import pod_template_schema
 from vcpo_operator.crd.status_schema import status_schema
 from vcpo_operator.crd.structural import Schema, structural
 from vcpo_operator.names import GROUP, PLURAL, VERSION
@@ -127,6 +128,10 @@ def _schema() -> Schema:
     destinations["items"]["x-kubernetes-validations"] = [*rules.EGRESS]
     rewards = fields["environment"]["properties"]["rewards"]
     rewards["items"]["x-kubernetes-validations"] = [*rules.REWARD]
+    for section in (fields["pods"], fields["learner"], fields["rollouts"]["items"]):
+        template = section["properties"]["template"]
+        del template["x-kubernetes-preserve-unknown-fields"]
+        template["properties"] = pod_template_schema()["properties"]
     return {
         "type": "object",
         "description": "One training run.",

@@ -134,10 +134,29 @@ async def test_applying_what_is_no_quantity_is_answered_as_a_fault_of_the_server
     refused = await api.apply(f"{_deployments(namespace)}/web", config, "one")
     assert refused.code == 500
     assert refused.body["message"].startswith(
-        f"failed to convert new object ({namespace.rpartition('/')[2]}/web; apps/v1, "
-        "Kind=Deployment) to proper version"
+        "failed to convert new object (/web; apps/v1, Kind=Deployment) to proper version"
     )
     assert "quantities must match the regular expression" in refused.body["message"]
+
+
+async def test_applying_a_field_that_the_kind_does_not_have_is_answered_as_a_fault_of_the_server(
+    api: Client, namespace: str
+) -> None:
+    config = deployment("web")
+    config["spec"]["template"]["spec"]["nodeSelectr"] = {"pool": "gpus"}
+    refused = await api.apply(f"{_deployments(namespace)}/web", config, "one")
+    assert refused.code == 500
+    assert refused.body["message"].endswith(
+        ".spec.template.spec.nodeSelectr: field not declared in schema"
+    )
+
+
+async def test_applying_an_unknown_choice_is_invalid(api: Client, namespace: str) -> None:
+    config = deployment("web")
+    config["spec"]["template"]["spec"]["tolerations"] = [{"key": "a", "effect": "NoSchdule"}]
+    refused = await api.apply(f"{_deployments(namespace)}/web", config, "one")
+    assert refused.code == 422
+    assert 'tolerations[0].effect: Unsupported value: "NoSchdule"' in refused.body["message"]
 
 
 async def test_a_container_no_longer_applied_is_removed_whole(api: Client, namespace: str) -> None:

@@ -66,9 +66,7 @@ async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_
 
 BAD_SHAPES = [
     ({"spec": None}, "spec"),
-    ({"spec": "gpu"}, "spec"),
     ({"spec": {"containers": None}}, "spec.containers"),
-    ({"spec": {"containers": {"name": "main"}}}, "spec.containers"),
     ({"metadata": {"labels": ["a"]}}, "metadata.labels"),
     ({"metadata": {"annotations": "a"}}, "metadata.annotations"),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.fakes.kubernetes.errors import ApiError, Cause, JsonObject, bad_request, invalid
 from tests.fakes.kubernetes.objects import scaling
+from tests.fakes.kubernetes.objects.declared_fields import undeclared
 from tests.fakes.kubernetes.requests.targets import Target, check_body
 
 _STATUS_FIELDS = ("apiVersion", "kind", "metadata", "status")
@@ -18,8 +19,8 @@ def configuration(target: Target, body: Any, manager: str) -> JsonObject:
     """What a manager states about the target, less what this address may not set.
 
     Raises:
-        ApiError: 400 when the body contradicts its address, 422 without a manager, 500 when an
-            amount of a built-in kind's resources is no quantity.
+        ApiError: 400 when the body contradicts its address, 422 without a manager, 500 when a
+            built-in kind does not have a field, or an amount of its resources is no quantity.
     """
     if not manager:
         message = "Required value: is required for apply patch"
@@ -31,7 +32,9 @@ def configuration(target: Target, body: Any, manager: str) -> JsonObject:
     if "managedFields" in stated["metadata"]:
         raise bad_request("metadata.managedFields must be nil")
     if not target.resource.custom:
-        _refuse_amounts(target, stated)
+        said = (body.get("metadata") or {}).get("namespace", "")
+        _refuse_fields(target, stated, said)
+        _refuse_amounts(target, stated, said)
     if "status" not in target.resource.subresources:
         return stated
     if target.subresource == "status":
@@ -39,7 +42,22 @@ def configuration(target: Target, body: Any, manager: str) -> JsonObject:
     return {key: value for key, value in stated.items() if key != "status"}
 
 
-def _refuse_amounts(target: Target, stated: JsonObject) -> None:
+def _refuse_fields(target: Target, stated: JsonObject, namespace: str) -> None:
+    """A server cannot give a type to a field that it does not know, and says that it has failed.
+
+    namespace: as the body says it.
+    """
+    unknown = list(undeclared(target.resource, stated))
+    if unknown:
+        kind = f"{target.resource.api_version}, Kind={target.resource.kind}"
+        message = (
+            f"failed to create typed patch object ({namespace}/{target.name}; {kind}):"
+            f" {unknown[0]}: field not declared in schema"
+        )
+        raise ApiError(500, "", message)
+
+
+def _refuse_amounts(target: Target, stated: JsonObject, namespace: str) -> None:
     """A server finds these when it converts what it has merged, and says that it has failed.
 
     Source: https://github.com/kubernetes/apimachinery/blob/master/pkg/util/managedfields/internal/structuredmerge.go
@@ -48,7 +66,7 @@ def _refuse_amounts(target: Target, stated: JsonObject) -> None:
         return
     kind = f"{target.resource.api_version}, Kind={target.resource.kind}"
     message = (
-        f"failed to convert new object ({target.namespace}/{target.name}; {kind}) to proper version"
+        f"failed to convert new object ({namespace}/{target.name}; {kind}) to proper version"
         f" ({target.resource.api_version}): unable to convert unstructured object to {kind}:"
         f" quantities must match the regular expression '{_QUANTITY}'"
     )

@@ -31,6 +31,12 @@ _STATEFUL_SET_MUTABLE = (
     "persistentVolumeClaimRetentionPolicy",
     "minReadySeconds",
 )
+_CHOICES = (
+    ("tolerations", "effect", ("NoSchedule", "PreferNoSchedule", "NoExecute")),
+    ("tolerations", "operator", ("Equal", "Exists", "Gt", "Lt")),
+    ("containers", "imagePullPolicy", ("Always", "IfNotPresent", "Never")),
+    ("topologySpreadConstraints", "whenUnsatisfiable", ("DoNotSchedule", "ScheduleAnyway")),
+)
 _RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 
@@ -162,6 +168,7 @@ def _pod_spec(spec: JsonObject, field: str) -> Iterator[Cause]:
     containers = spec.get("containers") or []
     if not containers:
         yield _required(f"{field}.containers")
+    yield from _choices(spec, field)
     volumes = {volume["name"] for volume in spec.get("volumes") or ()}
     seen: set[str] = set()
     for group in ("initContainers", "containers"):
@@ -172,6 +179,20 @@ def _pod_spec(spec: JsonObject, field: str) -> Iterator[Cause]:
                 place = f"{field}.{group}[{index}].name"
                 yield Cause(field=place, message=message, reason="FieldValueDuplicate")
             seen.add(container.get("name", ""))
+
+
+def _choices(spec: JsonObject, field: str) -> Iterator[Cause]:
+    """Values that are none of those that Kubernetes knows."""
+    for place, name, known in _CHOICES:
+        for index, item in enumerate(spec.get(place) or ()):
+            if item.get(name) and item[name] not in known:
+                supported = ", ".join(map(json.dumps, known))
+                message = f"Unsupported value: {json.dumps(item[name])}: supported values: "
+                yield Cause(
+                    field=f"{field}.{place}[{index}].{name}",
+                    message=message + supported,
+                    reason="FieldValueNotSupported",
+                )
 
 
 def _container(container: JsonObject, field: str, volumes: Set[str]) -> Iterator[Cause]:

@@ -21,6 +21,8 @@ Rule = Callable[[str, Node], bool]
 
 def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     yield path, schema
+    if path.endswith(".template"):
+        return  # Kubernetes' own fields
     for name, field in schema.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}".removeprefix("."))
     for name in ("items", "additionalProperties"):
