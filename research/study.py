@@ -71,6 +71,9 @@ class StudyMethod(Section):
     """Fields of a run's `algorithm`; they override those of `run`."""
     optimizer: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Fields of a run's `optimizer`, without the learning rate; they override those of `run`."""
+    hold_rate_at_step: Annotated[int, Field(ge=1)] | None = None
+    """A control: from this step on the trust region holds the rate that it allowed then; None lets
+    it go on."""
 
     @model_validator(mode="after")
     def _leaves_the_axes_alone(self) -> Self:
@@ -222,9 +225,15 @@ class StudySpec(_SeededPart):
         ]
         for index, method in enumerate(self.methods):
             try:
-                cell_spec(self, method, lag=0, learning_rate=1e-6, seed=self.seeds[0])
+                cell = cell_spec(self, method, lag=0, learning_rate=1e-6, seed=self.seeds[0])
             except ValidationError as error:
                 conflicts += _problems_of_method(index, error)
+                continue
+            step = method.hold_rate_at_step
+            if step is not None and cell.algorithm.trust_region is None:
+                message = "holds the rate of a trust region; set learningRateRule: trustRegion"
+                location = "methods", index, "holdRateAtStep"
+                conflicts.append(conflict(*location, value=step, message=message))
         refuse(conflicts)
         return self
 

@@ -53,6 +53,8 @@ class Cell:
     """The whole run; `model.name` as the study's file has it."""
     evaluation_seed: int
     """Draws the held-out prompts."""
+    hold_rate_at_step: int | None = None
+    """As in `StudyMethod`."""
 
     @property
     def name(self) -> str:
@@ -88,6 +90,8 @@ class Cell:
             **dict(_flattened(spec, "")),
             **{f"loss.{name}": value for name, value in loss.items()},
         }
+        if self.hold_rate_at_step is not None:
+            document["hold_rate_at_step"] = self.hold_rate_at_step
         settings: Settings = json.loads(json.dumps(document))
         return settings
 
@@ -189,4 +193,5 @@ def _cell(study: StudySpec, name: str, lag: int, learning_rate: float, seed: int
         seed=seed,
         spec=spec,
         evaluation_seed=study.run.seed,
+        hold_rate_at_step=method.hold_rate_at_step,
     )

@@ -18,6 +18,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from research.cells.cell import Cell
+from research.cells.held_region import HeldRegion
 from research.cells.lag_control import LagControl
 from research.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import Sampler
@@ -67,6 +68,7 @@ def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
         ),
         kl_per_token=tuple(each.diagnostics.get("kl_per_token") for each in updates),
         gradient_norm=tuple(each.gradient_norm for each in updates),
+        learning_rate=tuple(each.learning_rate for each in updates),
         log_weights=tuple(
             log_weight_quantiles(each.log_weights) if each.log_weights else None for each in updates
         ),
@@ -98,6 +100,9 @@ class Experiment:
         self._model, tokenizer = load_policy(model_name, cell.spec.model.revision)
         pad = pad_token_id(tokenizer)
         self.update = PolicyUpdate(self._model, cell.spec, pad)
+        rate = self.update.step_rate
+        if cell.hold_rate_at_step is not None and rate.region is not None:
+            rate.region = HeldRegion.of(rate.region, cell.hold_rate_at_step)
         self._sampler = Sampler(cell.spec, model_name, tokenizer, pad)
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)

@@ -33,6 +33,7 @@ _DIGITS: Final = {
     "ess": 5,
     "kl_per_token": 4,
     "gradient_norm": 2,
+    "learning_rate": 3,
 }
 """Significant digits of each number of a step. The early warning asks of the last two only how many
 times larger they are than a threshold."""
@@ -64,6 +65,8 @@ class StepColumns:
     """KL divergence from behavior to target policy, nats; None when a weight has no value."""
     gradient_norm: _Numbers
     """Before clipping; 0 when there is none."""
+    learning_rate: _Numbers | None
+    """At which each step was taken, 0 of a skipped one; None in a table that has no such column."""
     log_weights: tuple[tuple[float, ...] | None, ...]
     """Log importance weights of trajectories before truncation, nats, at `LOG_WEIGHT_QUANTILES`;
     None when a weight has no value. Empty in a packed record that no claim reads."""
@@ -307,6 +310,7 @@ def _written_columns(steps: StepColumns, trajectories: int) -> dict[str, Any]:
     columns = {
         name: [_rounded(value, digits) for value in getattr(steps, name)]
         for name, digits in _DIGITS.items()
+        if getattr(steps, name) is not None
     }
     columns["ess"] = [_rounded(share, _DIGITS["ess"]) for share in shares]
     if columns["ess"] == columns["ess_ratio"]:
@@ -321,6 +325,7 @@ def _written_columns(steps: StepColumns, trajectories: int) -> dict[str, Any]:
 
 def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
     shares = columns.get("ess", columns["ess_ratio"])
+    rates = columns.get("learning_rate")
     rows = zip(*(columns.get(name, ()) for name in _LOG_WEIGHTS), strict=True)
     return StepColumns(
         ess_ratio=tuple(columns["ess_ratio"]),
@@ -328,6 +333,7 @@ def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
         ess=tuple(None if each is None else each * trajectories for each in shares),
         kl_per_token=tuple(columns["kl_per_token"]),
         gradient_norm=tuple(columns["gradient_norm"]),
+        learning_rate=None if rates is None else tuple(rates),
         log_weights=tuple(None if row[0] is None else row for row in rows),
     )
 

@@ -22,7 +22,8 @@ class StepRate:
         self._total_steps = spec.steps
         self._dead_band = spec.algorithm.dead_band
         self._updates_taken = 0
-        self._region = spec.algorithm.trust_region
+        self.region = spec.algorithm.trust_region
+        """Bounds the rates; None when nothing does."""
 
     def base(self, steps_taken: int) -> float:
         """Return the rate that optimizer and schedule set for the next step.
@@ -45,17 +46,17 @@ class StepRate:
 
         tokens_by_lag: lags in policy versions.
         """
-        if self._region is None:
+        if self.region is None:
             return
         reference, chance_nats = reading.on_policy_ess_ratio, reading.chance_nats
         if self._dead_band is not None:
             reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
         missing_nats = math.log(reference / reading.ess_ratio)
-        self._region = self._region.observe(missing_nats, tokens_by_lag, chance_nats)
+        self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats)
 
     def allowed(self, base_rate: float) -> float:
         """Return the rate that the trust region allows to the next step, in [0, base_rate]."""
-        return base_rate if self._region is None else self._region.largest_rate(base_rate)
+        return base_rate if self.region is None else self.region.largest_rate(base_rate)
 
     def take(self, rate: float | None, allowed: float | None = None) -> None:
         """Take in a step.
@@ -64,12 +65,12 @@ class StepRate:
         allowed: as `allowed` returned it; None if the batch had no ESS ratio.
         """
         self._updates_taken += rate is not None
-        if self._region is not None:
-            self._region = self._region.step(rate or 0.0, allowed)
+        if self.region is not None:
+            self.region = self.region.step(rate or 0.0, allowed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next rate depends on, for a checkpoint."""
-        region = None if self._region is None else self._region.to_dict()
+        region = None if self.region is None else self.region.to_dict()
         return {"updates_taken": self._updates_taken, "trust_region": region}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -79,5 +80,5 @@ class StepRate:
         """
         self._updates_taken = int(state["updates_taken"])
         region = state["trust_region"]
-        if self._region is not None and region is not None:
-            self._region = self._region.restore(region)
+        if self.region is not None and region is not None:
+            self.region = self.region.restore(region)

@@ -118,7 +118,7 @@ class PolicyUpdate:
         self._model = self._network.model
         self._algorithm = spec.algorithm
         self._max_gradient_norm = spec.optimizer.max_gradient_norm
-        self._rate = StepRate(spec)
+        self.step_rate = StepRate(spec)
         require_own_functions(spec)
         set_checkpoints(self._model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks, clock)
@@ -307,7 +307,7 @@ class PolicyUpdate:
         """Return what the next step depends on beside `save_tensors`, for a checkpoint."""
         return {
             "random": random_states(self._device),
-            **self._rate.state_dict(),
+            **self.step_rate.state_dict(),
             "mismatch": self._mismatch.state_dict(),
             "warning": self.health.state_dict(),
             "method": self._gradient.state_dict(),
@@ -327,7 +327,7 @@ class PolicyUpdate:
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_random_states(state["random"], self._device)
-        self._rate.load_state_dict(state)
+        self.step_rate.load_state_dict(state)
         self._mismatch.load_state_dict(state["mismatch"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
@@ -404,26 +404,26 @@ class PolicyUpdate:
         Returns the rate, with scale and rate 0 if it is skipped.
         """
         version = pending.policy_version
-        base = self._rate.base(steps_taken=version)
-        self._rate.observe(reading, tokens_by_lag(pending.trajectories, version))
-        allowed = self._rate.allowed(base)
+        base = self.step_rate.base(steps_taken=version)
+        self.step_rate.observe(reading, tokens_by_lag(pending.trajectories, version))
+        allowed = self.step_rate.allowed(base)
         scale, rate = 0.0, 0.0
         if verdict is not None:
             scale = verdict.scale * (allowed / base if base > 0.0 else 1.0)
             slowed = base * backoff.factor
             rate = slowed * scale
             self._optimizer.step(slowed, scale)
-        self._rate.take(None if verdict is None else rate, allowed)
+        self.step_rate.take(None if verdict is None else rate, allowed)
         self._optimizer.zero_grad()
         return EffectiveRate(
-            rate=rate, schedule=self._rate.schedule(base), scale=scale, backoff=backoff.factor
+            rate=rate, schedule=self.step_rate.schedule(base), scale=scale, backoff=backoff.factor
         )
 
     def _refuse(
         self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
     ) -> UpdateResult:
         self._optimizer.zero_grad()
-        self._rate.take(None)
+        self.step_rate.take(None)
         limits, backoff = self.health.rewards.limits, self.health.backoff
         self.health.observe_refusal(rewards_of(trajectories))
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
