@@ -213,3 +213,12 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     document = study_document(STUDY.replace("name: tiny", "name: ./tiny"))
     with pytest.raises(SpecError, match=r"spec\.run\.model\.name: is no directory "):
         model_directory(document, tmp_path / "s.yaml")
+
+
+def test_a_held_rate_is_one_of_a_trust_region():
+    text = STUDY.replace("{name: plain, ", "{name: plain, holdRateAtStep: 48, ")
+    (problem,) = problems(text)
+    assert problem == (
+        "spec.methods[1].holdRateAtStep: holds the rate of a trust region; set "
+        "learningRateRule: trustRegion (got 48)"
+    )

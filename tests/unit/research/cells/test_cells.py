@@ -153,6 +153,13 @@ def test_a_record_with_a_setting_that_is_gone_is_of_another_cell():
     assert not cell().has_settings({**cell().settings, "algorithm.gone": 1})
 
 
+def test_a_held_rate_is_a_setting_of_its_own():
+    held = replace(cell(), hold_rate_at_step=48)
+    assert held.has_settings(held.settings)
+    assert not held.has_settings(cell().settings)
+    assert not cell().has_settings(held.settings)
+
+
 def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):
     one = cell()
     then = one.settings

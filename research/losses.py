@@ -1,0 +1,78 @@
+"""Losses of other groups that a study compares, by the door of `algorithm.loss`.
+
+Each is a paper's rule as its authors' code has it, on the learner's record: u = pi/mu of a token,
+B trajectories with N trained tokens, and the mean over all N. Advantages are those of the method
+that the study names, GRPO's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vcpo.algo import LossConfig
+from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
+
+DPPO_LARGEST_SHIFT: Final = 0.2
+"""Probability by which a token may have moved the way that its advantage pushes it."""
+DPPO_LARGEST_WEIGHT: Final = 20.0
+TRM_LARGEST_TOKEN_KL: Final = 0.05
+"""Nats, (log u)^2 / 2 of the worst token of a response."""
+TRM_LARGEST_MEAN_KL: Final = 0.002
+"""Nats, mean of u - 1 - log u over a response."""
+
+
+def p3o(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
+    """Return P3O's coefficients: the ESS of the tokens caps the weight and sets the penalty.
+
+    k = (-A min(u, e) + (1 - e) (1 - 1/u)) / N, with e = (sum u)^2 / (N sum u^2). The second part is
+    the gradient of log u + 1/u - 1, the penalty's estimate of the divergence from mu.
+    Source: arXiv 2605.12380, and the authors' code.
+    """
+    del config
+    ratios = record.log_ratios.exp()
+    share = ratios.sum().square() / (ratios.square().sum() * len(ratios))
+    weights = torch.minimum(ratios, share)
+    penalty = (1.0 - share) * (1.0 - 1.0 / ratios)
+    values = (-record.spread(advantages) * weights + penalty) / record.size.tokens
+    return TokenCoefficients(values=values)
+
+
+def dppo(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
+    """Return the coefficients of DPPO with the total variation of the sampled token.
+
+    k = -A min(u, 20) g / N, with g = 0 where the token is more probable than under mu by more than
+    the largest shift and A > 0, or less probable by more and A < 0.
+    Source: arXiv 2602.04879, binary total variation.
+    """
+    del config
+    per_token = record.spread(advantages)
+    shifts = record.learner_logprobs.double().exp() - record.rollout_logprobs.double().exp()
+    is_kept = shifts * per_token.sign() <= DPPO_LARGEST_SHIFT
+    weights = record.log_ratios.exp().clamp(max=DPPO_LARGEST_WEIGHT) * is_kept
+    return _kept(-per_token * weights / record.size.tokens, is_kept)
+
+
+def trm(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
+    """Return the coefficients of trust-region masking: a response that leaves the region counts 0.
+
+    k = -A u / N for responses whose worst token and whose mean are within their bounds.
+    Source: arXiv 2512.23075.
+    """
+    del config
+    log_ratios = record.log_ratios
+    ratios = log_ratios.exp()
+    worst = torch.segment_reduce(log_ratios.square() / 2.0, "max", lengths=record.lengths)
+    mean = record.sums(ratios - 1.0 - log_ratios) / record.lengths
+    is_inside = (worst <= TRM_LARGEST_TOKEN_KL) & (mean <= TRM_LARGEST_MEAN_KL)
+    is_kept = record.spread(is_inside)
+    values = -record.spread(advantages) * ratios / record.size.tokens
+    return _kept(values, is_kept)
+
+
+def _kept(values: Tensor, is_kept: Tensor) -> TokenCoefficients:
+    """Return coefficients that are 0 where a token is not kept, also of a weight that is none."""
+    masked_share = float((~is_kept).double().mean())
+    return TokenCoefficients(values=values.masked_fill(~is_kept, 0.0), masked_share=masked_share)
