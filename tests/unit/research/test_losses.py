@@ -10,9 +10,10 @@ from vcpo.algo import LossConfig
 from vcpo_learner.estimator.record import BatchRecord, BatchSize
 
 CONFIG = LossConfig()
+MU = math.log(0.25)
 
 
-def record_of(log_ratios, *, mu=math.log(0.25)):
+def record_of(log_ratios, *, mu=MU):
     """A batch whose target policy is off the behavior policy by these nats per token."""
     gaps = torch.tensor([each for row in log_ratios for each in row]).double()
     rollout = torch.full_like(gaps, mu)
