@@ -1,13 +1,16 @@
-"""How far a learner in bfloat16 is from a worker in bfloat16, on one card and on several ranks.
+"""How far a learner in bfloat16 is from a worker in bfloat16, and its gradient from float64.
 
-One card holds float32 parameters and computes under autocast, which leaves residuals and
-normalizations in float32. Ranks gather parameters in bfloat16 and compute all in it, and so do
-workers. The same tokens of text are scored in each way, on a CPU, with transformers as the worker:
+One card holds float32 parameters and computes under autocast, which leaves residuals in float32.
+Ranks gather parameters in bfloat16 and compute all in it, and so do workers. A third way is a card
+that also rounds the outputs of embeddings and normalizations, and so residuals. The same tokens of
+text are scored in each way, on a CPU, with transformers as the worker:
 
     python -m benchmarks.learner.numerics examples/models/smollm2 README.md docs/architecture.md
 
-The last line printed is JSON: for each pair the mean of the absolute difference, nats a token, and
-the ESS ratio that its variance leaves of 256 tokens, exp(-256 variance).
+The last line printed is JSON. For each pair: the mean of the absolute difference, nats a token, and
+the ESS ratio that its variance leaves of 256 tokens, exp(-256 variance). `gradient_rel` is the
+distance of a gradient from that in float64, over its length: of the log-probabilities of the first
+rows, weighted as rewards above and below a baseline weigh them.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
@@ -31,14 +35,29 @@ from vcpo_learner.forward.token_batch import batch_tokens
 
 _ROWS: Final = 6
 _TOKENS: Final = 256
+_GRADIENT_TOKENS: Final = 128
+_ADVANTAGES: Final = (1.0, -0.7, 0.4)
 
 
-def as_learner(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, autocast: bool) -> Tensor:
-    """Score all tokens but the first of each row, one row at a time, as the learner does."""
-    network = PolicyNetwork(model)
-    network.compare_head()
-    found = []
-    for row in rows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a learner computes."""
+
+    parameters: torch.dtype = torch.float32
+    is_autocast: bool = False
+    rounds_outputs: bool = False
+
+    def network(self, folder: str) -> PolicyNetwork:
+        """Return a model of a folder as this learner has it."""
+        model = loaded(folder, self.parameters)
+        if self.rounds_outputs:
+            round_outputs(model)
+        network = PolicyNetwork(model)
+        network.compare_head()
+        return network
+
+    def logprobs(self, network: PolicyNetwork, row: Sequence[int]) -> Tensor:
+        """Score all tokens of a row but the first, as the learner does."""
         one = Trajectory(
             trajectory_id="",
             prompt_token_ids=tuple(row[:1]),
@@ -48,11 +67,44 @@ def as_learner(model: PreTrainedModel, rows: Sequence[Sequence[int]], *, autocas
             reward=0.0,
             finish_reason=FinishReason.STOP,
         )
-        batch = batch_tokens([one], model.device).micro_batch([0], 0, packs=False)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        cpu = torch.device("cpu")
+        batch = batch_tokens([one], cpu).micro_batch([0], 0, packs=False)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_autocast):
             logprobs = token_logprobs(network, batch, temperature=1.0)
-        found.append(batch.select_trained(logprobs))
-    return torch.cat(found)
+        return batch.select_trained(logprobs)
+
+
+WAYS: Final = {
+    "card": Way(is_autocast=True),
+    "ranks": Way(parameters=torch.bfloat16),
+    "card_with_short_residuals": Way(is_autocast=True, rounds_outputs=True),
+}
+EXACT: Final = Way(parameters=torch.float64)
+
+
+def round_outputs(model: nn.Module) -> None:
+    """Let all modules with parameters but linear layers, which do so anyway, return bfloat16."""
+    for module in model.modules():
+        has_own = next(module.parameters(recurse=False), None) is not None
+        if has_own and not isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
+
+
+def measured(way: Way, folder: str, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of all rows, and the gradient of those of the first ones."""
+    network = way.network(folder)
+    with torch.no_grad():
+        found = torch.cat([way.logprobs(network, row) for row in rows])
+    for weight, row in zip(_ADVANTAGES, rows, strict=False):
+        torch.autograd.backward(weight * way.logprobs(network, row[:_GRADIENT_TOKENS]).sum())
+    grads = (each.grad for each in network.parameters())
+    return found, torch.cat([each.float().flatten() for each in grads if each is not None])
+
+
+def loaded(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of a folder in a number type."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval()
 
 
 @torch.inference_mode()
@@ -66,7 +118,7 @@ def as_worker(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
 
 def difference(one: Tensor, other: Tensor) -> dict[str, float]:
     """Return how far two ways of scoring are apart."""
-    gaps = (one - other).double()
+    gaps = one.double() - other.double()
     return {
         "nats": round(float(gaps.abs().mean()), 4),
         "ess_of_256": round(math.exp(-256.0 * float(gaps.var())), 3),
@@ -83,27 +135,16 @@ def main() -> None:
     tokens = AutoTokenizer.from_pretrained(arguments.model)(text).input_ids[: _ROWS * _TOKENS]
     rows = [tokens[at : at + _TOKENS] for at in range(0, len(tokens), _TOKENS)]
 
-    def loaded(dtype: torch.dtype) -> PreTrainedModel:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
-        return model.eval()
-
-    precise, short = loaded(torch.float32), loaded(torch.bfloat16)
-    exact = as_learner(precise, rows, autocast=False)
-    card = as_learner(precise, rows, autocast=True)
-    precise.get_input_embeddings().register_forward_hook(lambda _, __, found: found.bfloat16())
-    ways = {
-        "card": card,
-        "card_with_short_residuals": as_learner(precise, rows, autocast=True),
-        "ranks": as_learner(short, rows, autocast=False),
-    }
-    worker = as_worker(short, rows)
-    line = {
-        "benchmark": "numerics",
-        **{f"{name}_worker": difference(found, worker) for name, found in ways.items()},
-        **{f"{name}_float32": difference(found, exact) for name, found in ways.items()},
-        "worker_float32": difference(worker, exact),
-        "card_ranks": difference(card, ways["ranks"]),
-    }
+    exact, gradient = measured(EXACT, arguments.model, rows)
+    worker = as_worker(loaded(arguments.model, torch.bfloat16), rows)
+    line: dict[str, object] = {"benchmark": "numerics", "worker_exact": difference(worker, exact)}
+    for name, way in WAYS.items():
+        found, rounded = measured(way, arguments.model, rows)
+        line |= {
+            f"{name}_worker": difference(found, worker),
+            f"{name}_exact": difference(found, exact),
+            f"{name}_gradient_rel": round(float((rounded - gradient).norm() / gradient.norm()), 4),
+        }
     sys.stdout.write(json.dumps(line) + "\n")
 
 
