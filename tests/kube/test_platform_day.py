@@ -254,21 +254,47 @@ async def test_a_run_whose_learner_asks_for_no_gpu_says_so(operator):
     assert "set `learner.gpusPerReplica`" in accepted[2]
 
 
+async def place_workers(operator):
+    """Give each worker a node."""
+    for pod in (await operator.client.get(PODS))["items"]:
+        if "rollout" in pod["metadata"]["name"]:
+            await operator.schedule(pod["metadata"]["name"])
+
+
 async def test_workers_give_their_machines_back_while_the_learner_gets_none(operator):
     await operator.create()
     await operator.settle()
+    await place_workers(operator)
     assert await operator.replicas() == 1
     operator.now_s += LEARNER_PATIENCE_S
     await operator.settle()
     assert await operator.replicas() == 0
     assert (await condition(operator, "RolloutsReady"))[1] == "LearnerCannotStart"
+    operator.restart_operator()
+    await operator.settle()
+    assert await operator.replicas() == 0
     await operator.schedule("demo-learner-0")
+    await operator.settle()
+    assert await operator.replicas() == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "are_placed"),
+    [({}, False), ({"pods": {"template": {"spec": {"schedulerName": "volcano"}}}}, True)],
+)
+async def test_workers_that_a_gang_is_waiting_for_stay(operator, spec, are_placed):
+    await operator.create(**spec)
+    await operator.settle()
+    if are_placed:
+        await place_workers(operator)
+    operator.now_s += LEARNER_PATIENCE_S
     await operator.settle()
     assert await operator.replicas() == 1
 
 
 async def test_workers_of_a_learner_that_lost_its_node_wait_for_it_a_while(operator):
     await train(operator)
+    await place_workers(operator)
     unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
     operator.connections.signals = None

@@ -5,10 +5,11 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vcpo.api import VCPORun
+from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.control import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children.revision import Revision
@@ -80,8 +81,10 @@ class Snapshot:
         """Whether workers would only hold their machines, because the learner cannot start.
 
         It has no node, or its containers cannot be made, for longer than an ordinary start takes.
+        Workers without a node hold nothing: a queue may admit them together with the learner. A
+        scheduler of the user's own may place all pods together, so it has them all.
         """
-        if self.verdict.phase is not LifecyclePhase.RUN:
+        if self.verdict.phase is not LifecyclePhase.RUN or _has_own_scheduler(self.run.spec):
             return False
         known = self.before.condition("LearnerReady")
         since_s = known.transition_s if known is not None else self.now_s
@@ -89,7 +92,10 @@ class Snapshot:
             return False
         pods = self.observed.pods_of(Role.LEARNER)
         able = [pod for pod in pods if pod.ready or (pod.node is not None and not _is_stuck(pod))]
-        return len(able) < self.run.spec.learner.replicas
+        rollouts = self.before.condition("RolloutsReady")
+        is_lent = rollouts is not None and rollouts.reason == "LearnerCannotStart"
+        holds = is_lent or any(pod.node for pod in self.observed.pods_of(Role.ROLLOUT))
+        return holds and len(able) < self.run.spec.learner.replicas
 
     def has_started(self, revision: Revision) -> bool:
         """Whether all of the learner's pods are of a revision, and answer."""
@@ -190,6 +196,13 @@ def judge_run(
         ends_now=verdict.has_ended and current.completion_s is None,
         kept=kept,
     )
+
+
+def _has_own_scheduler(spec: VCPORunSpec) -> bool:
+    """Whether a template names a scheduler."""
+    groups = (group.template for group in spec.rollouts)
+    parts = (each.get("spec") for each in (spec.pods.template, spec.learner.template, *groups))
+    return any(isinstance(part, Mapping) and part.get("schedulerName") for part in parts)
 
 
 def _is_stuck(pod: ObservedPod) -> bool:
