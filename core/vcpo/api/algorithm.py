@@ -340,9 +340,11 @@ class Batch(Section):
     """The data of one optimizer step: prompts times trajectories per prompt."""
 
     prompts_per_step: Annotated[int, Field(ge=1, le=65_536)] = 16
-    """Prompt groups that one optimizer step consumes."""
+    """Prompt groups that one optimizer step consumes. Raise it for a steadier gradient; a step then
+    takes longer."""
     trajectories_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Responses sampled for each prompt (group size). Baselines per group need at least 2."""
+    """Responses sampled for each prompt (group size). Baselines per group need at least 2. Raise it
+    if the rewards of many groups are all equal, since those teach nothing."""
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Most trajectories in one forward pass. It does not change the update. If unset, 64 on a CPU,
     and on a GPU as many as its memory holds."""
@@ -385,10 +387,11 @@ class Sampling(Section):
 
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0
     """Softmax temperature of training responses; at most 2 for engine `vllm`. The learner scores
-    tokens at the same temperature."""
+    tokens at the same temperature. Raise it if responses to a prompt are all alike."""
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
     """Longest response, in tokens. A longer one is truncated, and the environment judges what there
-    is. The model's context must hold it together with the prompt."""
+    is. The model's context must hold it together with the prompt. Raise it if many responses are
+    truncated."""
     stop_strings: Annotated[
         tuple[StopString, ...],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
@@ -421,9 +424,11 @@ class Evaluation(Section):
     """Evaluation on held-out prompts, whose responses the rollout workers sample."""
 
     every_steps: Steps = 25
-    """Optimizer steps between evaluations. One more is always made at the start and at the end."""
+    """Optimizer steps between evaluations. One more is always made at the start and at the end.
+    Raise it if evaluations take much of the workers' time."""
     prompts: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Number of held-out prompts; every evaluation uses the same ones."""
+    """Number of held-out prompts; every evaluation uses the same ones. Raise it to tell smaller
+    differences apart: the error of an accuracy is up to 0.5 / sqrt(prompts)."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     """Responses sampled for each held-out prompt."""
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0

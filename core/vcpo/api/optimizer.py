@@ -39,7 +39,8 @@ class Optimizer(Section):
     0.95 and half of AdamW's memory; AdamW for the rest). Several ranks need `adamw`."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
     """Base learning rate, reached after the warm-up. The learning-rate rule scales it at each
-    step."""
+    step. Lower it if the reward falls again; adapters take about ten times that of all
+    parameters."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Updates over which the base learning rate rises linearly from zero. A skipped step is not an
     update."""

@@ -93,7 +93,7 @@ class Lora(Section):
     """Low-rank adapters (arXiv 2106.09685), trained and published instead of all parameters."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Rank of each adapter."""
+    """Rank of each adapter. Raise it if the run learns less than with all parameters."""
     alpha: Annotated[int, Field(ge=1, le=10_000)] = 32
     """Numerator of the adapters' scale, alpha / rank."""
     target_modules: Annotated[list[TargetModule], Field(max_length=32)] = Field(default=[])
@@ -132,7 +132,8 @@ class Reward(Section):
     """Function that judges: `package.module:function` of your own, called with `prompt` and
     `response`, or a shipped one; `environment` is the reward that the environment itself gives."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
-    """Factor on what the function returns. The products of all rewards are added up."""
+    """Factor on what the function returns. The products of all rewards are added up; change it so
+    that none drowns the others."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """More arguments of the function, by name; `docs/environments.md` lists those of shipped
     ones."""
@@ -168,8 +169,8 @@ class Environment(Section):
     """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or
     `auto` (chat if the tokenizer has a template)."""
     system_prompt: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
-    """System message before each prompt that has none of its own. It needs the chat format. If
-    unset, none."""
+    """System message before each prompt that has none of its own. It needs the chat format. Set it
+    to ask for a form of answer that the reward expects. If unset, none."""
     template_arguments: Annotated[dict[str, Any], Field(max_length=32), FINITE] = Field(default={})
     """Arguments of the tokenizer's chat template, such as `enable_thinking: false`. They need the
     chat format."""
@@ -325,7 +326,8 @@ class RolloutGroup(Section):
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Largest number of workers, started while the learner waits for data."""
+    """Largest number of workers, started while the learner waits for data. Raise it if the learner
+    still waits."""
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] = 64
     """Responses that one worker generates at a time. At least `batch.trajectoriesPerPrompt`. Raise
     it until the worker's memory is used."""

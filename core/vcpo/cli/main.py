@@ -24,6 +24,7 @@ from vcpo.api import (
     missing_gpus,
     with_gpu_defaults,
 )
+from vcpo.api.reference import reference_page
 from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.doctor import doctor
@@ -177,9 +178,15 @@ app.command()(export)
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON schema of a run file."""
-    typer.echo(json.dumps(json_schema(), indent=2))
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a page for people: docs/reference.md.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of a run file, or a page of its fields."""
+    typer.echo(
+        reference_page() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown
+    )
 
 
 @contextlib.contextmanager

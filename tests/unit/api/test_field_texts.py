@@ -1,13 +1,19 @@
-"""Every field of a run says what it sets, in which unit, and what it means if it is unset."""
+"""Every field of a run says what it sets, in which unit, and what it means if it is unset.
+
+The page of all fields, docs/reference.md, is made of these texts.
+"""
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from vcpo.api.reference import FIRST, reference_page
 from vcpo.api.run import VCPORunSpec
 
 UNITS = {"_seconds": "seconds", "_gibibytes": "GiB", "_nats": "nats per token"}
@@ -61,3 +67,38 @@ def test_no_text_speaks_of_pythons_none():
         return "None" in text(field)
 
     assert offenders(is_broken) == []
+
+
+PAGE = reference_page()
+ROWS = re.findall(r"^\| `([\w.\[\]]+)` \| (.+?) \| (.+?) \| (.+) \|$", PAGE, flags=re.M)
+
+
+def test_the_page_of_the_documentation_is_up_to_date():
+    cure = "vcpo schema --markdown > docs/reference.md"
+    assert Path("docs/reference.md").read_text() == PAGE, cure
+
+
+def test_each_field_stands_once_with_its_text_and_the_twenty_come_first():
+    paths = [path for path, *_ in ROWS]
+    assert len(FIRST) == 20
+    assert tuple(paths[:20]) == FIRST
+    assert len(set(paths)) == len(paths)
+
+    def in_file(path: str) -> str:
+        return re.sub("_([a-z])", lambda each: each[1].upper(), path.removeprefix("spec."))
+
+    texts = {path.replace("[]", ""): text for path, _, _, text in ROWS}
+    assert texts == {
+        in_file(path): " ".join((field.description or "").split()).replace("|", "\\|")
+        for path, _, field in fields()
+    }
+
+
+def test_kind_range_and_default_of_a_field_are_told():
+    told = {path: (value, default) for path, value, default, _ in ROWS}
+    assert told["steps"] == ("integer, 1 to 10,000,000", "must be set")
+    assert told["optimizer.learningRate"] == ("number, above 0 to 1", "`1e-06`")
+    assert told["environment.overlongPrompts"] == ("`skip`, `truncate`, `fail`", "`skip`")
+    assert told["model.lora"] == ("section", "unset")
+    assert told["rollouts"] == ("list: section", "one, `main`")
+    assert told["model.lora.targetModules"] == ("list: text", "`[]`")
