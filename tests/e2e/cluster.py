@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.e2e import day
 from tests.e2e.leftovers import objects_of, processes_below
 from tests.e2e.log_lines import LogLines
 from tests.e2e.observed import SeenRun, observe, throttle_is_told
@@ -311,5 +312,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
     parser.add_argument("--limit-seconds", type=float, default=420.0, help="give up after this")
     parser.add_argument("--steps", type=int, help="of the run [those of its file]")
+    parser.add_argument("--day", action="store_true", help="a platform team's days instead")
     options = parser.parse_args()
+    if options.day:
+        sys.exit(day.main())
     sys.exit(asyncio.run(_main(options.limit_seconds, options.steps)))

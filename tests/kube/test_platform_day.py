@@ -1,6 +1,7 @@
 """A platform team's days: what an upgrade, an edit or a mistake does to the pods of runs.
 
-Pods become ready because a test says so; nothing trains.
+Pods become ready because a test says so; nothing trains. `python -m tests.e2e.cluster --day` runs
+these tests and adds up the numbers that they record, each of which must be 0.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ UPGRADED = dataclasses.replace(
     scrape_annotations=False,
 )
 OTHER = RunKey("default", "other")
+ON_GPUS = [{"name": "main", "engine": "vllm", "minReplicas": 1, "maxReplicas": 3}]
 
 
 @pytest.fixture
@@ -94,12 +96,13 @@ async def leave(operator, pod, reason, message):
     await operator.client.delete(path)
 
 
-async def test_an_upgraded_operator_replaces_no_pod_and_says_what_waits(operator):
+async def test_an_upgraded_operator_replaces_no_pod_and_says_what_waits(operator, record_property):
     await train(operator)
     before, file = await pods(operator), (await operator.client.get(CONFIG))["data"]
     revision = (await operator.run())["status"]["revision"]
     operator.restart_operator(UPGRADED)
     await operator.settle()
+    record_property("runs_restarted_by_upgrade", int(await pods(operator) != before))
     assert await pods(operator) == before
     assert (await operator.client.get(CONFIG))["data"] == file
     status, reason, message = await condition(operator, "UpToDate")
@@ -376,18 +379,22 @@ async def test_a_template_may_take_a_default_away(operator):
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
 
 
-async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator):
+async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator, record_property):
     await without_room_for_pods(operator)
     told = await condition(operator, "LearnerReady")
     assert told[1] == "FailedCreate"
     before = await events(operator, "FailedCreate")
     operator.restart_operator()
     await operator.reconcile()
+    after = await events(operator, "FailedCreate")
+    record_property("flaps", len(after) - len(before))
     assert await condition(operator, "LearnerReady") == told
-    assert await events(operator, "FailedCreate") == before
+    assert after == before
 
 
-async def test_two_operators_without_a_lease_do_not_contradict_each_other(operator):
+async def test_two_operators_without_a_lease_do_not_contradict_each_other(
+    operator, record_property
+):
     await without_room_for_pods(operator)
     told, first = await condition(operator, "LearnerReady"), operator.reconciler
     version = (await operator.run())["metadata"]["resourceVersion"]
@@ -398,7 +405,9 @@ async def test_two_operators_without_a_lease_do_not_contradict_each_other(operat
         operator.now_s += 5.0
         await operator.reconcile()
         assert await condition(operator, "LearnerReady") == told
-    assert (await operator.run())["metadata"]["resourceVersion"] == version
+    after = (await operator.run())["metadata"]["resourceVersion"]
+    record_property("flaps", int(after != version))
+    assert after == version
 
 
 async def without_room_for_pods(operator):
@@ -409,3 +418,50 @@ async def without_room_for_pods(operator):
     await operator.settle()
     operator.now_s += PATIENCE_S
     await operator.settle()
+
+
+async def test_a_run_that_fails_holds_no_gpu(operator, record_property):
+    await train(operator, learner={"gpusPerReplica": 1}, rollouts=ON_GPUS)
+    assert await gpus_held(operator) == 2
+    operator.connections.signals = signals(RunPhase.FAILED)
+    await operator.settle()
+    assert (await condition(operator, "Failed"))[:2] == ("True", "LearnerFailed")
+    held = await gpus_held(operator)
+    record_property("gpus_held_after_failure", held)
+    assert held == 0
+
+
+async def test_a_suspended_run_lends_its_gpus_and_resumes_from_its_volume(operator):
+    await train(operator, learner={"gpusPerReplica": 1}, rollouts=ON_GPUS)
+    volume = (await operator.client.get(CLAIM))["metadata"]["uid"]
+    await operator.edit(suspend=True)
+    await operator.reconcile()
+    assert operator.connections.drains == ["the run is suspended"]  # it saves first
+    operator.connections.signals = None
+    await operator.settle()
+    assert await gpus_held(operator) == 0
+    await operator.edit(suspend=False)
+    await operator.settle()
+    assert await gpus_held(operator) == 2
+    assert (await operator.client.get(CLAIM))["metadata"]["uid"] == volume
+    pod = await operator.client.get(f"{PODS}/demo-learner-0")
+    assert "--resume" in pod["spec"]["containers"][0]["command"]
+
+
+async def test_a_deleted_run_leaves_nothing_but_its_volume(operator, record_property):
+    await train(operator)
+    await operator.client.delete(RUN)
+    operator.connections.signals = None
+    await operator.settle()
+    left = [*await operator.objects(), *(await operator.client.get(PODS))["items"]]
+    record_property("orphans", len(left) - 1)
+    assert left == ["persistentvolumeclaims/demo-learner"]
+
+
+async def gpus_held(operator):
+    """GPUs that the pods of all runs ask for."""
+    containers = [
+        pod["spec"]["containers"][0] for pod in (await operator.client.get(PODS))["items"]
+    ]
+    limits = [each["resources"].get("limits", {}) for each in containers]
+    return sum(int(each.get("nvidia.com/gpu", 0)) for each in limits)
