@@ -85,7 +85,7 @@ def assert_every_log_line_is_json(run: LocalRun) -> None:
 
 
 def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: StartRun) -> None:
-    run = start_run(steps=3, adapters=", lora: {rank: 2, alpha: 4}")
+    run = start_run(steps=3, workers=1, adapters=", lora: {rank: 2, alpha: 4}")
     status, summary = run.finish()
     assert status == 0
     assert summary["trajectories"]["consumed"] == 3 * 16
@@ -272,15 +272,15 @@ def test_a_run_whose_processes_are_killed_equals_one_that_nothing_happens_to(
 
 
 def test_no_process_outlives_a_killed_host_even_if_it_is_stopped(start_run: StartRun) -> None:
-    run = start_run(steps=100_000)
+    run = start_run(steps=100_000, workers=1)
     run.wait_for_step(2)
-    pids = [run.pid_of(name) for name in ("learner", "main-0", "main-1")]
+    pids = [run.pid_of(name) for name in ("learner", "main-0")]
     pids += weight_servers(run)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     run.process.kill()
     run.process.wait()
-    assert len(pids) == 4
+    assert len(pids) == 3
     wait_for_exit(pids)
     assert list((run.path / "checkpoints").glob("step-*/meta.json"))  # the learner still saved
 
@@ -358,7 +358,7 @@ def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(
 ) -> None:
     monkeypatch.setenv("VCPO_LOG_FORMAT", "json")
     (tmp_path / "choosy.py").write_text(CHOOSY)
-    run = start_run(environment="'choosy:Choosy'")
+    run = start_run(workers=1, environment="'choosy:Choosy'")
     status, summary = run.finish()
     assert status == 1
     assert summary["steps"] == 0
