@@ -60,7 +60,10 @@ class Sink(Section):
     mode: WandbMode | None = None
     """Mode of Weights & Biases: `online` sends the numbers; `offline` writes them to `wandb` in the
     run directory, and `wandb sync` sends them later. If unset, `online`. Only for `wandb`."""
-
+    samples: bool = False
+    """If true, the service also gets texts: at each evaluation a table of held-out prompts, answers
+    and rewards. Set it only if prompts and answers may leave the machine. Not for a class of your
+    own, which finds them in the run directory."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """Settings of your own class. Only for `package.module:Class`."""
 
@@ -81,6 +84,8 @@ class Sink(Section):
         ]
         if self.parameters and self.is_shipped:
             unused.append("parameters")
+        if self.samples and not self.is_shipped:
+            unused.append("samples")
         refuse(
             conflict(
                 to_camel(field),

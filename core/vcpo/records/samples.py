@@ -140,6 +140,11 @@ def read_answers(run_dir: Path) -> list[list[Sample]]:
     return [list(_read(path)) for path in _evaluations(run_dir)]
 
 
+def read_evaluation(run_dir: Path, step: int) -> list[Sample]:
+    """Return the answers of the evaluation at a step; none if they are not kept."""
+    return list(_read(run_dir / FOLDER / _EVALUATION.format(step)))
+
+
 def _evaluations(run_dir: Path) -> list[Path]:
     """Return the files of evaluations, in order of their steps."""
     return sorted((run_dir / FOLDER).glob("evaluation-*.jsonl"))

@@ -10,6 +10,7 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
+from vcpo.tracking.sample_table import TITLE, table_page, table_rows
 from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
 from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun
 
@@ -36,6 +37,7 @@ class MlflowSink:
         import mlflow
 
         self._mlflow = mlflow
+        self._settings, self._tracked = settings, tracked
         self._client = mlflow.MlflowClient(tracking_uri=url)
         known_id = tracked.known_id(SinkName.MLFLOW)
         if known_id is None:
@@ -60,6 +62,9 @@ class MlflowSink:
     def evaluation(self, record: EvaluationRecord) -> None:
         """Send the result at the step at which the evaluation started."""
         self._log_once(evaluation_scalars(record), record.step, record.time_unix_s)
+        if rows := table_rows(self._settings, self._tracked, record.step):
+            name = f"{TITLE}/step-{record.step:08d}.md"
+            self._client.log_text(self._run_id, table_page(rows), name)
 
     def event(self, record: EventRecord, step: int) -> None:
         """Send a mark at the step, and the last event of each kind as a tag."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
+from vcpo.tracking.sample_table import TITLE, table_page, table_rows
 from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
 from vcpo.tracking.sink import TrackedRun
 
@@ -41,6 +42,7 @@ class TensorBoardSink:
             for earlier in folder.glob(f"{_FILES}{_COPY}"):
                 earlier.unlink()
         files = sorted(folder.glob(_FILES))
+        self._settings, self._tracked = settings, tracked
         self._sent_steps = () if tracked.is_copy else _unbroken(_shown_steps(files))
         self._last_step = len(self._sent_steps)
         # Names end in the second of their creation, which two starts may share.
@@ -68,6 +70,9 @@ class TensorBoardSink:
         """Write the result at the step at which the evaluation started."""
         for name, value in evaluation_scalars(record).items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
+        if rows := table_rows(self._settings, self._tracked, record.step):
+            page = table_page(rows)
+            self._writer.add_text(TITLE, page, record.step, walltime=record.time_unix_s)
 
     def event(self, record: EventRecord, step: int) -> None:
         """Write the event as text."""

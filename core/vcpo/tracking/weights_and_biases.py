@@ -9,6 +9,7 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName, WandbMode
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
+from vcpo.tracking.sample_table import COLUMNS, TITLE, table_rows
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
 from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun, new_id
 
@@ -30,6 +31,7 @@ class WandbSink:
         run_id = tracked.known_id(SinkName.WANDB) or tracked.keep_id(SinkName.WANDB, new_id())
         is_offline = settings.mode is WandbMode.OFFLINE
         self._wandb = wandb
+        self._settings, self._tracked = settings, tracked
         self._run = wandb.init(
             id=run_id,
             name=tracked.title,
@@ -73,7 +75,10 @@ class WandbSink:
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Send the result against the step at which the evaluation started."""
-        self._fill({**evaluation_scalars(record), _EVALUATION_STEP: record.step})
+        values = {**evaluation_scalars(record), _EVALUATION_STEP: record.step}
+        if rows := table_rows(self._settings, self._tracked, record.step):
+            values[TITLE] = self._wandb.Table(columns=list(COLUMNS), data=rows)
+        self._fill(values)
 
     def event(self, record: EventRecord, step: int) -> None:
         """Send a mark at the step, and the last event of each kind as text."""

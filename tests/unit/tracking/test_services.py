@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tests.fixtures.samples import make_sample
 from tests.fixtures.tracked_process import TrackedProcess, step_of
 from tests.fixtures.tracking import (
     tensorboard_scalars,
@@ -21,6 +23,7 @@ from tests.fixtures.tracking import (
 from vcpo.api import SpecError, VCPORun
 from vcpo.api.tracking import Sink, SinkName, Tracking
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal, read_metrics
+from vcpo.records.samples import write_answers
 from vcpo.tracking import services
 from vcpo.tracking.scalars import LAST_NAME, step_scalars
 from vcpo.tracking.services import check_sinks, open_sink
@@ -224,6 +227,50 @@ def test_mlflow_continues_one_run_and_keeps_the_first_history(tmp_path):
     assert run.data.metrics["evaluation/evaluation_accuracy"] == 0.25
     assert run.data.tags["events/CheckpointSaved"] == "step 1"
     assert (run.data.params["model.name"], run.data.params["steps"]) == ("m", "30")
+
+
+TOLD = make_sample(prompt="<|user|>2 + 2 =\n?", response="It is **4**", reward_parts={"right": 1.0})
+PAGE = """\
+| prompt | response | reward | parts | tokens | end |
+| --- | --- | --- | --- | --- | --- |
+| &lt;&#124;user&#124;&gt;2 + 2 =<br>? | It is &#42;&#42;4&#42;&#42; | 1 | right 1 | 2 | stop |
+"""
+
+
+def evaluate(settings: Sink, run_dir: Path) -> str:
+    """Have a sink get a step and an evaluation with an answer; return the run's id there."""
+    tracked = TrackedRun(run=make_run(), run_dir=run_dir)
+    write_answers(run_dir, EVALUATION.step, [TOLD])
+    sink = open_sink(settings, tracked)
+    sink.step(step_of(2, 0.5))
+    sink.evaluation(EVALUATION)
+    sink.close(failed=False)
+    return tracked.known_id(settings.name) or ""
+
+
+def test_tensorboard_gets_answers_if_its_entry_says_so(tmp_path):
+    evaluate(Sink(name=SinkName.TENSORBOARD, samples=True), tmp_path)
+    assert tensorboard_texts(tmp_path / "tensorboard")["evaluation/samples"] == PAGE
+
+
+def test_weights_and_biases_gets_answers_if_its_entry_says_so(tmp_path):
+    evaluate(Sink(name=SinkName.WANDB, mode="offline", samples=True), tmp_path)
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/evaluation/*.table.json")
+    assert json.loads(table.read_text())["data"] == [
+        ["<|user|>2 + 2 =\n?", "It is **4**", 1.0, "right 1", 2, "stop"]
+    ]
+
+
+def test_mlflow_gets_answers_if_its_entry_says_so(tmp_path):
+    settings = mlflow_settings(tmp_path).model_copy(update={"samples": True})
+    run_id = evaluate(settings, tmp_path)
+    (page,) = tmp_path.glob(f"mlruns/*/{run_id}/artifacts/evaluation/samples/step-00000002.md")
+    assert page.read_text() == PAGE
+
+
+def test_without_that_word_no_text_leaves_the_machine(tmp_path):
+    evaluate(Sink(name=SinkName.TENSORBOARD), tmp_path)
+    assert set(tensorboard_texts(tmp_path / "tensorboard")) == {"run"}
 
 
 def test_a_failed_run_is_shown_as_failed(tmp_path):
