@@ -465,3 +465,17 @@ async def gpus_held(operator):
     ]
     limits = [each["resources"].get("limits", {}) for each in containers]
     return sum(int(each.get("nvidia.com/gpu", 0)) for each in limits)
+
+
+async def test_a_queue_sees_learner_and_least_workers_as_one_unit(operator, record_property):
+    groups = [
+        {"name": "main", "minReplicas": 2, "maxReplicas": 2},
+        {"name": "more", "minReplicas": 0, "maxReplicas": 4},
+    ]
+    await operator.create(pods={"queueName": "gpus"}, rollouts=groups)
+    await operator.settle()
+    made = [each["metadata"] for each in (await operator.client.get(PODS))["items"]]
+    named = [each for each in made if "kueue.x-k8s.io/pod-group-name" in each["labels"]]
+    sizes = {each["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for each in named}
+    record_property("admitted_as_unit", int(sizes == {"3"} and len(named) == len(made) == 3))
+    assert (sizes, len(named), len(made)) == ({"3"}, 3, 3)

@@ -133,7 +133,9 @@ class Pods(Section):
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pods. If unset, the cluster's default."""
     queue_name: ObjectName | None = None
-    """Kueue LocalQueue that admits the pods. If unset, Kueue is not used. Immutable."""
+    """Kueue LocalQueue that admits the pods: those of the learner, and of each group whose
+    `minReplicas` is its `maxReplicas`, as one unit; those of other groups one by one. If unset,
+    Kueue is not used. Immutable."""
     keys_secret_name: ObjectName | None = None
     """Secret with the keys by which the run's processes know each other: `worker` of the workers at
     the learner, `steering` of the operator at the learner; two random texts. If unset, the operator

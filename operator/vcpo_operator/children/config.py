@@ -61,7 +61,10 @@ _NOT_OF_PODS: Final[Mapping[str, Any]] = {
 
 def pod_fields(spec: VCPORunSpec) -> dict[str, Any]:
     """Return what a spec says of its pods, as JSON: of all that they depend on, the user's part."""
-    return spec.model_dump(mode="json", by_alias=True, exclude=_NOT_OF_PODS)
+    excluded: dict[str, Any] = dict(_NOT_OF_PODS)
+    if spec.pods.queue_name is not None:  # the pods say how many are one unit
+        del excluded["rollouts"]
+    return spec.model_dump(mode="json", by_alias=True, exclude=excluded)
 
 
 def run_file(run: VCPORun) -> str:

@@ -26,7 +26,6 @@ from vcpo_operator.children.pod_template.template import (
     downloads_model,
     near,
     pod_template,
-    queue_labels,
     transport_arguments,
 )
 from vcpo_operator.names import (
@@ -75,7 +74,6 @@ def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running:
         learner_name(parent.name),
         body,
         role=Role.LEARNER,
-        extra_labels=queue_labels(parent),
     )
 
 

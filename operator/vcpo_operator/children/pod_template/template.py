@@ -27,8 +27,8 @@ from vcpo_operator.children.pod_template.resources import (
     quantity_problems,
     with_defaults,
 )
+from vcpo_operator.children.queue import pod_metadata
 from vcpo_operator.names import (
-    QUEUE_LABEL,
     RUN_FILE,
     TEMPLATE_HASH_ANNOTATION,
     Role,
@@ -117,8 +117,10 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
-    own_labels = labels(parent.name, workload.role, workload.group) | queue_labels(parent)
+    own_labels, own_annotations = pod_metadata(parent, workload.group)
+    own_labels |= labels(parent.name, workload.role, workload.group)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
+    metadata["annotations"] = {**metadata.get("annotations", {}), **own_annotations}
     # Processes read the run file and the keys when they start, so another one needs another pod.
     content = {
         "template": template,
@@ -168,12 +170,6 @@ def _resources(
 
 def _gpu_name(parent: Parent, defaults: OperatorDefaults) -> str:
     return parent.run.spec.pods.gpu_resource_name or defaults.gpu_resource_name
-
-
-def queue_labels(parent: Parent) -> dict[str, str]:
-    """Return Kueue's label for a queued run; the workload and its pods carry it."""
-    queue = parent.run.spec.pods.queue_name
-    return {} if queue is None else {QUEUE_LABEL: queue}
 
 
 def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:

@@ -15,12 +15,13 @@ from tests.fixtures.operator.runs import (
     KEY,
     UID,
     document,
+    make_run,
     parent,
     template_digest,
 )
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
-from vcpo_operator.children.config import run_file
+from vcpo_operator.children.config import pod_fields, run_file
 from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -350,11 +351,31 @@ def test_a_template_cannot_take_our_labels_away():
     assert (labels[RUN_LABEL], labels["team"]) == ("demo", "blue")
 
 
-def test_a_queued_run_labels_its_workloads_and_their_pods():
-    for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
-        manifest = build(**EVERYTHING)[name].manifest
-        assert manifest["metadata"]["labels"][QUEUE_LABEL] == "gpus"
-        assert manifest["spec"]["template"]["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+def test_a_queue_admits_the_learner_and_groups_of_a_fixed_size_as_one_unit():
+    groups = [
+        {"name": "base", "minReplicas": 4, "maxReplicas": 4},
+        {"name": "more", "minReplicas": 0, "maxReplicas": 8},
+    ]
+    made = build(pods={"queueName": "gpus"}, learner={"replicas": 2}, rollouts=groups)
+    unit = {"kueue.x-k8s.io/pod-group-name": "demo-learner-6"}
+    for name in ("StatefulSet demo-learner", "Deployment demo-rollout-base"):
+        template = made[name].manifest["spec"]["template"]["metadata"]
+        assert QUEUE_LABEL not in made[name].manifest["metadata"]["labels"]
+        assert {QUEUE_LABEL: "gpus", **unit}.items() <= template["labels"].items()
+        assert template["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "6"
+        assert template["annotations"]["kueue.x-k8s.io/pod-group-serving"] == "true"
+    own = made["Deployment demo-rollout-more"].manifest
+    assert own["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+    assert not unit.keys() & own["spec"]["template"]["metadata"]["labels"].keys()
+
+
+def test_another_size_of_the_unit_is_an_edit_of_the_pods_and_without_a_queue_it_is_none():
+    def fields(size: int, **pods: str) -> dict[str, Any]:
+        groups = [{"name": "main", "minReplicas": size, "maxReplicas": size}]
+        return pod_fields(make_run(pods=pods, rollouts=groups).spec)
+
+    assert fields(2, queueName="gpus") != fields(3, queueName="gpus")
+    assert fields(2) == fields(3)
 
 
 @pytest.mark.parametrize(
