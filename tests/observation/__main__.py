@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.rules.paces import PACES_S, alerts_at
 from tests.observation.findings import WARNING_ALERT, alarm, exposures, local_panels, series_per_run
 from tests.observation.local_runs import ROOT, observed_runs
 from tests.observation.rule_files import alerts_with_runbook, defined_alerts, tested_alerts
@@ -31,6 +32,8 @@ def observe_all(root: Path) -> dict[str, Any]:
         found, series = alarm(observation), series_per_run(observation)
     _say("4 of 4: a run under the operator (about 2 minutes)")
     cluster = observed_cluster()
+    _say("alerts at a second, a minute and a quarter of an hour a step")
+    paces = {f"alerts_at_{pace_s}s": sorted(alerts_at(pace_s, root)) for pace_s in PACES_S}
     with_data = {"/".join(each) for each in panels.with_data} | {*cluster["panels_with_data"]}
     everywhere = {f"{board.uid}/{panel.slug}" for board in BOARDS for panel in board.panels}
     return {
@@ -38,6 +41,8 @@ def observe_all(root: Path) -> dict[str, Any]:
         "alerts_with_runbook": len(alerts_with_runbook()),
         "alerts_tested": len(tested_alerts()),
         **found,
+        **paces,
+        "collapse_alerted": "VCPORewardCollapsed" in alerts_at(60, root, collapses=True),
         "throttle_reason_visible": found["throttle_reason_visible"]
         and cluster["throttle_reason_visible"],
         "panels": len(everywhere),
@@ -61,6 +66,12 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
         == result["alerts_defined"],
         "every alert must be tested": result["alerts_tested"] == result["alerts_defined"],
         "no alert may fire on a healthy run": not result["alerts_on_healthy"],
+        "no alert may fire on a healthy run at any pace": not any(
+            result[f"alerts_at_{pace_s}s"] for pace_s in PACES_S
+        ),
+        "a collapse of the reward alone must alert": result["collapse_alerted"],
+        "the effective rate must be one number": result["effective_rate_agrees"],
+        "at most 48 panels": result["panels"] <= 48,
         "every panel must have data": not result["panels_without_data"],
         "the collapse must fire the warning": WARNING_ALERT in result["fired"],
         "no alert may outlive the run": set(result["fired"]) == set(result["resolved"]),

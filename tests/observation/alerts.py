@@ -5,8 +5,6 @@ Prometheus writes the series `ALERTS` at each evaluation.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer
@@ -37,37 +35,3 @@ def fired_alerts(server: PrometheusServer, start_s: float, end_s: float) -> list
         for series in found
     ]
     return sorted(fired, key=lambda each: (each.first_s, each.name))
-
-
-def early_firings_s(
-    firings_s: Sequence[float],
-    samples: Sequence[tuple[float, float]],
-    *,
-    threshold: float,
-    window_s: float,
-) -> list[float]:
-    """Evaluations that fired though the window before them had no sample, or one below a threshold.
-
-    firings_s: Unix times of evaluations at which the alert fired.
-    samples: Unix time and value of what was scraped.
-    """
-    windows = {
-        at_s: [value for time_s, value in samples if at_s - window_s < time_s <= at_s]
-        for at_s in firings_s
-    }
-    return [at_s for at_s, values in windows.items() if min(values, default=-math.inf) < threshold]
-
-
-def longest_above_s(samples: Sequence[tuple[float, float]], threshold: float) -> float:
-    """The longest time between two samples with none below a threshold in between, in seconds.
-
-    samples: Unix time and value of what was scraped.
-    """
-    longest_s, since_s = 0.0, None
-    for time_s, value in samples:
-        if value < threshold:
-            since_s = None
-            continue
-        since_s = time_s if since_s is None else since_s
-        longest_s = max(longest_s, time_s - since_s)
-    return longest_s

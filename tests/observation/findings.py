@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from tests.fixtures.observation.exposure import Exposure, compare, exposed_names, most_series
 from tests.fixtures.observation.panels import PanelAnswers, answer_panels
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
-from tests.observation.alerts import FiredAlert, early_firings_s, fired_alerts, longest_above_s
+from tests.observation.alerts import fired_alerts
 from tests.observation.local_runs import (
     COLLAPSE,
-    SCALE,
     SCRAPE_INTERVAL_MS,
     Observation,
     ObservedRun,
@@ -46,14 +44,6 @@ LOCAL_FEATURES = (
 """What the runs together have, of what a metric may need to appear."""
 
 WARNING_ALERT = "VCPOCollapseWarning"
-CRITICAL_ALERT = "VCPOCollapseImminent"
-CRITICAL_ALERT_S = 60 * SCALE
-"""Time for which a run must be critical before that alert fires, in the rules' faster time."""
-CRITICAL_RATIO = 2 / 3
-"""Early warning at and above which a run is critical."""
-WARNING_WINDOW_S = 300 * SCALE
-"""Time for which a run must show no warning before the warning's alert ends, likewise."""
-
 _STEP_S = SCRAPE_INTERVAL_MS / 1000
 """Step of queries, so that none of them passes over what a single scrape saw."""
 
@@ -110,9 +100,8 @@ def alarm(observation: Observation) -> dict[str, Any]:
         "fired_after_s": {
             each.name: round(each.first_s - collapsed.started_s, 1) for each in fired
         },
-        **critical_alert(server, collapsed),
         "resolved": [each.name for each in fired if each.last_s < collapsed.ended_s - 1.0],
-        "warning_outlasts_s": warning_outlasts_s(server, collapsed, fired),
+        "effective_rate_agrees": effective_rate_agrees(server, collapsed),
         "throttle_reason_visible": throttle_reason_is_visible(server, collapsed),
         "critical_step": collapse.first_critical_step(steps),
         "throttled_step": collapse.first_tightened_step(steps, bound),
@@ -123,40 +112,21 @@ def alarm(observation: Observation) -> dict[str, Any]:
     }
 
 
-def warning_outlasts_s(
-    server: PrometheusServer, run: ObservedRun, fired: Sequence[FiredAlert]
-) -> float | None:
-    """Time from the last scraped warning of a run to the last firing of its alert, in seconds.
+def effective_rate_agrees(server: PrometheusServer, run: ObservedRun) -> bool:
+    """Whether the last scraped rate is that of the run's last step with an update, and its factors.
 
-    How long a run shows warnings is its own affair; when the alert ends afterwards is the rule's.
-    None if the alert never fired.
+    A scrape may miss the last step, so any of the last steps will do.
     """
-    last_fired_s = next((each.last_s for each in fired if each.name == WARNING_ALERT), None)
-    if last_fired_s is None:
-        return None
-    expression = f'vcpo_collapse_warning_ratio{{run="{run.name}"}} >= 1 / 3'
-    found = server.query_range(expression, run.started_s, run.ended_s, step_s=_STEP_S)
-    return round(last_fired_s - max(each.points[-1][0] for each in found), 2)
-
-
-def critical_alert(server: PrometheusServer, run: ObservedRun) -> dict[str, Any]:
-    """For how long the scraped run was critical, and when the alert fired without such a time.
-
-    What was scraped decides, and not the journal: on a busy machine Prometheus misses scrapes.
-    """
-    start_s, end_s, of_run = run.started_s, run.ended_s, f'run="{run.name}"'
-    warnings = server.samples(f"vcpo_collapse_warning_ratio{{{of_run}}}", start_s, end_s)
-    firing = f'ALERTS{{alertname="{CRITICAL_ALERT}",alertstate="firing",{of_run}}}'
-    firings = server.samples(firing, start_s, end_s)
-    return {
-        "critical_s": round(longest_above_s(warnings, CRITICAL_RATIO), 2),
-        "critical_fired_early": early_firings_s(
-            [time_s for time_s, _ in firings],
-            warnings,
-            threshold=CRITICAL_RATIO,
-            window_s=CRITICAL_ALERT_S,
-        ),
-    }
+    names = ("rate", "rate_schedule_ratio", "rate_scale_ratio", "rate_backoff_ratio")
+    scraped = [
+        server.samples(f'vcpo_learning_{name}{{run="{run.name}"}}', run.started_s, run.ended_s)
+        for name in names
+    ]
+    shown = tuple(points[-1][1] for points in scraped)
+    rates = [each.effective_rate for each in run.metrics.steps[-10:]]
+    return shown in [
+        (rate.rate, rate.schedule, rate.scale, rate.backoff) for rate in rates if rate is not None
+    ]
 
 
 def throttle_reason_is_visible(server: PrometheusServer, run: ObservedRun) -> bool:

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.observation.findings import (
-    CRITICAL_ALERT,
-    CRITICAL_ALERT_S,
-    WARNING_ALERT,
-    WARNING_WINDOW_S,
-    alarm,
-)
+from tests.observation.findings import WARNING_ALERT, alarm
 from tests.observation.local_runs import Observation
 
 
@@ -25,26 +19,16 @@ def test_a_healthy_run_raises_no_alert(found: dict[str, Any]) -> None:
     assert found["alerts_on_healthy"] == []
 
 
-def test_a_collapse_raises_the_warning_which_ends_a_window_after_its_cause(
-    found: dict[str, Any],
-) -> None:
-    # Scrape and evaluation each add an interval; the rest allows for a busy machine.
+def test_a_collapse_raises_the_warning(found: dict[str, Any]) -> None:
     assert WARNING_ALERT in found["fired"]
-    assert found["warning_outlasts_s"] <= WARNING_WINDOW_S + 2.0
+
+
+def test_the_effective_rate_is_one_number_in_prometheus_and_journal(found: dict[str, Any]) -> None:
+    assert found["effective_rate_agrees"]
 
 
 def test_no_alert_outlives_the_run(found: dict[str, Any]) -> None:
     assert set(found["resolved"]) == set(found["fired"])
-
-
-def test_the_critical_alert_fires_if_the_run_was_critical_for_as_long_as_the_rule_says(
-    found: dict[str, Any],
-) -> None:
-    assert found["critical_step"] is not None
-    assert found["critical_fired_early"] == []
-    # Twice the time has four evaluations in which the whole of it has passed.
-    if found["critical_s"] >= 2 * CRITICAL_ALERT_S:
-        assert CRITICAL_ALERT in found["fired"]
 
 
 def test_the_admission_lag_is_tightened_within_two_steps_of_the_warning(

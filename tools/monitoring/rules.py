@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,3 +39,14 @@ def rules() -> tuple[Rule, ...]:
         for group in YAML(typ="safe").load(RULES_FILE)["groups"]
         for rule in group["rules"]
     )
+
+
+def threshold(name: str) -> float:
+    """Return a number of the file that the chart's values can replace; boards draw it.
+
+    Raises: KeyError if no alert has it.
+    """
+    found = re.search(rf"([0-9.]+)[,)]* +# threshold {name}\b", RULES_FILE.read_text())
+    if found is None:
+        raise KeyError(name)
+    return float(found[1])

@@ -335,6 +335,10 @@ class StepRecord(UpdateRecord):
     lag_max: Annotated[int, StepSignal()]
     cut_responses_ratio: Annotated[
         float,
+        StepGauge(
+            name="vcpo_cut_responses_ratio",
+            help="Share of the last step's responses that reached the largest length.",
+        ),
         StepSignal(),
         StepChart(
             topic=ChartTopic.SPEED,
@@ -347,6 +351,10 @@ class StepRecord(UpdateRecord):
     """Share of the batch's responses that reached the largest number of new tokens, in [0, 1]."""
     equal_groups_ratio: Annotated[
         float,
+        StepGauge(
+            name="vcpo_equal_groups_ratio",
+            help="Share of the last step's groups whose rewards are equal, which teach nothing.",
+        ),
         StepSignal(),
         StepChart(
             topic=ChartTopic.UPDATE,
@@ -376,8 +384,21 @@ class StepRecord(UpdateRecord):
     """Seconds spent computing the update."""
     idle_s: float
     """Seconds spent waiting for the batch before it."""
+    step_interval_s: Annotated[
+        float,
+        StepGauge(
+            name="vcpo_learner_step_interval_seconds",
+            help="Mean time of a step with the wait before it, over the last ten steps.",
+        ),
+    ] = 0.0
+    """What a step usually takes; alerts count in it."""
     tokens_per_s: Annotated[
         float,
+        StepGauge(
+            name="vcpo_learner_tokens_per_second",
+            help="Response tokens that the learner accepted per second, over the last ten steps.",
+            unit=Unit.TOKENS,
+        ),
         StepChart(
             topic=ChartTopic.SPEED,
             title="Throughput",
@@ -409,6 +430,38 @@ class StepRecord(UpdateRecord):
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
+    critical_steps: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_critical_steps_in_a_row",
+            help="Steps in a row after which the early warning was critical or dead.",
+            unit=Unit.STEPS,
+        ),
+    ] = 0
+    collapsed_steps: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_collapsed_steps_in_a_row",
+            help="Steps in a row with the reward below half of its best, beyond chance.",
+            unit=Unit.STEPS,
+        ),
+    ] = 0
+    """By the mean reward of ten steps; a rollback ends it."""
+    throttled_steps: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_throttled_steps_in_a_row",
+            help="Steps in a row with a lag limit below the spec's that did not rise.",
+            unit=Unit.STEPS,
+        ),
+    ] = 0
+    unsaved_steps: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_learner_unsaved_steps",
+            help="Steps since the newest checkpoint, or since the start of the run.",
+        ),
+    ] = 0
     rollbacks: Annotated[
         int,
         StepGauge(

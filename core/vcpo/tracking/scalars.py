@@ -13,8 +13,18 @@ from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 
 _PREFIX: Final = "vcpo_"
 _GROUPS: Final = {
-    "task": ("vcpo_reward_mean", "vcpo_surprisal_nats"),
-    "learner": ("vcpo_learning_rate", "vcpo_gradient_norm"),
+    "task": (
+        "vcpo_reward_mean",
+        "vcpo_surprisal_nats",
+        "vcpo_cut_responses_ratio",
+        "vcpo_equal_groups_ratio",
+    ),
+    "learner": (
+        "vcpo_learning_rate",
+        "vcpo_gradient_norm",
+        "vcpo_learner_step_interval_seconds",
+        "vcpo_learner_tokens_per_second",
+    ),
 }
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names}
 """Group of a metric; `off_policy` for every other one."""
@@ -25,8 +35,6 @@ LAST_NAME: Final = "learner/step_skipped"
 _FIELDS: Final = {
     "step": "learner/learner_step",
     "response_tokens_mean": "task/response_tokens_mean",
-    "cut_responses_ratio": "task/cut_responses_ratio",
-    "equal_groups_ratio": "task/equal_groups_ratio",
     "prompt_tokens_mean": "task/prompt_tokens_mean",
     "prompt_tokens_max": "task/prompt_tokens_max",
     "lag_mean": "off_policy/token_lag_mean_steps",
@@ -35,7 +43,6 @@ _FIELDS: Final = {
     "lag_limit_steps": "off_policy/admission_lag_steps",
     "step_s": "learner/learner_step_duration_seconds",
     "idle_s": "learner/learner_idle_seconds",
-    "tokens_per_s": "rollout/accepted_tokens_per_second",
     "ranks": "learner/learner_ranks",
     "learner_peak_gibibytes": "learner/learner_peak_gibibytes",
     "worker_peak_gibibytes": "rollout/worker_peak_gibibytes",

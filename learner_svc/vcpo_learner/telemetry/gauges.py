@@ -93,7 +93,6 @@ class LearnerGauges:
         trajectories = [one for group in groups for one in group.trajectories]
         lengths = [one.num_sampled_tokens for one in trajectories]
         metrics.consumed.inc(len(trajectories))
-        metrics.tokens.inc(sum(lengths))
         metrics.response_tokens.observe_all(lengths)
         metrics.reward.observe_all([one.reward for one in trajectories])
         metrics.policy_lag_steps.observe_all(

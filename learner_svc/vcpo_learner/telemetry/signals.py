@@ -52,7 +52,8 @@ class SignalWindow:
         self._dispatcher = dispatcher
         self._clock = clock
         self._resumed_step = 0
-        self._steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
+        self.steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
+        """The newest steps of this learner, oldest first."""
         self._last_taken: StepRecord | None = None
         """The newest step that made an update."""
         self._evaluations: list[EvaluationRecord] = []
@@ -83,6 +84,11 @@ class SignalWindow:
         self._marks.clear()
         self._marks.append(self._mark())
 
+    @property
+    def last_step(self) -> StepRecord | None:
+        """The newest step of this learner; None before it has taken one."""
+        return self.steps[-1] if self.steps else None
+
     def start_waiting(self) -> None:
         """Note that the learner starts to wait for a batch."""
         # A batch that broke the update was waited for too, and no step ended it.
@@ -112,7 +118,7 @@ class SignalWindow:
 
     def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
-        self._steps.append(record)
+        self.steps.append(record)
         if record.skipped is None:
             self._last_taken = record
         self._marks.append(self._mark())
@@ -142,7 +148,7 @@ class SignalWindow:
         counts = dispatcher.ledger.counts()
         first, now = self._marks[0], self._mark()
         span_s = max(now.time_s - first.time_s, 1e-9)
-        last = self._steps[-1] if self._steps else None
+        last = self.last_step
         signals = control_pb2.Signals(
             run_name=self._run_name,
             phase=phase_to_message(dispatcher.phase),
@@ -181,7 +187,7 @@ class SignalWindow:
 
     def _describe_steps(self, signals: control_pb2.Signals, last: StepRecord) -> None:
         # A step whose weights have no value reports 0, which no batch has.
-        ratios = [record.ess_ratio for record in self._steps if record.ess_ratio > 0]
+        ratios = [record.ess_ratio for record in self.steps if record.ess_ratio > 0]
         if ratios:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
@@ -190,7 +196,7 @@ class SignalWindow:
             record = self._last_taken if signal.is_of_update else last
             if record is not None:
                 setattr(signals, name, getattr(record, name))
-        signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
+        signals.reward_mean = sum(record.reward_mean for record in self.steps) / len(self.steps)
 
     def waited_s(self) -> float:
         """Return the seconds that the learner has waited for batches so far."""
@@ -208,8 +214,8 @@ class SignalWindow:
 
         The current step counts with the time that it has waited and worked so far.
         """
-        idle_s = sum(record.idle_s for record in self._steps)
-        busy_s = sum(record.step_s for record in self._steps)
+        idle_s = sum(record.idle_s for record in self.steps)
+        busy_s = sum(record.step_s for record in self.steps)
         if self._waiting_since_s is not None:
             waited_s = self._waiting_s()
             idle_s += waited_s

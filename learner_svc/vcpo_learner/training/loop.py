@@ -41,6 +41,7 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.telemetry.streaks import streak_fields, usual_step_s
 from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
@@ -424,6 +425,7 @@ class TrainingLoop:
             time_unix_s=time.time(),
             step_s=step_s,
             idle_s=idle_s,
+            step_interval_s=usual_step_s(self._signals.steps, step_s=step_s, idle_s=idle_s),
             tokens_per_s=self._signals.tokens_per_s(),
             lag_limit_steps=lag_limit_steps,
             workers=len(workers),
@@ -438,7 +440,15 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
+            unsaved_steps=dispatcher.policy_version - max(0, self._saver.saved_step),
             rollbacks=health.rollbacks.number,
+            **streak_fields(
+                self._signals.last_step,
+                level=WarningLevel(result.warning_level),
+                has_collapsed=health.rewards.has_collapsed,
+                lag_limit_steps=lag_limit_steps,
+                max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            ),
             mismatch=self._mismatch.record(result.mismatch),
             **batch,
             **update_fields(result),

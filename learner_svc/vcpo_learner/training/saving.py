@@ -86,7 +86,8 @@ class RunSaver:
     ) -> None:
         """sleep: waits a number of seconds of `clock`."""
         self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
-        self._saved_step = -1
+        self.saved_step = -1
+        """Step of the newest checkpoint; -1 without one."""
         """Step of the newest checkpoint on disk, -1 if none is known."""
         self._spec = run.spec
         self._run_dir = run_dir
@@ -137,7 +138,7 @@ class RunSaver:
 
     def resume_at(self, step: int) -> None:
         """Record that there is a checkpoint of `step`."""
-        self._saved_step = step
+        self.saved_step = step
 
     async def save_if_due(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one is due, or if the disk was full and it is time to retry.
@@ -159,7 +160,7 @@ class RunSaver:
     async def save_if_overdue(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one was due while steps were redone; as `save_if_due`."""
         every_steps = self._settings.every_steps
-        if is_wanted or self._step // every_steps > max(self._saved_step, 0) // every_steps:
+        if is_wanted or self._step // every_steps > max(self.saved_step, 0) // every_steps:
             with contextlib.suppress(DiskFullError):
                 await self._begin()
 
@@ -205,7 +206,7 @@ class RunSaver:
         step, ledger_now = self._step, self._dispatcher.ledger
         # While steps are redone the ledger is ahead of the parameters; the log has what is missing.
         is_ahead = ledger_now.counts().consumed > step * self._spec.batch.trajectories
-        if step == self._saved_step or is_ahead:
+        if step == self.saved_step or is_ahead:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = ledger_now.snapshot()
@@ -260,7 +261,7 @@ class RunSaver:
             kept = await written
         self._report_room()
         step, log = staged.step, self._log
-        self._saved_step = step
+        self.saved_step = step
         log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
         self._gauges.record_checkpoint(time.time())
         self._records.event("CheckpointSaved", f"step {step}")
@@ -319,9 +320,7 @@ class RunSaver:
                 is_running = self._dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
                 if self._clock() - started_s >= limit_s:
-                    newest = (
-                        f"step {self._saved_step}" if self._saved_step >= 0 else "there is none"
-                    )
+                    newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
                     raise StartError(
                         f"{error}; gave up after {limit_s:g} s at step {self._step}. Free disk"
                         f" space and resume from the newest checkpoint ({newest});"

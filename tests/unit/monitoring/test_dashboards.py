@@ -150,10 +150,10 @@ def test_all_namespaces_include_the_empty_one_of_a_local_run():
         assert re.fullmatch(everything, "team-a")
 
 
-def test_throttles_restarts_and_alerts_are_marked_on_every_board():
+def test_what_happened_to_a_run_is_marked_on_every_board():
     for dashboard in DASHBOARDS.values():
         found = {each["name"]: each for each in dashboard["annotations"]["list"]}
-        assert found.keys() == {"Throttles", "Restarts", "Alerts"}
+        assert found.keys() == {"Throttles", "Restarts", "Critical", "Rollbacks", "Alerts"}
         assert all(each["titleFormat"] and each["expr"] for each in found.values())
 
 
@@ -205,7 +205,10 @@ def test_panels_stand_in_the_order_of_their_description_without_gaps():
 
 
 def test_rates_and_increases_are_taken_over_the_interval_that_grafana_computes():
-    """A fixed window shows nothing where scrapes are rarer, and hides peaks where they are not."""
+    """A fixed window shows nothing where scrapes are rarer, and hides peaks where they are not.
+
+    Shares of what happens once a step are of an hour, as the alerts' are.
+    """
     expressions = [query.expression for _, panel in PANELS for query in panel.queries]
     expressions += [mark.expression for board in BOARDS for mark in marks(board)]
     windows = list(
@@ -217,7 +220,7 @@ def test_rates_and_increases_are_taken_over_the_interval_that_grafana_computes()
         )
     )
     assert windows
-    assert {window for _, window in windows} == {"$__rate_interval"}
+    assert {window for _, window in windows} == {"$__rate_interval", "1h"}
 
 
 def test_every_alert_links_to_a_panel_that_exists():

@@ -15,49 +15,39 @@ SLOWED = 60
 BOUNDS = {"healthy": 6, "collapse": 48, "recovery": 48}
 """The runs' `algorithm.maxPolicyLagSteps`."""
 
-WARNING, IMMINENT = "VCPOCollapseWarning", "VCPOCollapseImminent"
+WARNING, COLLAPSED = "VCPOCollapseWarning", "VCPORewardCollapsed"
 LOW = "VCPOEffectiveSampleSizeLow"
 THROTTLED = "VCPOThrottledForLong"
 SLOWED_DOWN = "VCPOLearningRateBackedOff"
 
 COLLAPSE = {
-    # Step 4 warns at 2:58 and step 5 is critical at 3:44.
-    2: set(),
+    # Step 5 is critical at 3:44, and step 7 is the third in a row.
     4: set(),
-    # Two minutes of warning at 4:58, and one of critical at 4:44. The reward falls at 7:37.
-    5: {WARNING, IMMINENT},
+    5: set(),
+    # The reward falls at 7:37, at step 11. This run had no rollbacks.
+    7: {WARNING},
+    12: {WARNING, COLLAPSED},
     # The relative ESS is below 0.3 from 2:58 to 31:14, so for ten minutes at 12:58.
-    12: {WARNING, IMMINENT},
-    13: {WARNING, IMMINENT, LOW},
-    # At 8:40 the throttle drops 968 of 5,960 trajectories, on purpose.
+    13: {WARNING, COLLAPSED, LOW},
     23: {WARNING, LOW},
-    24: {WARNING, IMMINENT, LOW},
-    # The score falls to 0.38 at 31:20.
-    32: {WARNING},
-    # The limit fell from 48 at 8:50, and it has not risen in half an hour.
-    38: {WARNING, IMMINENT},
-    39: {WARNING, IMMINENT, THROTTLED},
+    # The score falls to 0.38 at 31:20. The limit fell from 48 at 8:50, sixty steps ago.
+    32: {THROTTLED},
+    39: {WARNING, THROTTLED},
 }
-"""Alerts that fire, by minute."""
+"""Alerts that fire, by minute. None is critical but that of the reward: the limit is above 0."""
 
 RECOVERY = {
-    # Step 4 warns at 2:51 and step 5 is critical at 4:22; the limit falls from 48 to 0 at 5:41.
-    4: set(),
-    5: {WARNING},
-    6: {WARNING, IMMINENT},
-    10: {WARNING, IMMINENT},
-    # The score falls to 0.6 at 10:18 and to 0 at 11:07, which five minutes remember.
-    11: {WARNING},
-    16: {WARNING},
-    17: set(),
+    # Step 5 is critical at 4:22; the limit falls from 48 to 0 at 5:41.
+    6: set(),
+    10: {WARNING},
+    # The score falls to 0.6 at 10:18, and the count of critical steps begins anew.
+    11: set(),
     40: set(),
-    # Critical again from 43:10 to 46:40. The limit fell to 0, and it rose a minute before that. The
-    # recorded rate stays at a quarter from then on.
+    # Critical again from 43:10 to 46:40. The recorded rate stays at a quarter from then on.
     44: {SLOWED_DOWN},
-    45: {IMMINENT, SLOWED_DOWN},
-    46: {WARNING, IMMINENT, SLOWED_DOWN},
-    51: {WARNING, SLOWED_DOWN},
-    52: {SLOWED_DOWN},
+    45: {WARNING, SLOWED_DOWN},
+    46: {WARNING, SLOWED_DOWN},
+    51: {SLOWED_DOWN},
     # The limit is 9 of 48 after 40 minutes, and rises.
     90: {SLOWED_DOWN},
 }
@@ -93,7 +83,7 @@ def test_a_healthy_run_raises_no_alert_at_any_minute(tmp_path):
 
 
 @needs_promtool
-def test_a_collapse_raises_exactly_its_alerts_and_the_first_two_before_the_reward_falls(tmp_path):
+def test_a_collapse_raises_exactly_its_alerts_and_the_first_one_before_the_reward_falls(tmp_path):
     assert firing_at("collapse", COLLAPSE, tmp_path) == ""
 
 
@@ -106,7 +96,7 @@ def test_alerts_resolve_when_the_throttle_has_cured_the_run_and_fire_again_at_th
 
 @needs_promtool
 def test_a_collapse_is_not_taken_for_a_healthy_run(tmp_path):
-    assert IMMINENT in firing_at("collapse", {5: set()}, tmp_path)
+    assert WARNING in firing_at("collapse", {7: set()}, tmp_path)
 
 
 @pytest.mark.parametrize("name", BOUNDS)

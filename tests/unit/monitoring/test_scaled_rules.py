@@ -28,20 +28,20 @@ def test_a_wait_of_ten_minutes_takes_thirty_seconds(twentieth):
 
 
 def test_an_alert_that_does_not_wait_still_does_not(twentieth):
-    assert "for" not in twentieth["VCPOCollapseImminent"]
+    assert "for" not in twentieth["VCPORolledBack"]
 
 
 def test_a_range_keeps_four_scrapes_of_a_second(twentieth):
-    assert "vcpo_collapse_warning_ratio[4000ms]" in twentieth["VCPOCollapseImminent"]["expr"]
-    assert "vcpo_collapse_warning_ratio[15000ms]" in twentieth["VCPOCollapseWarning"]["expr"]
+    assert "vcpo_mismatch_exceeded[15000ms]" in twentieth["VCPOEnginesDisagree"]["expr"]
+    assert "vcpo_learner_rollbacks[180000ms]" in twentieth["VCPORolledBack"]["expr"]
 
 
 def test_an_offset_is_scaled(twentieth):
-    assert "offset 90000ms" in twentieth["VCPOThrottledForLong"]["expr"]
+    assert "offset 30000ms" in twentieth["VCPOLearnerStalled"]["expr"]
 
 
 def test_thresholds_in_seconds_are_scaled_and_shares_are_not(twentieth):
-    assert twentieth["VCPOLearnerStalled"]["expr"].count("30  # threshold") == 2
+    assert twentieth["VCPOLearnerStalled"]["expr"].count("30  # threshold") == 1
     assert "> 0.5  # threshold" in twentieth["VCPOLearnerStarved"]["expr"]
 
 

@@ -46,10 +46,10 @@ def test_names_are_those_of_the_metrics_in_groups():
     sent = {name.partition("/")[2].split("/")[0] for name in step_scalars(WEIGHED)}
     assert gauges - sent == set()
     no_metrics = {"relative_ess_ratio", "token_lag_mean_steps", "learner_idle_seconds",
-                  "accepted_tokens_per_second", "response_tokens_mean", "step_skipped",
+                  "response_tokens_mean", "step_skipped",
                   "learner_ranks", "adapter_swaps_total", "merged_versions_total",
-                  "learner_peak_gibibytes", "worker_peak_gibibytes", "cut_responses_ratio",
-                  "equal_groups_ratio", "prompt_tokens_mean", "prompt_tokens_max"}  # fmt: skip
+                  "learner_peak_gibibytes", "worker_peak_gibibytes",
+                  "prompt_tokens_mean", "prompt_tokens_max"}  # fmt: skip
     assert sent - metrics == no_metrics
     groups = {name.partition("/")[0] for name in step_scalars(WEIGHED)}
     assert groups == {"task", "learner", "off_policy", "rollout"}

@@ -40,5 +40,25 @@ def marks(board: Board) -> tuple[Mark, ...]:
             title="{{run}}: learner restarted",
             color=Color.NEUTRAL,
         ),
+        *_dangers(scope),
         Mark(name="Alerts", expression=firing, title="{{run}} {{alertname}}", color=Color.BAD),
+    )
+
+
+def _dangers(scope: str) -> tuple[Mark, ...]:
+    critical = selector("vcpo_critical_steps_in_a_row", scope=scope)
+    rollbacks = selector("vcpo_learner_rollbacks", scope=scope)
+    return (
+        Mark(
+            name="Critical",
+            expression=f"max by (namespace, run) ({critical}) > 0",
+            title="{{run}}: early warning critical",
+            color=Color.BAD,
+        ),
+        Mark(
+            name="Rollbacks",
+            expression=f"max by (namespace, run) (delta({rollbacks}[$__rate_interval])) > 0",
+            title="{{run}}: rolled back",
+            color=Color.BAD,
+        ),
     )

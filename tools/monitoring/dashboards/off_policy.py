@@ -15,7 +15,15 @@ from tools.monitoring.dashboards.board import (
     Role,
     Row,
 )
-from tools.monitoring.dashboards.promql import buckets, increase, rate, value
+from tools.monitoring.dashboards.promql import (
+    ROLLBACKS,
+    above_zero,
+    buckets,
+    hourly_share,
+    increase,
+    value,
+)
+from tools.monitoring.rules import threshold
 
 _WARNING_BANDS: Final = (
     Band(None, Color.GOOD),
@@ -26,6 +34,12 @@ _RATE_FACTORS: Final = tuple(
     f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
 )
 _ON_POLICY: Final = value("vcpo_on_policy_ess_ratio")
+_LOW_ESS: Final = f"clamp_min({value('vcpo_run_ess_floor_ratio')}, {threshold('lowRelativeEss'):g})"
+"""Where the alert begins: the run's floor, or the chart's threshold if that is higher."""
+
+_SKIPPED: Final = hourly_share(
+    "vcpo_learner_skipped_steps_total", "reason", "vcpo_learner_steps_total"
+)
 
 _MAY_WE_STEP: Final = Row(
     id=10,
@@ -36,33 +50,18 @@ _MAY_WE_STEP: Final = Row(
             slug="ess",
             title="Effective sample size",
             question="Which share of a batch does its effective sample size reach?",
-            reading="Of the last step, and mean and tenth percentile of recent steps. On policy it "
-            "lies on the reference. Below the floor the host halves the lag.",
+            reading="Of the last step, and mean and tenth percentile of ten steps. On policy it "
+            "lies on the reference; below the floor the host halves the lag. Tokens far above "
+            "trajectories: long responses. Truncated far above: heavy weights are hidden.",
             maximum=1.0,
             queries=(
                 Query(value("vcpo_ess_ratio"), "last", role=Role.FAINT),
                 Query(value("vcpo_ess_mean_ratio"), "recent mean"),
                 Query(value("vcpo_ess_low_ratio"), "low tenth"),
+                Query(value("vcpo_truncated_ess_ratio"), "truncated", role=Role.FAINT),
+                Query(value("vcpo_token_ess_ratio"), "tokens", role=Role.FAINT),
                 Query(_ON_POLICY, "on policy", role=Role.REFERENCE),
-                Query(
-                    f"{value('vcpo_run_ess_floor_ratio')} * on (namespace, run) {_ON_POLICY}",
-                    "floor",
-                    role=Role.LIMIT,
-                ),
-            ),
-        ),
-        Panel(
-            id=12,
-            slug="ess-kinds",
-            title="ESS before and after truncation, and of tokens",
-            question="Is it the trajectories or the single tokens that are off policy?",
-            reading="Long responses lower the ESS of trajectories long before that of tokens. "
-            "Truncation that lifts it far hides heavy weights.",
-            maximum=1.0,
-            queries=(
-                Query(value("vcpo_ess_ratio"), "trajectories"),
-                Query(value("vcpo_truncated_ess_ratio"), "truncated"),
-                Query(value("vcpo_token_ess_ratio"), "tokens"),
+                Query(f"{_LOW_ESS} * on (namespace, run) {_ON_POLICY}", "floor", role=Role.LIMIT),
             ),
         ),
         Panel(
@@ -73,6 +72,7 @@ _MAY_WE_STEP: Final = Row(
             reading="The effective rate is schedule x ESS x backoff of the spec's. ESS (or the "
             "trust region) acts step by step; a critical warning or a rollback halves the backoff.",
             maximum=1.0,
+            bands=(Band(None, Color.BAD), Band(0.25, Color.GOOD)),
             queries=(
                 Query(" * ".join(map(value, _RATE_FACTORS)), "effective"),
                 *map(Query, map(value, _RATE_FACTORS), ("schedule", "ESS", "backoff")),
@@ -90,54 +90,48 @@ _MAY_WE_STEP: Final = Row(
             queries=(Query(value("vcpo_collapse_warning_ratio"), "warning"),),
         ),
         Panel(
-            id=15,
-            slug="conditions",
-            title="What the host thinks",
-            question="Which reasons do the conditions of the run have now?",
-            reading="The same words are in `kubectl describe`, with a sentence each.",
-            kind=Kind.NAMES,
-            queries=(
-                Query(
-                    value(
-                        "vcpo_run_condition_reason",
-                        "condition",
-                        "reason",
-                        where='condition=~"Stable|EssHealthy|LearnerFed|SignalsFresh"',
-                    )
-                    + " == 1",
-                    "{{condition}}: {{reason}}",
-                ),
-            ),
-        ),
-        Panel(
-            id=16,
-            slug="calibration-age",
-            title="Age of the on-policy reference",
-            question="How many steps ago was the on-policy ESS last measured?",
-            reading="It is measured on fresh tokens. A growing age means that no fresh token "
-            "arrives, and that the reference may be out of date.",
+            id=18,
+            slug="in-a-row",
+            title="Steps in a row",
+            question="For how many steps has something lasted?",
+            reading="Three critical steps are a ticket, ten under a limit of 0 or with a collapsed "
+            "reward a page, sixty throttled ones a ticket. Unsaved: what a crash would repeat.",
             unit=AxisUnit.STEPS,
-            queries=(Query(value("vcpo_calibration_age_steps"), "age"),),
+            queries=(
+                Query(value("vcpo_critical_steps_in_a_row"), "critical"),
+                Query(value("vcpo_collapsed_steps_in_a_row"), "reward collapsed"),
+                Query(value("vcpo_throttled_steps_in_a_row"), "throttled"),
+                Query(value("vcpo_skipped_steps_in_a_row"), "without an update"),
+                Query(value("vcpo_learner_unsaved_steps"), "unsaved"),
+                Query(value("vcpo_calibration_age_steps"), "since calibration", role=Role.FAINT),
+                Query("10", "alert", role=Role.LIMIT),
+            ),
         ),
         Panel(
             id=17,
             slug="mismatch",
-            title="Mismatch at equal version",
+            title="Mismatch and divergence",
             question="Do workers and learner compute the same policy?",
             reading="Of fresh tokens, which hold no staleness; up to the limit it is rounding. The "
-            "worst alone: that worker. Late tokens apart from early ones: positions or cache. One "
-            "engine: its precision.",
+            "worst alone: that worker. Late tokens apart from early ones: positions or cache. "
+            "One engine: its precision. The divergence is of all tokens, stale ones too. "
+            "Zeros are drawn at 1e-9.",
             unit=AxisUnit.NATS,
             minimum=None,
             is_logarithmic=True,
             queries=(
-                Query(value("vcpo_mismatch_nats"), "mean gap"),
-                Query(value("vcpo_mismatch_p99_nats"), "99th percentile"),
-                Query(value("vcpo_mismatch_divergence_nats"), "KL"),
-                Query(value("vcpo_mismatch_worst_worker_nats"), "worst worker", role=Role.FAINT),
-                Query(value("vcpo_mismatch_engine_nats", "engine"), "engine {{engine}}"),
-                Query(value("vcpo_mismatch_position_nats", "position"), "from token {{position}}"),
-                Query(value("vcpo_mismatch_limit_nats"), "limit", role=Role.LIMIT),
+                Query(above_zero("vcpo_mismatch_nats"), "mean gap"),
+                Query(above_zero("vcpo_mismatch_p99_nats"), "99th percentile"),
+                Query(above_zero("vcpo_mismatch_divergence_nats"), "KL of fresh tokens"),
+                Query(above_zero("vcpo_divergence_nats"), "KL of all tokens"),
+                Query(
+                    above_zero("vcpo_mismatch_worst_worker_nats"), "worst worker", role=Role.FAINT
+                ),
+                Query(above_zero("vcpo_mismatch_engine_nats", "engine"), "engine {{engine}}"),
+                Query(
+                    above_zero("vcpo_mismatch_position_nats", "position"), "from token {{position}}"
+                ),
+                Query(above_zero("vcpo_mismatch_limit_nats"), "limit", role=Role.LIMIT),
             ),
         ),
     ),
@@ -163,13 +157,15 @@ _WHY_OFF_POLICY: Final = Row(
             slug="lag-limits",
             title="Lag against its limits",
             question="Does the lag stay within what is admitted?",
-            reading="Above the admitted lag, older trajectories are still in the buffer. Above "
-            "the bound of the spec is a bug.",
+            reading="Ordered by the host, in force in the learner; apart for long: orders do not "
+            "arrive. Below the bound the run is throttled. Lag above the bound of the spec is "
+            "a bug.",
             unit=AxisUnit.VERSIONS,
             queries=(
                 Query(value("vcpo_token_lag_max_steps"), "oldest token"),
                 Query(value("vcpo_token_lag_median_steps"), "median token"),
-                Query(value("vcpo_admission_lag_steps"), "admitted", role=Role.REFERENCE),
+                Query(value("vcpo_run_admission_lag_steps"), "ordered", role=Role.REFERENCE),
+                Query(value("vcpo_admission_lag_steps"), "in force", role=Role.REFERENCE),
                 Query(value("vcpo_run_max_policy_lag_steps"), "bound", role=Role.LIMIT),
             ),
         ),
@@ -182,17 +178,6 @@ _WHY_OFF_POLICY: Final = Row(
             "numerics of rollout workers and learner.",
             maximum=1.0,
             queries=(Query(value("vcpo_lag_ess_ratio", "lag"), "{{lag}} or more"),),
-        ),
-        Panel(
-            id=24,
-            slug="divergence",
-            title="Divergence of the policies",
-            question="How far has the target policy moved from the behavior policy?",
-            reading="KL divergence per token. It rises with the learning rate and with the lag.",
-            unit=AxisUnit.NATS,
-            minimum=None,
-            is_logarithmic=True,
-            queries=(Query(value("vcpo_divergence_nats"), "KL per token"),),
         ),
         Panel(
             id=25,
@@ -240,20 +225,23 @@ _WHO_MAKES_THE_UPDATE: Final = Row(
             reading="Weights are truncated at the cap of the spec, 8 unless set.",
             minimum=None,
             is_logarithmic=True,
-            queries=(Query(value("vcpo_importance_weight_max"), "largest weight"),),
+            queries=(Query(above_zero("vcpo_importance_weight_max"), "largest weight"),),
         ),
         Panel(
             id=33,
             slug="concentration",
             title="Share of the few",
             question="Do a few trajectories make the whole update?",
-            reading="The heaviest trajectory's share of all weights, and the share of the gradient "
-            "norm that the top 1 % of trajectories have.",
+            reading="The heaviest trajectory's share of all weights; the largest weight of a "
+            "baseline over its group's; the share of the gradient norm that the top 1 % have. "
+            "Masked: tokens that the method gives no gradient, none with VCPO itself.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
             queries=(
                 Query(value("vcpo_weight_concentration_ratio"), "heaviest weight"),
+                Query(value("vcpo_baseline_weight_concentration_ratio"), "of a baseline"),
                 Query(value("vcpo_top_gradient_ratio"), "top 1 % of gradients"),
+                Query(value("vcpo_masked_tokens_ratio"), "masked tokens", role=Role.FAINT),
             ),
         ),
         Panel(
@@ -261,49 +249,11 @@ _WHO_MAKES_THE_UPDATE: Final = Row(
             slug="gradient-norm",
             title="Gradient norm",
             question="Is the gradient of an ordinary size?",
-            reading="Spikes together with a low ESS come from a few heavy weights. A fall to 0 "
-            "together with the early warning is a dead policy.",
+            reading="Spikes together with a low ESS come from a few heavy weights. A fall to 0, "
+            "drawn at 1e-9, together with the early warning is a dead policy.",
             minimum=None,
             is_logarithmic=True,
-            queries=(Query(value("vcpo_gradient_norm"), "before clipping"),),
-        ),
-        Panel(
-            id=35,
-            slug="masked-tokens",
-            title="Masked tokens",
-            question="Which share of the tokens does the method give no gradient?",
-            reading="Clipping and masks grow with the divergence; VCPO itself masks no token.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(Query(value("vcpo_masked_tokens_ratio"), "masked"),),
-        ),
-    ),
-)
-
-_BASELINE: Final = Row(
-    id=40,
-    question="Is the baseline at work?",
-    panels=(
-        Panel(
-            id=41,
-            slug="baseline-shift",
-            title="Baseline shift",
-            question="How far is the baseline from the plain mean reward of its group?",
-            reading="0 on policy with equal gradients. It moves away as weights and gradients "
-            "become unequal.",
-            minimum=None,
-            queries=(Query(value("vcpo_baseline_shift"), "shift"),),
-        ),
-        Panel(
-            id=42,
-            slug="baseline-concentration",
-            title="Concentration of the baseline",
-            question="Does one trajectory set the baseline of its group?",
-            reading="The largest weight of OPOB over their sum. Near 1, the baseline is the reward "
-            "of one trajectory.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(Query(value("vcpo_baseline_weight_concentration_ratio"), "largest weight"),),
+            queries=(Query(above_zero("vcpo_gradient_norm"), "before clipping"),),
         ),
     ),
 )
@@ -313,53 +263,23 @@ _CONTROLLER: Final = Row(
     question="What did the controller do?",
     panels=(
         Panel(
-            id=51,
-            slug="admission",
-            title="Lag limit",
-            question="How far is the lag limit throttled?",
-            reading="Ordered by the host, in force in the learner. Apart for long: orders do not "
-            "arrive. Both below the bound: the run is throttled.",
-            unit=AxisUnit.VERSIONS,
-            queries=(
-                Query(value("vcpo_run_admission_lag_steps"), "ordered"),
-                Query(value("vcpo_admission_lag_steps"), "in force"),
-                Query(value("vcpo_run_max_policy_lag_steps"), "bound", role=Role.LIMIT),
-            ),
-        ),
-        Panel(
             id=52,
             slug="throttles",
-            title="Throttles",
-            question="When was the limit tightened, and when relaxed?",
-            reading="Tightened often and never relaxed: the lag is not the cause.",
-            kind=Kind.EVENTS,
-            unit=AxisUnit.COUNT,
-            queries=(Query(increase("vcpo_run_throttles_total", "direction"), "{{direction}}"),),
-        ),
-        Panel(
-            id=53,
-            slug="decisions",
-            title="Decisions about workers",
-            question="Why were workers added, removed or kept?",
-            reading="Changes of the decision, by direction and reason.",
+            title="Decisions",
+            question="When was the lag limit changed, the run rolled back, a worker added, "
+            "and why?",
+            reading="Tightened often and never relaxed: the lag is not the cause. Of workers: "
+            "changes of the decision, by direction and reason.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
+                Query(increase("vcpo_run_throttles_total", "direction"), "{{direction}}"),
+                Query(ROLLBACKS, "rolled back"),
                 Query(
                     increase("vcpo_run_decisions_total", "direction", "reason"),
                     "{{direction}}: {{reason}}",
                 ),
             ),
-        ),
-        Panel(
-            id=54,
-            slug="signals-age",
-            title="Age of the signals",
-            question="How old are the numbers that the host decides by?",
-            reading="Beyond `control.signalsMaxAgeSeconds` nothing is steered: limits and replicas "
-            "stay as they are.",
-            unit=AxisUnit.SECONDS,
-            queries=(Query(value("vcpo_run_signals_age_seconds"), "age"),),
         ),
     ),
 )
@@ -374,26 +294,26 @@ _DID_IT_HELP: Final = Row(
             title="Reward",
             question="Does the run still learn?",
             reading="A collapse is a reward that falls and does not return. The evaluation is on "
-            "held-out prompts.",
+            "held-out prompts; a gap that grows is overfitting. The shift is the baseline "
+            "minus the mean reward of its group: 0 on policy with equal gradients.",
             minimum=None,
             queries=(
                 Query(value("vcpo_reward_mean"), "training"),
                 Query(value("vcpo_evaluation_accuracy"), "evaluation"),
+                Query(value("vcpo_baseline_shift"), "baseline shift", role=Role.FAINT),
             ),
         ),
         Panel(
             id=62,
             slug="skipped",
             title="Steps without an update",
-            question="Which steps were skipped, and why, and was the run rolled back?",
+            question="Which share of an hour's steps was skipped, and why?",
             reading="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`, "
             "`early_warning`: limits of the spec refuse them. `non_finite_*`: a number is broken.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
-                Query(rate("vcpo_learner_skipped_steps_total", "reason"), "{{reason}}"),
-                Query(rate("vcpo_learner_steps_total"), "all steps", role=Role.REFERENCE),
-                Query(value("vcpo_learner_rollbacks"), "rollbacks so far"),
-            ),
+            unit=AxisUnit.SHARE,
+            maximum=1.0,
+            bands=(Band(None, Color.GOOD), Band(threshold("skippedStepsRatio"), Color.BAD)),
+            queries=(Query(_SKIPPED, "{{reason}}"),),
         ),
     ),
 )
@@ -408,7 +328,6 @@ OFF_POLICY: Final = Board(
         _MAY_WE_STEP,
         _WHY_OFF_POLICY,
         _WHO_MAKES_THE_UPDATE,
-        _BASELINE,
         _CONTROLLER,
         _DID_IT_HELP,
     ),

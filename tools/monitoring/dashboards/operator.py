@@ -1,14 +1,23 @@
-"""The board `vcpo-operator`: is the operator up, does it keep up, and what does it cost?"""
+"""The board `vcpo-operator`: is the operator up, and does it keep up?"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from tools.monitoring.dashboards.board import AxisUnit, Band, Board, Color, Kind, Panel, Query, Row
+from tools.monitoring.dashboards.board import (
+    AxisUnit,
+    Band,
+    Board,
+    Color,
+    Kind,
+    Panel,
+    Query,
+    Role,
+    Row,
+)
 from tools.monitoring.dashboards.promql import (
     OPERATOR,
     RUNS,
-    of_part,
     operator_quantile,
     operator_rate,
     operator_value,
@@ -22,13 +31,14 @@ _TOO_LONG_S: Final = 120.0
 _TOO_LONG: Final = (Band(None, Color.GOOD), Band(_TOO_LONG_S, Color.BAD))
 
 
-_BUILD: Final = selector("vcpo_build_info", 'part="operator"', OPERATOR)
+_SINCE_EVENT: Final = "time() - " + operator_value(
+    "max", "vcpo_operator_watch_event_timestamp_seconds", "resource"
+)
 
 
-def _operators(metric: str) -> str:
-    """Return a metric of the operators' processes."""
-    return of_part("operator", selector(metric, scope=OPERATOR), OPERATOR)
-
+_API_REQUESTS: Final = operator_rate(
+    "vcpo_operator_api_requests_total", "verb", "code", over=("resource",)
+)
 
 _IS_IT_UP: Final = Row(
     id=10,
@@ -49,17 +59,6 @@ _IS_IT_UP: Final = Row(
                     f"sum(max by (instance) ({selector('vcpo_operator_leader', scope=OPERATOR)}))",
                     "leading",
                 ),
-            ),
-        ),
-        Panel(
-            id=16,
-            slug="version",
-            title="Version",
-            question="Which version of the operator runs?",
-            reading="Two for long: a rollout of the Deployment that does not end.",
-            kind=Kind.NAMES,
-            queries=(
-                Query(f"count by (version) (max by (version, instance) ({_BUILD}))", "{{version}}"),
             ),
         ),
         Panel(
@@ -87,29 +86,19 @@ _IS_IT_UP: Final = Row(
         Panel(
             id=13,
             slug="throttle-orders",
-            title="Orders to learners",
-            question="Do the lag limits reach the learners?",
+            title="Orders and requests to learners",
+            question="Do orders reach the learners, and do they answer?",
             reading="An order that fails is sent again; alerts compare what was ordered with what "
-            "is in force.",
+            "is in force. `error` or `nothing` from all runs: the network, or the Prometheus. "
+            "From one: its learner.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(
                     "sum by (result) ("
                     + rate("vcpo_run_throttle_orders_total", "result", scope=RUNS)
                     + ")",
-                    "{{result}}",
+                    "order: {{result}}",
                 ),
-            ),
-        ),
-        Panel(
-            id=14,
-            slug="signal-requests",
-            title="Requests for signals",
-            question="Do learners and Prometheus answer the operator?",
-            reading="`error` or `nothing` from all runs: the network, or the Prometheus. From "
-            "one: its learner.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
                 Query(
                     "sum by (source, result) ("
                     + rate("vcpo_run_signal_requests_total", "source", "result", scope=RUNS)
@@ -145,22 +134,16 @@ _DOES_IT_KEEP_UP: Final = Row(
             title="Reconciles",
             question="Do reconciles succeed?",
             reading="`error` is repeated with a growing delay. `bug` is one: its log has the "
-            "traceback.",
+            "traceback. Objects created again: another controller, a clean-up job or a person "
+            "deletes them. Of the API: 403 is a missing right, 409 a conflict that is "
+            "repeated, 422 an invalid object, 429 and 0 a server that cannot keep up.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(operator_rate("vcpo_operator_reconciles_total", "result"), "{{result}}"),
-            ),
-        ),
-        Panel(
-            id=22,
-            slug="reconcile-duration",
-            title="Duration of a reconcile",
-            question="How long does one look at a run take?",
-            reading="Calls to the API server are most of it.",
-            unit=AxisUnit.SECONDS,
-            queries=(
-                Query(operator_quantile(0.5, "vcpo_operator_reconcile_duration_seconds"), "p50"),
-                Query(operator_quantile(0.99, "vcpo_operator_reconcile_duration_seconds"), "p99"),
+                Query(
+                    operator_rate("vcpo_operator_recreated_total", "kind"), "{{kind}} created again"
+                ),
+                Query(_API_REQUESTS, "API: {{verb}} {{code}}", role=Role.FAINT),
             ),
         ),
         Panel(
@@ -175,132 +158,26 @@ _DOES_IT_KEEP_UP: Final = Row(
         Panel(
             id=24,
             slug="queue-oldest",
-            title="Longest wait in the queue",
-            question="How long does the run wait that has waited longest?",
-            reading="Beyond two minutes the liveness probe restarts the operator.",
+            title="Delays",
+            question="What makes the operator late?",
+            reading="Beyond two minutes of wait the liveness probe restarts the operator; a watch "
+            "that lags as long is deaf: it acts on an old picture. A loop that lags for "
+            "seconds is a call that blocks, or too little CPU. A quiet cluster sends no "
+            "events.",
             unit=AxisUnit.SECONDS,
             bands=_TOO_LONG,
-            queries=(Query(operator_value("max", "vcpo_operator_queue_oldest_seconds"), "wait"),),
-        ),
-        Panel(
-            id=25,
-            slug="recreated",
-            title="Objects created again",
-            question="Does somebody else delete objects of runs?",
-            reading="Another controller, a clean-up job or a person. By kind of object.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(Query(operator_rate("vcpo_operator_recreated_total", "kind"), "{{kind}}"),),
-        ),
-    ),
-)
-
-_DOES_THE_API_ANSWER: Final = Row(
-    id=30,
-    question="Does the API server answer?",
-    panels=(
-        Panel(
-            id=31,
-            slug="api-requests",
-            title="Requests to the API server",
-            question="Does the API server accept what the operator asks?",
-            reading="403 is a missing right, 409 a conflict that is repeated, 422 an invalid "
-            "object, 429 and 0 an API server that cannot keep up.",
-            kind=Kind.STACK,
-            unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(
-                    operator_rate(
-                        "vcpo_operator_api_requests_total", "verb", "code", over=("resource",)
-                    ),
-                    "{{verb}} {{code}}",
+                    operator_value("max", "vcpo_operator_queue_oldest_seconds"),
+                    "longest wait in the queue",
                 ),
-            ),
-        ),
-        Panel(
-            id=32,
-            slug="watch-lag",
-            title="Lag of the watch",
-            question="Does the operator see what it wrote?",
-            reading="Beyond two minutes the watch is deaf: the operator acts on an old picture.",
-            unit=AxisUnit.SECONDS,
-            bands=_TOO_LONG,
-            queries=(Query(operator_value("max", "vcpo_operator_watch_lag_seconds"), "lag"),),
-        ),
-        Panel(
-            id=33,
-            slug="watch-events",
-            title="Time since the newest event",
-            question="Which resources send events?",
-            reading="A quiet cluster sends none, so a long time is no fault by itself.",
-            unit=AxisUnit.SECONDS,
-            queries=(
+                Query(operator_value("max", "vcpo_operator_watch_lag_seconds"), "watch"),
+                Query(operator_value("max", "vcpo_operator_loop_lag_seconds"), "event loop"),
                 Query(
-                    "time() - "
-                    + operator_value(
-                        "max", "vcpo_operator_watch_event_timestamp_seconds", "resource"
-                    ),
-                    "{{resource}}",
+                    operator_quantile(0.99, "vcpo_operator_reconcile_duration_seconds"),
+                    "reconcile, p99",
                 ),
-            ),
-        ),
-        Panel(
-            id=34,
-            slug="loop-lag",
-            title="Lag of the event loop",
-            question="Does something block the operator's event loop?",
-            reading="Seconds: a call that blocks, or too little CPU.",
-            unit=AxisUnit.SECONDS,
-            queries=(Query(operator_value("max", "vcpo_operator_loop_lag_seconds"), "lag"),),
-        ),
-    ),
-)
-
-_WHAT_DOES_IT_COST: Final = Row(
-    id=40,
-    question="What does it cost?",
-    panels=(
-        Panel(
-            id=41,
-            slug="memory",
-            title="Memory",
-            question="How much memory does the operator use?",
-            reading="It grows with the number of runs; `resources.limits` is the limit.",
-            unit=AxisUnit.BYTES,
-            queries=(Query(f"max({_operators('process_resident_memory_bytes')})", "resident"),),
-        ),
-        Panel(
-            id=42,
-            slug="cpu",
-            title="CPU",
-            question="How many cores does the operator use?",
-            reading="A whole core for long: its event loop is the bottleneck.",
-            queries=(
-                Query(
-                    "max("
-                    + of_part(
-                        "operator",
-                        f"rate({selector('process_cpu_seconds_total', scope=OPERATOR)}"
-                        "[$__rate_interval])",
-                        OPERATOR,
-                    )
-                    + ")",
-                    "cores",
-                ),
-            ),
-        ),
-        Panel(
-            id=43,
-            slug="series",
-            title="Series",
-            question="How many series do the runs keep in Prometheus?",
-            reading="The ten runs with most. Each part has a bound that a test keeps; more is a "
-            "pod scraped twice, or many workers.",
-            unit=AxisUnit.COUNT,
-            queries=(
-                Query(
-                    f"topk(10, count by (namespace, run) ({{__name__=~'vcpo_.+',run!='',{RUNS}}}))",
-                    "{{namespace}}/{{run}}",
-                ),
+                Query(_SINCE_EVENT, "newest event of {{resource}}", role=Role.FAINT),
             ),
         ),
     ),
@@ -309,8 +186,8 @@ _WHAT_DOES_IT_COST: Final = Row(
 OPERATOR_BOARD: Final = Board(
     uid="vcpo-operator",
     title="VCPO / Operator",
-    description="Is the operator up and steering, does it keep up, and what does it cost?",
+    description="Is the operator up and steering, and does it keep up?",
     tags=("vcpo", "operator"),
     has_run=False,
-    rows=(_IS_IT_UP, _DOES_IT_KEEP_UP, _DOES_THE_API_ANSWER, _WHAT_DOES_IT_COST),
+    rows=(_IS_IT_UP, _DOES_IT_KEEP_UP),
 )

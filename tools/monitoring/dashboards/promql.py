@@ -16,6 +16,10 @@ RUN: Final = 'cluster=~"$cluster",namespace=~"$namespace",run="$run"'
 RUNS: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
 OPERATOR: Final = 'cluster=~"$cluster"'
 _WINDOW: Final = "[$__rate_interval]"
+ROLLBACKS: Final = (
+    f"max by (namespace, run) (clamp_min(delta(vcpo_learner_rollbacks{{{RUN}}}{_WINDOW}), 0))"
+)
+"""Rollbacks of the chosen run since the last point."""
 
 
 def _labels(*labels: str) -> str:
@@ -32,6 +36,11 @@ def value(metric: str, *by: str, where: str = "", scope: str = RUN) -> str:
     return f"max by ({_labels(*by)}) ({selector(metric, where, scope)})"
 
 
+def above_zero(metric: str, *by: str) -> str:
+    """Return a gauge for a logarithmic axis, on which 0 has no place: from 1e-9 on."""
+    return f"clamp_min({value(metric, *by)}, 1e-9)"
+
+
 def rate(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
     """Return increases per second of a counter of the learner or of the host."""
     return f"max by ({_labels(*by)}) (rate({selector(counter, where, scope)}{_WINDOW}))"
@@ -45,6 +54,18 @@ def increase(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
 def share(counter: str, by: str, of: str) -> str:
     """Return the rate of a counter by a label, divided by a rate of the run while that is not 0."""
     return f"{rate(counter, by)} / on (namespace, run) group_left () ({of} > 0)"
+
+
+def hourly_share(counter: str, by: str, of: str) -> str:
+    """Return a counter's increase by a label over another's, as the rules record it.
+
+    An hour holds steps of 15 minutes too. Both jump together, so the ratio is right at any pace.
+    """
+    part, whole = (f"increase({selector(each)}[1h])" for each in (counter, of))
+    return (
+        f"max by ({_labels(by)}) ({part})"
+        f" / on (namespace, run) group_left () (max by (namespace, run) ({whole}) > 0)"
+    )
 
 
 def total_rate(counter: str, by: str) -> str:

@@ -10,6 +10,7 @@ from tools.monitoring.dashboards.board import (
     Kind,
     Panel,
     Query,
+    Role,
     Row,
 )
 from tools.monitoring.dashboards.promql import (
@@ -21,6 +22,7 @@ from tools.monitoring.dashboards.promql import (
     value,
 )
 from tools.monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
+from tools.monitoring.rules import threshold
 
 _STEP: Final = value("vcpo_learner_step", scope=RUNS)
 _LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'
@@ -47,6 +49,11 @@ _CONDITIONS: Final = " or ".join(
         _condition("Unknown", _HEALTH, 2),
         _condition("True", _LIFECYCLE, 3),
     )
+)
+
+_GROUPS: Final = share("vcpo_groups_total", "outcome", total_rate("vcpo_groups_total", "outcome"))
+_ENDINGS: Final = share(
+    "vcpo_responses_total", "ending", total_rate("vcpo_responses_total", "ending")
 )
 
 _WHICH_RUN: Final = Row(
@@ -111,18 +118,6 @@ _DOES_IT_LEARN: Final = Row(
     question="Does it learn?",
     panels=(
         Panel(
-            id=21,
-            slug="reward",
-            title="Reward",
-            question="Does the reward rise?",
-            reading="The evaluation is on held-out prompts; a gap that grows is overfitting.",
-            minimum=None,
-            queries=(
-                Query(value("vcpo_reward_mean"), "training"),
-                Query(value("vcpo_evaluation_accuracy"), "evaluation"),
-            ),
-        ),
-        Panel(
             id=22,
             slug="reward-heatmap",
             title="Rewards of trajectories",
@@ -135,19 +130,19 @@ _DOES_IT_LEARN: Final = Row(
             id=23,
             slug="groups",
             title="Prompts that teach nothing",
-            question="Which share of prompts has equal rewards only?",
-            reading="A group that is `all_equal` has no gradient. If most are, prompts are too "
-            "hard or too easy, or the reward does not tell responses apart.",
-            kind=Kind.STACK,
+            question="Which share of groups has equal rewards only, and of responses is cut?",
+            reading="A group of equal rewards has no gradient. If most are, prompts are too hard "
+            "or too easy, or the reward does not tell responses apart; it alerts unless the "
+            "reward is at its maximum. Cut responses that grow ask for a larger "
+            "`sampling.maxNewTokens`.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
             queries=(
-                Query(
-                    share(
-                        "vcpo_groups_total", "outcome", total_rate("vcpo_groups_total", "outcome")
-                    ),
-                    "{{outcome}}",
-                ),
+                Query(value("vcpo_equal_groups_ratio"), "groups of equal rewards"),
+                Query(value("vcpo_cut_responses_ratio"), "cut responses"),
+                Query(_GROUPS, "groups, {{outcome}}", role=Role.FAINT),
+                Query(_ENDINGS, "responses, {{ending}}", role=Role.FAINT),
+                Query(f"{threshold('equalRewardGroupsRatio'):g}", "alert", role=Role.LIMIT),
             ),
         ),
         Panel(
@@ -170,27 +165,6 @@ _DOES_IT_LEARN: Final = Row(
             kind=Kind.HEATMAP,
             unit=AxisUnit.TOKENS,
             queries=(Query(buckets("vcpo_response_tokens"), "{{le}}"),),
-        ),
-        Panel(
-            id=26,
-            slug="endings",
-            title="Endings of responses",
-            question="Do responses end by themselves?",
-            reading="`stop` is an end token or a stop string. A share of `length` that grows asks"
-            " for a larger `sampling.maxNewTokens`.",
-            kind=Kind.STACK,
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(
-                Query(
-                    share(
-                        "vcpo_responses_total",
-                        "ending",
-                        total_rate("vcpo_responses_total", "ending"),
-                    ),
-                    "{{ending}}",
-                ),
-            ),
         ),
     ),
 )

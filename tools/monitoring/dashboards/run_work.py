@@ -15,15 +15,37 @@ from tools.monitoring.dashboards.board import (
     Row,
 )
 from tools.monitoring.dashboards.promql import (
+    hourly_share,
     increase,
     of_part,
     quantile,
-    rate,
     selector,
-    share,
+    total_rate,
     value,
     worker_mean,
     worker_rates,
+)
+from tools.monitoring.rules import threshold
+
+_STAGES: Final = (
+    f"{increase('vcpo_learner_stage_seconds_total', 'stage')}"
+    f" / on (namespace, run) group_left () ({increase('vcpo_learner_steps_total')} > 0)"
+)
+"""Both counters jump at the end of a step, so their ratio is right at any pace."""
+
+
+def _resident(part: str) -> str:
+    """Return the resident memory of the largest process of a part."""
+    return f"max by (namespace, run) ({of_part(part, selector('process_resident_memory_bytes'))})"
+
+
+_STALLED: Final = (
+    f"clamp_min(5 * {value('vcpo_learner_step_interval_seconds')},"
+    f" {threshold('stalledLearnerSeconds'):g})"
+)
+
+_DROPPED: Final = hourly_share(
+    "vcpo_trajectories_dropped_total", "reason", "vcpo_trajectories_leased_total"
 )
 
 HOW_FAST: Final = Row(
@@ -34,17 +56,28 @@ HOW_FAST: Final = Row(
             id=31,
             slug="step-age",
             title="Time since the last step",
-            question="Does the learner still take steps?",
+            question="Does the learner still take steps, and how old are checkpoint "
+            "and evaluation?",
             reading="A saw-tooth as high as a step is long. A line that only rises is a learner "
-            "that hangs, or waits for data: see its stages.",
+            "that hangs, or waits for data: see its stages. It pages at five usual steps, ten "
+            "minutes at least.",
             unit=AxisUnit.SECONDS,
             queries=(
                 Query(f"time() - {value('vcpo_learner_step_timestamp_seconds')}", "last step"),
                 Query(
-                    quantile(0.95, "vcpo_learner_step_duration_seconds"),
-                    "p95 of a step",
-                    role=Role.REFERENCE,
+                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds')}",
+                    "checkpoint",
+                    role=Role.FAINT,
                 ),
+                Query(
+                    f"time() - {value('vcpo_evaluation_timestamp_seconds')}",
+                    "evaluation",
+                    role=Role.FAINT,
+                ),
+                Query(value("vcpo_learner_step_interval_seconds"), "a step with its wait, mean"),
+                Query(quantile(0.5, "vcpo_learner_step_duration_seconds"), "an update, p50"),
+                Query(quantile(0.95, "vcpo_learner_step_duration_seconds"), "an update, p95"),
+                Query(_STALLED, "alert", role=Role.LIMIT),
             ),
         ),
         Panel(
@@ -52,54 +85,48 @@ HOW_FAST: Final = Row(
             slug="throughput",
             title="Tokens",
             question="Do workers sample what the learner trains?",
-            reading="Sampled above trained for long: responses are dropped. Equal: balanced.",
+            reading="Sampled above trained for long: responses are dropped. Wasted: tokens that "
+            "reached the learner and were not trained on.",
             unit=AxisUnit.TOKENS_PER_SECOND,
             queries=(
-                Query(rate("vcpo_learner_tokens_total"), "trained"),
+                Query(value("vcpo_learner_tokens_per_second"), "trained"),
                 Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
+                Query(total_rate("vcpo_tokens_wasted_total", "reason"), "wasted"),
             ),
         ),
         Panel(
             id=33,
             slug="stages",
             title="Where the learner's time goes",
-            question="What does the learner do all the time?",
-            reading="Shares of a second. `wait` asks for more workers, `publish` for faster "
-            "storage or network, the rest for a faster device.",
+            question="Where do the seconds of a step go?",
+            reading="Seconds of a step, over the steps of the shown interval. `wait` asks for more "
+            "workers, `publish` for faster storage or network, the rest for a faster device.",
             kind=Kind.STACK,
-            unit=AxisUnit.SHARE,
-            queries=(Query(rate("vcpo_learner_stage_seconds_total", "stage"), "{{stage}}"),),
-        ),
-        Panel(
-            id=34,
-            slug="step-duration",
-            title="Duration of a step",
-            question="How long does an update take, without the wait for its batch?",
-            reading="A p95 far above the median: some steps are long, by checkpoints or length.",
             unit=AxisUnit.SECONDS,
-            queries=(
-                Query(quantile(0.5, "vcpo_learner_step_duration_seconds"), "p50"),
-                Query(quantile(0.95, "vcpo_learner_step_duration_seconds"), "p95"),
-            ),
+            queries=(Query(_STAGES, "{{stage}}"),),
         ),
         Panel(
             id=35,
             slug="idle",
-            title="Idle learner",
-            question="Which share of its time does the learner wait for data?",
-            reading="Above one half for long, with every worker busy: raise `maxReplicas`.",
+            title="Idle learner and workers",
+            question="Who waits for whom?",
+            reading="The learner for data: raise `maxReplicas`. The workers for leases: the "
+            "learner is the bottleneck, and fewer workers do; under a throttle it is on purpose. "
+            "Above one half it alerts.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
-            queries=(Query(value("vcpo_learner_idle_ratio"), "waiting"),),
-        ),
-        Panel(
-            id=36,
-            slug="steps",
-            title="Steps",
-            question="How many steps does the run take a minute?",
-            reading="Steps that make no update are counted; the off-policy board tells why.",
-            unit=AxisUnit.STEPS_PER_MINUTE,
-            queries=(Query(f"{rate('vcpo_learner_steps_total')} * 60", "steps"),),
+            queries=(
+                Query(value("vcpo_learner_idle_ratio"), "learner"),
+                Query(
+                    worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"
+                ),
+                Query(
+                    worker_rates("max", "vcpo_rollout_lease_wait_seconds_total"),
+                    "workers, most",
+                    role=Role.FAINT,
+                ),
+                Query(f"{threshold('starvedIdleRatio'):g}", "alert", role=Role.LIMIT),
+            ),
         ),
     ),
 )
@@ -112,67 +139,14 @@ WHAT_IS_LOST: Final = Row(
             id=41,
             slug="drops",
             title="Dropped trajectories",
-            question="Which share of the leased trajectories is never trained on, and why?",
-            reading="`surplus` is resumed by the next lease. `throttled` follows a throttle. "
-            "Others are wasted work.",
+            question="Which share of an hour's leased trajectories is never trained on, and why?",
+            reading="`surplus` is resumed by the next lease; `throttled`, `rolled_back` and "
+            "`no_signal` are dropped on purpose. The sum of the others is wasted work, and "
+            "alerts above a tenth.",
             kind=Kind.STACK,
             unit=AxisUnit.SHARE,
-            queries=(
-                Query(
-                    share(
-                        "vcpo_trajectories_dropped_total",
-                        "reason",
-                        rate("vcpo_trajectories_leased_total"),
-                    ),
-                    "{{reason}}",
-                ),
-            ),
-        ),
-        Panel(
-            id=42,
-            slug="wasted-tokens",
-            title="Wasted tokens",
-            question="How many sampled tokens are thrown away, and why?",
-            reading="Tokens that reached the learner and were not trained on.",
-            kind=Kind.STACK,
-            unit=AxisUnit.TOKENS_PER_SECOND,
-            queries=(Query(rate("vcpo_tokens_wasted_total", "reason"), "{{reason}}"),),
-        ),
-        Panel(
-            id=43,
-            slug="in-a-row",
-            title="Failures in a row",
-            question="Did everything fail lately?",
-            reading="Generations since the last accepted one, and steps since the last update. "
-            "`failurePolicy` stops the run at its limits.",
-            unit=AxisUnit.COUNT,
-            queries=(
-                Query(value("vcpo_failures_in_a_row"), "generations"),
-                Query(value("vcpo_skipped_steps_in_a_row"), "steps without an update"),
-            ),
-        ),
-        Panel(
-            id=44,
-            slug="accounting",
-            title="Accounting errors",
-            question="Is every leased trajectory accounted for?",
-            reading="Leased = in flight + buffered + consumed + dropped. Above 0 is a bug: keep "
-            "the run directory and report it.",
-            kind=Kind.STAT,
-            unit=AxisUnit.COUNT,
-            bands=(Band(None, Color.GOOD), Band(1.0, Color.BAD)),
-            queries=(Query(value("vcpo_accounting_errors_total"), "errors"),),
-        ),
-        Panel(
-            id=45,
-            slug="set-aside",
-            title="Workers set aside",
-            question="Which workers did the learner take out of the run?",
-            reading="Each failed, or sampled another policy, where others did not. The event "
-            "`WorkerSetAside` names it; its host replaces it.",
-            kind=Kind.EVENTS,
-            unit=AxisUnit.COUNT,
-            queries=(Query(increase("vcpo_workers_set_aside_total", "cause"), "{{cause}}"),),
+            bands=(Band(None, Color.GOOD), Band(threshold("wastedSamplesRatio"), Color.BAD)),
+            queries=(Query(_DROPPED, "{{reason}}"),),
         ),
     ),
 )
@@ -182,25 +156,13 @@ AFTER_A_CRASH: Final = Row(
     question="What would a crash cost?",
     panels=(
         Panel(
-            id=51,
-            slug="checkpoint-age",
-            title="Age of checkpoint and evaluation",
-            question="How much work would be repeated after a crash?",
-            reading="A saw-tooth as high as the interval between checkpoints.",
-            unit=AxisUnit.SECONDS,
-            queries=(
-                Query(
-                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds')}", "checkpoint"
-                ),
-                Query(f"time() - {value('vcpo_evaluation_timestamp_seconds')}", "evaluation"),
-            ),
-        ),
-        Panel(
             id=52,
             slug="restarts",
-            title="Restarts and failed processes",
-            question="Which processes of the run ended or hung?",
-            reading="`kubectl logs --previous`, or the run's events, name the cause.",
+            title="What went wrong",
+            question="What ended, was refused, lost, or set aside?",
+            reading="The events of the run name each cause. `key`: a process with another key; "
+            "`role`, `identity`: one that acts for another. A full disk keeps the last "
+            "checkpoint. Accounting errors are a bug: keep the run directory and report it.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
@@ -209,39 +171,27 @@ AFTER_A_CRASH: Final = Row(
                     increase("vcpo_run_process_failures_total", "role", "cause"),
                     "{{role}} {{cause}}",
                 ),
-            ),
-        ),
-        Panel(
-            id=53,
-            slug="refusals",
-            title="Refused calls, full disks, lost records",
-            question="Does the learner refuse calls, fail to write, or lack what it wrote?",
-            reading="`key`: a process with another key. `role`, `identity`: one that acts for "
-            "another. `stalled`: a worker that reads too slowly. A full disk keeps the last "
-            "checkpoint. Changes that a start did not find in the redo log are trained anew.",
-            kind=Kind.EVENTS,
-            unit=AxisUnit.COUNT,
-            queries=(
-                Query(increase("vcpo_learner_calls_refused_total", "reason"), "{{reason}}"),
+                Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
+                Query(
+                    increase("vcpo_learner_calls_refused_total", "reason"), "refused: {{reason}}"
+                ),
                 Query(increase("vcpo_learner_disk_full_total"), "disk full"),
                 Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
                 Query(increase("vcpo_sink_dropped_total", "sink"), "dropped by {{sink}}"),
+                Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
             ),
         ),
         Panel(
             id=54,
             slug="memory",
-            title="Memory of the learner",
-            question="How near is the learner to its memory limits?",
+            title="Memory",
+            question="How near are learner and workers to their memory limits?",
             reading="Reserved memory that grows step by step is fragmentation, resident memory "
-            "that grows a leak.",
+            "that grows a leak. A process over its limit ends as OOMKilled.",
             unit=AxisUnit.BYTES,
             queries=(
-                Query(
-                    "max by (namespace, run)"
-                    f" ({of_part('learner', selector('process_resident_memory_bytes'))})",
-                    "resident",
-                ),
+                Query(_resident("learner"), "learner"),
+                Query(_resident("rollout"), "worker, most"),
                 Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
             ),
         ),

@@ -122,7 +122,6 @@ class LearnerMetrics(Instruments):
         "Time that the learner spent, by stage of its work.",
         Label("stage", tuple(Stage)),
     )
-    tokens = counter("vcpo_learner_tokens_total", "Response tokens trained on.")
     idle_ratio = measure(
         "vcpo_learner_idle_ratio", "Share of recent time in which the learner waited for data."
     )

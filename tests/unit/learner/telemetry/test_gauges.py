@@ -131,7 +131,6 @@ async def test_trajectories_are_counted_by_weight_reward_length_and_ending(gauge
     rewards = Counter(one.reward for one in trajectories)
     assert histogram(gauges, "vcpo_reward") == rewards
     assert histogram(gauges, "vcpo_response_tokens") == {4.0: 4}
-    assert value(gauges, "vcpo_learner_tokens_total") == 12
     assert value(gauges, "vcpo_responses_total", ending="stop") == 4
     assert value(gauges, "vcpo_responses_total", ending="length") == 0
 
