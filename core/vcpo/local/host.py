@@ -424,6 +424,7 @@ class Host:
     def _export(self, decision: ControlDecision) -> None:
         run = HostedRun(
             spec=self._spec,
+            labels=self._run.metadata.labels,
             conditions=decision.conditions,
             workers={
                 group: Workers(

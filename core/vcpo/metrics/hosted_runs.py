@@ -65,6 +65,8 @@ class HostedRun:
 
     spec: VCPORunSpec | None = None
     """The run's spec; None if it is invalid and always was."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the run, of which `vcpo.dev/owner` and `vcpo.dev/team` name who gets its alerts."""
     conditions: Sequence[ShownCondition] = ()
     workers: Mapping[str, Workers] = field(default_factory=dict)
     """Numbers of workers, by rollout group."""
@@ -84,7 +86,7 @@ class HostedRun:
 def gauge_series(run: HostedRun) -> Series:
     """Return every gauge of a run."""
     return {
-        **_spec_series(run.spec),
+        **_spec_series(run.spec, run.labels),
         **{
             (HostMetrics.run_condition, (condition.type, status)): float(condition.status == status)
             for condition in run.conditions
@@ -112,10 +114,16 @@ def gauge_series(run: HostedRun) -> Series:
     }
 
 
-def _spec_series(spec: VCPORunSpec | None) -> Series:
+def _spec_series(spec: VCPORunSpec | None, labels: Mapping[str, str]) -> Series:
     if spec is None:
         return {}
-    info = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
+    info = (
+        spec.model.name,
+        spec.environment.name,
+        spec.algorithm.method.value,
+        labels.get("vcpo.dev/owner", ""),
+        labels.get("vcpo.dev/team", ""),
+    )
     return {
         (HostMetrics.run_info, info): 1.0,
         (HostMetrics.run_steps, ()): float(spec.steps),

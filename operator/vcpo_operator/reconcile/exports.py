@@ -51,6 +51,7 @@ def hosted_run(
     signals = snapshot.signals
     return HostedRun(
         spec=snapshot.run.spec,
+        labels=snapshot.run.metadata.labels,
         conditions=status.conditions,
         workers={
             group.name: Workers(desired=group.desired, ready=group.ready) for group in status.groups

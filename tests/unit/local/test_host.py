@@ -222,7 +222,7 @@ async def test_the_host_exports_what_it_knows_of_the_run(fixture):
     await fixture.until_answered("main-0")
     await fixture.until(lambda: fixture.sample("vcpo_run_admission_lag_steps") == 8.0)
     await fixture.until(lambda: fixture.sample("vcpo_run_throttle_orders_total", result="ok"))
-    info = {"model": "m", "environment": "countdown", "method": "vcpo2"}
+    info = {"model": "m", "environment": "countdown", "method": "vcpo2", "owner": "", "team": ""}
     assert fixture.sample("vcpo_run_info", **info) == 1.0
     assert fixture.sample("vcpo_run_steps") == 300.0
     ready = {"group": "main", "state": "ready"}

@@ -99,15 +99,16 @@ def test_a_runs_limits_are_those_of_its_spec(host: Host):
     assert host.samples("vcpo_run_checkpoint_interval_steps") == {(): 7.0}
 
 
-def test_a_run_says_what_it_trains_and_how(host: Host):
-    host.runs.show(NAME, replace(RUN, spec=spec_of(algorithm={"method": "grpo"})))
-    assert host.samples("vcpo_run_info") == {("m", "countdown", "grpo"): 1.0}
+def test_a_run_says_what_it_trains_how_and_whose_it_is(host: Host):
+    labels = {"vcpo.dev/owner": "ada", "vcpo.dev/team": "nlp", "queue": "low"}
+    host.runs.show(NAME, replace(RUN, spec=spec_of(algorithm={"method": "grpo"}), labels=labels))
+    assert host.samples("vcpo_run_info") == {("m", "countdown", "grpo", "ada", "nlp"): 1.0}
 
 
 def test_an_edited_method_leaves_exactly_one_info_series(host: Host):
     for method in ("vcpo", "grpo", "dapo"):
         host.runs.show(NAME, replace(RUN, spec=spec_of(algorithm={"method": method})))
-    assert host.samples("vcpo_run_info") == {("m", "countdown", "dapo"): 1.0}
+    assert host.samples("vcpo_run_info") == {("m", "countdown", "dapo", "", ""): 1.0}
 
 
 def test_workers_of_a_group_that_left_the_spec_are_not_exported(host: Host):

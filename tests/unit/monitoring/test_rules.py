@@ -69,8 +69,8 @@ def test_every_alert_has_cases_that_fire_and_cases_that_do_not():
     assert [alert for alert in ALERTS if not (kinds[alert, True] and kinds[alert, False])] == []
 
 
-def test_there_are_35_alerts():
-    assert len(ALERTS) == 35
+def test_there_are_36_alerts():
+    assert len(ALERTS) == 36
 
 
 def test_every_alert_of_a_run_is_joined_with_the_active_runs():
@@ -78,7 +78,9 @@ def test_every_alert_of_a_run_is_joined_with_the_active_runs():
         rule.name
         for rule in rules()
         if rule.is_alert
-        and not re.search(r"group_left \(.*\) namespace_run:vcpo_active$", rule.expression)
+        and not re.search(
+            r"group_left \(owner, team\) namespace_run_owner_team:vcpo_active$", rule.expression
+        )
     }
     assert without == {
         "VCPORewardCollapsed",
@@ -105,4 +107,4 @@ def test_an_alert_says_how_bad_it_is_what_it_means_and_where_to_look():
 def test_a_recorded_series_is_named_after_its_labels():
     for rule in rules():
         if not rule.is_alert:
-            assert re.fullmatch(r"namespace_run(_reason)?:vcpo_\w+(:\w+)?", rule.name)
+            assert re.fullmatch(r"namespace_run(_reason|_owner_team)?:vcpo_\w+(:\w+)?", rule.name)

@@ -28,11 +28,13 @@ class HostMetrics(Instruments):
 
     run_info = gauge(
         "vcpo_run_info",
-        "Always 1; the labels name the model, the environment and the method.",
+        "Always 1; the labels name model, environment and method, and the run's owner and team.",
         *HOST_LABELS,
         Label("model"),
         Label("environment"),
         Label("method"),
+        Label("owner"),
+        Label("team"),
         unit=Unit.FLAG,
     )
     run_steps = gauge(
