@@ -43,7 +43,17 @@ LOCAL_FEATURES = (
 )
 """What the runs together have, of what a metric may need to appear."""
 
-WARNING_ALERT = "VCPOCollapseWarning"
+COLLAPSE_ALERTS = frozenset(
+    f"VCPO{name}"
+    for name in (
+        "CollapseWarning",
+        "CollapseImminent",
+        "RolledBack",
+        "RewardCollapsed",
+        "LearningRateBackedOff",
+    )
+)
+"""Alerts that tell of a collapse; which of them fire depends on how fast the guards were."""
 _STEP_S = SCRAPE_INTERVAL_MS / 1000
 """Step of queries, so that none of them passes over what a single scrape saw."""
 
