@@ -20,6 +20,11 @@ SOURCES = "\n".join(
     for path in sorted(folder.rglob("*.py"))
 )
 
+OF_NODES = {"Terminated"}
+"""Reasons that a node gives when it shuts down; the operator passes them on."""
+OF_OTHERS = {"minMember"}
+"""Fields of objects that are not ours: a `PodGroup`."""
+
 
 def section(title: str) -> str:
     (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", GUIDE, flags=re.M | re.S)
@@ -45,14 +50,14 @@ def conditions() -> list[tuple[str, str]]:
 
 
 def guides_run() -> VCPORun:
-    text, _ = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
+    text, *_ = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
     return parse_run(text, source="docs/kubernetes.md")
 
 
 def guides_large_run() -> VCPORun:
     """The guide's run with the fields of a learner of several pods."""
     texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
-    run, fields = (YAML(typ="safe").load(text) for text in texts)
+    run, fields = (YAML(typ="safe").load(text) for text in texts[:2])
     run["spec"].update(fields["spec"])
     return VCPORun.model_validate(run)
 
@@ -100,7 +105,7 @@ def test_the_guide_explains_every_column_in_order():
 def test_every_condition_and_reason_of_the_guide_is_one_that_is_set():
     words = {word for pair in conditions() for word in pair}
     assert len(words) > 10
-    assert [word for word in sorted(words) if f'"{word}"' not in SOURCES] == []
+    assert [word for word in sorted(words - OF_NODES) if f'"{word}"' not in SOURCES] == []
 
 
 def test_every_file_the_guide_names_is_there():
@@ -116,4 +121,4 @@ def test_every_field_the_guide_names_is_in_the_definition_or_a_value_of_the_char
     quoted = " ".join(re.findall(r"`([^`\n]+)`", GUIDE))
     fields = set(re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", quoted))
     assert {"minReplicas", "maxLearnerRestarts"} <= fields
-    assert fields - known == set()
+    assert fields - known == OF_OTHERS
