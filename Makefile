@@ -9,7 +9,7 @@ SEED ?= 1
 PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 2)
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom bench clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -93,6 +93,9 @@ digests: .venv/installed ## pin the base images by the digest that their tag has
 
 sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (CycloneDX)
 	@$(BIN)/python -m scripts.supply.sbom
+
+chart: .venv/installed ## package the chart, dist/chart; PUSH=oci://HOST/PATH sends it to a registry
+	@$(BIN)/python -m scripts.package_chart $(if $(PUSH),--push $(PUSH))
 
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
 	@for name in estimators.reference_parity learner.opob_overhead learner.host_syncs learner_step learner.packing learner.schedule estimators.norm_proxies estimators.ess_rules estimators.calibration operator_scale learner.ingest learner.record_step rollout.over_provision rollout.weight_sync rollout.vllm_pause rollout.kept_keys learner.learner_host learner.checkpoint publish learner.waiting_workers estimators.critical_policy "study_cell examples/studies/countdown.yaml" early_warning async_speedup simulate model_families "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
