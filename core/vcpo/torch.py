@@ -1,0 +1,174 @@
+"""VCPO in a training loop of one's own, on torch tensors: `docs/library.md`.
+
+These names are stable. Tensors may have any dtype and device; they are read as float64. The module
+itself does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from vcpo.algo import (
+    LOSS_CONFIGS,
+    Baseline,
+    BaselineScope,
+    EssKind,
+    EssUnit,
+    LearningRateRule,
+    Method,
+    StepLimits,
+    TrustRegion,
+    WeightMoments,
+    batch_advantages,
+    ess_ratio,
+    ess_reading,
+    horizon_of_lag,
+    judge_step,
+    policy_coverage,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = [
+    "StepReport",
+    "StepRule",
+    "ess_ratio",
+    "opob_advantages",
+    "truncated_weights",
+    "vcpo2_advantages",
+]
+
+WEIGHT_CAP: Final = LOSS_CONFIGS[Method.VCPO].weight_cap or 8.0
+"""Largest importance weight of the gradient, 8."""
+
+
+def truncated_weights(log_weights: Tensor, cap: float = WEIGHT_CAP) -> Tensor:
+    """Return the weights that the gradient uses, min(w, cap), without a gradient of their own.
+
+    log_weights: log pi - log mu of whole trajectories, nats, any shape.
+    """
+    return log_weights.detach().clamp(max=math.log(cap)).exp()
+
+
+def opob_advantages(rewards: Tensor, squared_norms: Tensor) -> Tensor:
+    """Return R - b* with the optimal baseline of each prompt's group, method `vcpo`.
+
+    rewards: [prompts, responses].
+    squared_norms: [prompts, responses] squared norms of each trajectory's gradient for an advantage
+        of 1, with its truncated weight.
+    Source: VCPO, arXiv 2602.17616, Eq. 7.
+    """
+    found = batch_advantages(rewards, Baseline.OPOB, squared_norms=squared_norms)
+    return rewards.new_tensor(found)
+
+
+def vcpo2_advantages(
+    rewards: Tensor, squared_norms: Tensor, log_weights: Tensor, cap: float = WEIGHT_CAP
+) -> Tensor:
+    """Return R - C b* - (1 - C) min R with one baseline for the batch, method `vcpo2`.
+
+    rewards, squared_norms: as for `opob_advantages`.
+    log_weights: [prompts, responses] nats. C, the share of the policy that the batch shows, is the
+        mean truncated weight, at most 1.
+    """
+    found = batch_advantages(
+        rewards,
+        Baseline.PESSIMISTIC,
+        BaselineScope.BATCH,
+        squared_norms=squared_norms,
+        coverages=[policy_coverage(log_weights.flatten(), cap)],
+    )
+    return rewards.new_tensor(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a step was taken at."""
+
+    rate: float
+    """Learning rate of the optimizer's first group of parameters; 0 if the step was skipped."""
+    scale: float
+    """Factor on the rates of all groups, in [0, 1]."""
+    ess_ratio: float
+    """Of the batch, in [1/B, 1]."""
+    on_policy_ess_ratio: float
+    """That a fresh batch of this size would have."""
+
+
+class StepRule:
+    """Takes an optimizer's steps at the rates of `vcpo2` or `vcpo`, and restores its rates.
+
+    So a scheduler never sees the factor.
+
+    max_lag_steps: Largest age of a trajectory, in steps; `vcpo2` keeps data of this age usable.
+    method: `vcpo2`, whose rates start low and grow as data allows; or `vcpo`, sqrt(ESS / ESS_0).
+    on_policy_ess_ratio: ESS_0 of fresh trajectories, in (0, 1]; below 1 if another engine samples.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        max_lag_steps: int,
+        method: str = Method.VCPO2,
+        on_policy_ess_ratio: float = 1.0,
+    ) -> None:
+        if method not in (Method.VCPO2, Method.VCPO):
+            raise ValueError(f"method is {method!r}: give 'vcpo2' or 'vcpo'")
+        rule = LOSS_CONFIGS[Method(method)].learning_rate_rule
+        has_region = rule is LearningRateRule.TRUST_REGION
+        self._optimizer = optimizer
+        self._on_policy_ess_ratio = on_policy_ess_ratio
+        self._region = TrustRegion(horizon_steps=horizon_of_lag(max_lag_steps) if has_region else 0)
+        target = self._region.target_ess_ratio if has_region else 1.0
+        self._limits = StepLimits(rule=rule, target_ess_ratio=target)
+
+    def step(self, log_weights: Tensor, lags: Tensor) -> StepReport:
+        """Step the optimizer at the rate that this batch allows.
+
+        log_weights: [B] log importance weights of the whole batch, over all processes, untruncated.
+        lags: [B] ages of the trajectories, in steps.
+        Raises: NonFiniteWeightError, before any step, for a weight that is NaN or infinite.
+        """
+        nats, size = -math.log(self._on_policy_ess_ratio), len(log_weights)
+        unit = EssUnit(
+            kind=EssKind.SEQUENCE,
+            blocks=((1,),) * size,
+            exponent=1.0,
+            on_policy_ess_ratio=self._on_policy_ess_ratio,
+            mismatch_nats=nats,
+        )
+        reading = ess_reading(unit, WeightMoments.of(log_weights))
+        missing_nats = math.log(reading.on_policy_ess_ratio / reading.ess_ratio)
+        by_lag = Counter(int(lag) for lag in lags.tolist())
+        region = self._region.observe(missing_nats, by_lag, reading.chance_nats)
+        verdict = judge_step(
+            reading.ess_ratio,
+            reading.on_policy_ess_ratio,
+            self._limits,
+            chance_nats=reading.chance_nats,
+        )
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        base = float(rates[0])
+        allowed = region.largest_rate(base)
+        scale = verdict.scale * (allowed / base if base > 0.0 else 1.0)
+        try:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * scale
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+        self._region = region.step(base * scale, allowed)
+        return StepReport(
+            rate=base * scale,
+            scale=scale,
+            ess_ratio=reading.ess_ratio,
+            on_policy_ess_ratio=reading.on_policy_ess_ratio,
+        )
