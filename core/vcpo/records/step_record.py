@@ -380,6 +380,8 @@ class StepRecord(UpdateRecord):
     """Mean length of the batch's prompts, with their template, in tokens."""
     prompt_tokens_max: int = 0
     """Length of the longest of them."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each part of the batch's rewards, by name; a response without a part has 0 of it."""
     step_s: float
     """Seconds spent computing the update."""
     idle_s: float

@@ -6,6 +6,7 @@ A name is that of the metric without `vcpo_`, after the group in which services 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from vcpo.records.journal import EvaluationRecord
@@ -28,6 +29,9 @@ _GROUPS: Final = {
 }
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names}
 """Group of a metric; `off_policy` for every other one."""
+
+_UNKNOWN_TO_MLFLOW: Final = re.compile(r"[^\w.\- ]", re.ASCII)
+"""Characters that a part of a name may not have: MLflow would refuse the whole step."""
 
 LAST_NAME: Final = "learner/step_skipped"
 """Name of the last number of a step: who has it of a step has all numbers of the step."""
@@ -77,6 +81,8 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         shown["task/reward_window_error"] = record.reward_window_error
     for lag, ratio in record.ess_by_lag.items():
         shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
+    for part, mean in record.reward_parts.items():
+        shown[f"task/reward_part/{_UNKNOWN_TO_MLFLOW.sub('_', part)}"] = mean
     for split in ("engine", "position"):
         for label, gap in record.mismatch.get(f"by_{split}", {}).items():
             shown[f"off_policy/mismatch_{split}_nats/{label}"] = gap

@@ -6,6 +6,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
+from vcpo.wire.limits import MAX_REWARD_PARTS
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.update.batch_statistics import tokens_by_lag
@@ -15,7 +16,8 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
     """Return the fields of `StepRecord` that describe a batch at a version."""
     lag = lag_statistics(groups, policy_version)
     lengths = [len(group.trajectories[0].prompt_token_ids) for group in groups]
-    responses = chain.from_iterable(group.trajectories for group in groups)
+    responses = list(chain.from_iterable(group.trajectories for group in groups))
+    parts = sorted({name for one in responses for name in one.reward_parts})[:MAX_REWARD_PARTS]
     return {
         "lag_mean": lag.mean,
         "lag_p50": lag.p50,
@@ -26,6 +28,9 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
         ),
         "prompt_tokens_mean": fmean(lengths),
         "prompt_tokens_max": max(lengths),
+        "reward_parts": {
+            name: fmean(one.reward_parts.get(name, 0.0) for one in responses) for name in parts
+        },
     }
 
 

@@ -55,6 +55,13 @@ def test_names_are_those_of_the_metrics_in_groups():
     assert groups == {"task", "learner", "off_policy", "rollout"}
 
 
+def test_parts_of_the_reward_are_sent_by_names_that_every_service_takes():
+    record = dataclasses.replace(WEIGHED, reward_parts={"form.short": 0.5, "exact (2)": 0.25})
+    sent = step_scalars(record)
+    assert sent["task/reward_part/form.short"] == 0.5
+    assert sent["task/reward_part/exact _2_"] == 0.25
+
+
 def test_the_mismatch_is_sent_by_engine_and_by_position():
     sent = step_scalars(WEIGHED)
     assert sent["off_policy/mismatch_engine_nats/hf"] == 0.02

@@ -357,12 +357,15 @@ def test_the_median_lag_is_the_lower_of_two_in_the_middle():
 def test_a_batch_says_what_is_cut_what_is_equal_and_how_long_its_prompts_are():
     cut, longer = FinishReason.LENGTH, tuple(range(7))
     groups = [make_group(0), make_group(1, reward=0.5), make_group(2, prompt_token_ids=longer)]
-    groups[0].accepted[1] = replace(groups[0].accepted[1], reward=0.0, finish_reason=cut)
+    groups[0].accepted[1] = replace(
+        groups[0].accepted[1], reward=0.0, finish_reason=cut, reward_parts={"a": 3.0, "b": -3.0}
+    )
     fields = batch_fields(groups, policy_version=2)
     assert fields["cut_responses_ratio"] == pytest.approx(1 / 6)
     assert fields["equal_groups_ratio"] == pytest.approx(2 / 3)
     assert fields["prompt_tokens_mean"] == pytest.approx((2 + 2 + 7) / 3)
     assert (fields["prompt_tokens_max"], fields["lag_max"]) == (7, 2)
+    assert fields["reward_parts"] == {"a": 0.5, "b": -0.5}  # of six responses one has parts
 
 
 async def test_the_log_tells_of_steps_evaluations_and_every_event_of_the_journal(
