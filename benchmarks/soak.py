@@ -110,7 +110,7 @@ def make_spec(workers: int) -> VCPORunSpec:
     return VCPORun.model_validate({"metadata": {"name": "soak"}, "spec": spec}).spec
 
 
-class _Learner:
+class Learner:
     """A learner without a model. Owner: the event loop of its process."""
 
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
@@ -184,7 +184,7 @@ def _serve(connection: Connection, spec: VCPORunSpec, core: int, run_dir: Path) 
     take_core(core)
 
     async def serve() -> None:
-        learner = _Learner(spec, run_dir)
+        learner = Learner(spec, run_dir)
         connection.send(await learner.server.start("127.0.0.1:0", ()))
         await learner.train()
 

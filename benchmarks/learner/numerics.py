@@ -83,11 +83,18 @@ EXACT: Final = Way(parameters=torch.float64)
 
 
 def round_outputs(model: nn.Module) -> None:
-    """Let all modules with parameters but linear layers, which do so anyway, return bfloat16."""
+    """Let all modules with parameters but linear layers, which do so anyway, return bfloat16.
+
+    Under autocast only: the output head is compared without.
+    """
+
+    def rounded(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output.bfloat16() if torch.is_autocast_enabled("cpu") else output
+
     for module in model.modules():
         has_own = next(module.parameters(recurse=False), None) is not None
         if has_own and not isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
+            module.register_forward_hook(rounded)
 
 
 def measured(way: Way, folder: str, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
