@@ -21,6 +21,8 @@ class DeviceMemory:
     reserved: int
     peak: int
     """Most memory allocated since the process started."""
+    total: int
+    """Memory of the whole GPU."""
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
@@ -31,6 +33,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
         allocated=torch.cuda.memory_allocated(device),
         reserved=torch.cuda.memory_reserved(device),
         peak=torch.cuda.max_memory_allocated(device),
+        total=torch.cuda.get_device_properties(device).total_memory,
     )
 
 

@@ -30,6 +30,8 @@ class MemoryState(StrEnum):
     RESERVED = "reserved"
     PEAK = "peak"
     """Most memory allocated since the start."""
+    TOTAL = "total"
+    """Memory of the whole GPU."""
 
 
 class GroupOutcome(StrEnum):

@@ -157,9 +157,11 @@ class LearnerGauges:
         self._metrics.evaluation_accuracy.set(record.accuracy)
         self._metrics.evaluation_timestamp_s.set(record.time_unix_s)
 
-    def record_checkpoint(self, time_unix_s: float) -> None:
-        """Show when the newest checkpoint was written."""
+    def record_checkpoint(self, time_unix_s: float, *, size_bytes: int, free_bytes: int) -> None:
+        """Show when the newest checkpoint was written, its size, and what is free on the disk."""
         self._metrics.checkpoint_timestamp_s.set(time_unix_s)
+        self._metrics.checkpoint_bytes.set(size_bytes)
+        self._metrics.disk_free_bytes.set(free_bytes)
 
     def count_disk_full(self) -> None:
         """Count a write of a checkpoint or a model that failed because the disk was full."""

@@ -464,5 +464,6 @@ class TrainingLoop:
                     MemoryState.ALLOCATED: memory.allocated,
                     MemoryState.RESERVED: memory.reserved,
                     MemoryState.PEAK: memory.peak,
+                    MemoryState.TOTAL: memory.total,
                 }
             )

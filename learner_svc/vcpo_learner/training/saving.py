@@ -114,16 +114,19 @@ class RunSaver:
         steps = self._spec.steps
         return model is not None and min(model.step, self._step) >= steps
 
+    @property
+    def _checkpoint_bytes(self) -> int:
+        return self._export.num_trained * self._spec.optimizer.checkpoint_bytes_per_parameter
+
     def check_space(self) -> None:
         """Compare the free space with what the run will write; report what is missing.
 
         Raises:
             StartError: if not even one checkpoint fits.
         """
-        run_dir, spec = self._run_dir, self._spec
+        run_dir = self._run_dir
         need = SpaceNeed(
-            checkpoint_bytes=self._export.num_trained
-            * spec.optimizer.checkpoint_bytes_per_parameter,
+            checkpoint_bytes=self._checkpoint_bytes,
             num_checkpoints=self._spec.most_checkpoints,
             model_bytes=self._export.model_bytes,
         )
@@ -263,7 +266,11 @@ class RunSaver:
         step, log = staged.step, self._log
         self.saved_step = step
         log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
-        self._gauges.record_checkpoint(time.time())
+        self._gauges.record_checkpoint(
+            time.time(),
+            size_bytes=self._checkpoint_bytes,
+            free_bytes=shutil.disk_usage(self._run_dir).free,
+        )
         self._records.event("CheckpointSaved", f"step {step}")
 
     async def _save_adapters(self) -> None:

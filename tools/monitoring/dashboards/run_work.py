@@ -193,6 +193,8 @@ AFTER_A_CRASH: Final = Row(
                 Query(_resident("learner"), "learner"),
                 Query(_resident("rollout"), "worker, most"),
                 Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
+                Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
+                Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
             ),
         ),
         Panel(

@@ -136,6 +136,16 @@ class LearnerMetrics(Instruments):
         "Unix time of the newest checkpoint.",
         appears_with=Feature.CHECKPOINT,
     )
+    disk_free_bytes = measure(
+        "vcpo_learner_disk_free_bytes",
+        "Free bytes of the run's disk after the newest checkpoint.",
+        appears_with=Feature.CHECKPOINT,
+    )
+    checkpoint_bytes = measure(
+        "vcpo_learner_checkpoint_bytes",
+        "Size of a checkpoint, as the learner expects it.",
+        appears_with=Feature.CHECKPOINT,
+    )
     disk_full = counter(
         "vcpo_learner_disk_full_total",
         "Attempts to write a checkpoint or the model that failed because the disk was full.",

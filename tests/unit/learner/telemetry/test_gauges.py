@@ -198,14 +198,21 @@ def test_the_wait_for_a_batch_that_broke_the_update_is_counted(gauges, fixture):
     assert value(gauges, "vcpo_learner_stage_seconds_total", stage="wait") == 8.0
 
 
-def test_a_cpu_has_no_device_memory_and_a_gpu_has_three_numbers(gauges):
+def test_a_cpu_has_no_device_memory_and_a_gpu_has_four_numbers(gauges):
     assert gauges._metrics.device_memory_bytes.collect()[0].samples == []
-    gauges.set_device_memory(dict(zip(MemoryState, (1, 3, 2), strict=True)))
+    gauges.set_device_memory(dict(zip(MemoryState, (1, 3, 2, 8), strict=True)))
     shown = {
         state: value(gauges, "vcpo_learner_device_memory_bytes", state=state)
-        for state in ("allocated", "reserved", "peak")
+        for state in ("allocated", "reserved", "peak", "total")
     }
-    assert shown == {"allocated": 1, "reserved": 3, "peak": 2}
+    assert shown == {"allocated": 1, "reserved": 3, "peak": 2, "total": 8}
+
+
+def test_a_checkpoint_shows_its_time_its_size_and_what_is_free(gauges):
+    gauges.record_checkpoint(60.0, size_bytes=10, free_bytes=25)
+    assert value(gauges, "vcpo_learner_checkpoint_timestamp_seconds") == 60.0
+    assert value(gauges, "vcpo_learner_checkpoint_bytes") == 10.0
+    assert value(gauges, "vcpo_learner_disk_free_bytes") == 25.0
 
 
 def test_served_weights_are_counted_once_by_form(gauges):
