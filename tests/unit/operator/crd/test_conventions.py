@@ -43,6 +43,7 @@ BOOLEANS = {
     "spec.model.trustRemoteCode",
     "spec.pods.disruptionBudgets",
     "spec.pods.podMonitor",
+    "spec.tracking.sinks[].samples",
 }
 """Fields that can never want a third value."""
 
