@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the system packages the tests use: a Chromium that opens the HTML report, Prometheus with
-# its promtool, which judges what /metrics shows, a library that vLLM for CPUs is linked with, and
-# bubblewrap, which isolates a model's programs.
+# its promtool, which judges what /metrics shows, Alertmanager with its amtool, a library that vLLM for
+# CPUs is linked with, and bubblewrap, which isolates a model's programs.
 set -eu
 
 has_any() {
@@ -14,6 +14,7 @@ has_any() {
 missing=""
 has_any chromium chromium-browser google-chrome || missing="$missing chromium"
 has_any promtool || missing="$missing prometheus"
+has_any amtool || missing="$missing prometheus-alertmanager"
 ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || [ "$(uname)" != Linux ] || missing="$missing libnuma1"
 has_any bwrap || [ "$(uname)" != Linux ] || missing="$missing bubblewrap"
 if [ -z "$missing" ]; then exit 0; fi
