@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.fixtures.pretrained import smollm2
 from tests.integration.local_run import ROOT
 from vcpo.records.journal import Metrics, read_metrics
+from vcpo.records.samples import read_answers
 
 __all__ = ["smollm2"]
 
@@ -68,8 +69,8 @@ def test_it_takes_its_steps_and_says_what_memory_they_took(metrics: Metrics, run
     assert json.loads((run_dir / "model/vcpo.json").read_text())["parameters"] == 134_515_008
 
 
-def test_prompts_have_the_models_own_template_and_answers_end_as_it_ends_them(metrics: Metrics):
-    before, after = (evaluation.answers for evaluation in metrics.evaluations)
+def test_prompts_have_the_models_own_template_and_answers_end_as_it_ends_them(run_dir: Path):
+    before, after = read_answers(run_dir)
     assert [answer.prompt for answer in before] == [answer.prompt for answer in after]
     for answer in after:
         assert answer.prompt.startswith("<|im_start|>system\nYou answer with a number.<|im_end|>\n")
@@ -77,10 +78,10 @@ def test_prompts_have_the_models_own_template_and_answers_end_as_it_ends_them(me
     assert any(answer.response.endswith("<|im_end|>") for answer in (*before, *after))
 
 
-def test_the_exported_model_says_elsewhere_what_it_said_in_the_run(metrics: Metrics, run_dir: Path):
+def test_the_exported_model_says_elsewhere_what_it_said_in_the_run(run_dir: Path):
     tokenizer = AutoTokenizer.from_pretrained(run_dir / "model")
     model = AutoModelForCausalLM.from_pretrained(run_dir / "model")
-    for answer in metrics.evaluations[-1].answers:
+    for answer in read_answers(run_dir)[-1]:
         prompt = tokenizer(answer.prompt, add_special_tokens=False, return_tensors="pt").input_ids
         said = tokenizer(answer.response, add_special_tokens=False).input_ids
         with torch.no_grad():

@@ -353,7 +353,8 @@ def test_a_run_without_numbers_has_no_charts_and_nothing_to_zoom(failed):
 
 
 def test_a_run_with_numbers_shows_its_charts_below_its_numbers(opened):
-    order = ["header", ".headlines", ".findings", ".toolbar", "#chart-reward", ".events"]
+    parts = [f"[data-part={part}]" for part in ("verdict", "headlines", "findings")]
+    order = ["header", *parts, ".toolbar", "#chart-reward", ".events"]
     tops = [opened.box(selector)["y"] for selector in order]
     assert tops == sorted(tops)
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from vcpo.records.collapse import is_critical
 from vcpo.records.journal import EvaluationRecord
@@ -10,6 +11,10 @@ from vcpo.records.step_record import StepRecord
 
 RECOVERED_SHARE = 0.8
 """Share of the best accuracy before the warning at which a run counts as recovered."""
+_LAST_EVALUATIONS = 3
+"""One alone is as noisy as a run that trains at a large lag."""
+_STEPS_SEEN = 3
+"""Steps of a fifth of a second within which a scrape surely comes."""
 
 
 def first_critical_step(steps: Sequence[StepRecord]) -> int | None:
@@ -56,9 +61,24 @@ def steps_on_older_data(steps: Sequence[StepRecord], max_policy_lag_steps: int) 
 
 
 def has_recovered(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> bool:
-    """Whether the last accuracy is above a share of the best one up to the critical warning."""
+    """Whether the last accuracies are, in the mean, at a share of the best up to the warning."""
     critical = first_critical_step(steps)
     if critical is None:
         return True
     before = [each.accuracy for each in evaluations if each.step <= critical]
-    return evaluations[-1].accuracy >= RECOVERED_SHARE * max(before)
+    last = fmean(each.accuracy for each in evaluations[-_LAST_EVALUATIONS:])
+    return last >= RECOVERED_SHARE * max(before)
+
+
+def due_alerts(steps: Sequence[StepRecord]) -> set[str]:
+    """Return the alerts of which the steps had enough in a row that a scrape cannot have missed it.
+
+    The rules ask for 3 and for 10 steps; a scrape comes every second step or so.
+    """
+    lasted = {
+        "VCPOCollapseWarning": max(each.critical_steps for each in steps) >= 3 + _STEPS_SEEN,
+        "VCPORewardCollapsed": max(each.collapsed_steps for each in steps) >= 10 + _STEPS_SEEN,
+        "VCPOLearningRateBackedOff": sum(each.learning_rate_backoff <= 0.25 for each in steps)
+        >= _STEPS_SEEN,
+    }
+    return {name for name, is_due in lasted.items() if is_due}

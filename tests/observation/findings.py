@@ -43,17 +43,6 @@ LOCAL_FEATURES = (
 )
 """What the runs together have, of what a metric may need to appear."""
 
-COLLAPSE_ALERTS = frozenset(
-    f"VCPO{name}"
-    for name in (
-        "CollapseWarning",
-        "CollapseImminent",
-        "RolledBack",
-        "RewardCollapsed",
-        "LearningRateBackedOff",
-    )
-)
-"""Alerts that tell of a collapse; which of them fire depends on how fast the guards were."""
 _STEP_S = SCRAPE_INTERVAL_MS / 1000
 """Step of queries, so that none of them passes over what a single scrape saw."""
 
@@ -107,6 +96,7 @@ def alarm(observation: Observation) -> dict[str, Any]:
             each.name for each in fired_alerts(server, healthy.started_s, healthy.ended_s)
         ],
         "fired": [each.name for each in fired],
+        "due": sorted(collapse.due_alerts(steps)),
         "fired_after_s": {
             each.name: round(each.first_s - collapsed.started_s, 1) for each in fired
         },

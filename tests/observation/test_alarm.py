@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.observation.findings import COLLAPSE_ALERTS, alarm
+from tests.observation.findings import alarm
 from tests.observation.local_runs import Observation
 
 
@@ -19,8 +19,8 @@ def test_a_healthy_run_raises_no_alert(found: dict[str, Any]) -> None:
     assert found["alerts_on_healthy"] == []
 
 
-def test_a_collapse_raises_an_alert_that_tells_of_it(found: dict[str, Any]) -> None:
-    assert COLLAPSE_ALERTS & set(found["fired"])
+def test_what_the_run_went_through_is_alerted(found: dict[str, Any]) -> None:
+    assert set(found["due"]) <= set(found["fired"])
 
 
 def test_the_effective_rate_is_one_number_in_prometheus_and_journal(found: dict[str, Any]) -> None:

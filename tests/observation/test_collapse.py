@@ -7,6 +7,7 @@ from typing import Any
 from tests.fixtures.records import evaluation_record, step_record
 from tests.observation.collapse import (
     critical_to_throttle_steps,
+    due_alerts,
     first_critical_step,
     has_recovered,
     steps_on_older_data,
@@ -54,9 +55,24 @@ def test_steps_on_older_data_are_those_under_the_limit_with_a_token_beyond_it():
 
 def test_a_run_has_recovered_at_eight_tenths_of_its_best_before_the_warning():
     steps = history(("ok", 8, 8), ("critical", 8, 8), ("dead", 4, 4), ("ok", 4, 4))
-    assert has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.0, 0.4))
-    assert not has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.9, 0.39))
+    assert has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.0, 0.5, 0.3, 0.5))
+    assert not has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.9, 0.4, 0.3, 0.4))
 
 
 def test_a_run_that_was_never_critical_has_nothing_to_recover_from():
     assert has_recovered(history(("warn", 8, 8)), evaluated(0.5, 0.1))
+
+
+def test_an_alert_is_due_once_its_steps_in_a_row_lasted_for_a_scrape():
+    def after(**fields: Any) -> set[str]:
+        return due_alerts([step_record(step=1), step_record(step=2, **fields)])
+
+    assert after(critical_steps=5, collapsed_steps=12) == set()
+    assert after(critical_steps=6) == {"VCPOCollapseWarning"}
+    assert after(collapsed_steps=13) == {"VCPORewardCollapsed"}
+
+
+def test_a_rate_of_a_quarter_is_due_after_three_steps():
+    steps = [step_record(step=step, learning_rate_backoff=0.25) for step in (1, 2, 3)]
+    assert due_alerts(steps[:2]) == set()
+    assert due_alerts(steps) == {"VCPOLearningRateBackedOff"}

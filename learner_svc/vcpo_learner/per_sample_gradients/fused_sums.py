@@ -65,10 +65,13 @@ def _kernel(  # type: ignore[no-untyped-def]
     at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_inside = at < num_elements
     total = tl.zeros([BLOCK], tl.float32)
+    # Rows are walked by their pointer: the index of an element may need more than 32 bits.
+    row = gradients + at
     for sample in range(num_samples):
-        values = tl.load(gradients + sample * num_elements + at, mask=is_inside, other=0.0)
+        values = tl.load(row, mask=is_inside, other=0.0)
         tl.store(squares + sample * tl.num_programs(0) + block, tl.sum(values * values, axis=0))
         total += tl.load(weights + sample) * values
+        row += num_elements
     if HAS_OFFSETS:
         place = weighted + at
         tl.store(place, tl.load(place, mask=is_inside) + total, mask=is_inside)
@@ -76,9 +79,11 @@ def _kernel(  # type: ignore[no-untyped-def]
     for group in range(num_groups):
         own = weights + (group + 1) * weights_stride
         total = tl.zeros([BLOCK], tl.float32)
+        row = gradients + at
         for sample in range(num_samples):
             # A block of all samples is small, so it is in a cache.
-            values = tl.load(gradients + sample * num_elements + at, mask=is_inside, other=0.0)
+            values = tl.load(row, mask=is_inside, other=0.0)
             total += tl.load(own + sample) * values
+            row += num_elements
         tl.store(place, tl.load(place, mask=is_inside) + total, mask=is_inside)
         place += group_stride
