@@ -8,8 +8,11 @@ FAULTS ?= 300
 SEED ?= 1
 PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 2)
 BIN := .venv/bin
+TESTS := tests/unit tests/fuzz tests/kube tests/integration tests/e2e tests/chaos
+# Tests and runs start processes by the hundred, and without bytecode each compiles the tree anew.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
+.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -43,11 +46,12 @@ e2e: .venv/installed ## the operator and a whole run in a cluster of processes; 
 observe: .venv/installed ## metrics, rules, dashboards and the alarm on four real runs, seen by a real Prometheus (about 7 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
-test: setup lint ## lint, types, layers, stub drift, then every test
+test: setup ## lint, types, layers, stub drift, then every test
+	@$(MAKE) --no-print-directory -j 2 types style collected
 	@# One file to a process, two processes more than cores: most tests wait, or start processes by the
 	@# dozen. The last of all watch runs that have a machine for themselves.
 	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/fuzz tests/kube tests/integration tests/e2e tests/chaos --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/observation
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
@@ -74,6 +78,11 @@ style:
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check
+
+# pytest rewrites the tests' assertions and keeps the result. If one process has done so beside the
+# type checker, the processes of `make test` find it.
+collected:
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) --collect-only -qq --numprocesses 0 | tail -n 1
 
 format: .venv/installed ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
