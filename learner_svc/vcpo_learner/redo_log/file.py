@@ -215,7 +215,12 @@ class LogFile:
     def checkpoints(self) -> tuple[tuple[int, int], ...]:
         """Step of each checkpoint that is remembered and position of its last change, in order."""
         found = self._tables.execute("SELECT step, position FROM checkpoint ORDER BY step")
-        return tuple((int(step), int(position)) for step, position in found)
+        try:
+            return tuple((int(step), int(position)) for step, position in found)
+        except (TypeError, ValueError):  # SQLite does not see a flipped bit in a number
+            damage = sqlite3.DatabaseError("a checkpoint has no number")
+            damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise damage from None
 
     def copy_checkpoints(self, checkpoints: Sequence[tuple[int, int]]) -> None:
         """Remember what `checkpoints` of another file returned; for a file that has none."""
