@@ -477,7 +477,7 @@ class TestStopStrings:
             version_spans=(VersionSpan(policy_version=2, num_tokens=3),),
         )
         request = make_request(PROMPT, max_new_tokens=4, partial_response=partial)
-        generations = await asyncio.gather(*(stopping_engine.generate(request) for _ in range(100)))
+        generations = await asyncio.gather(*(stopping_engine.generate(request) for _ in range(400)))
         for generation in generations:
             assert generation.token_ids[:3] == partial.token_ids
             assert generation.logprobs[:3] == partial.logprobs
