@@ -68,6 +68,8 @@ _KIND_ORDER = (
     "ServiceAccount",
     "ClusterRole",
     "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
     "Role",
     "RoleBinding",
     "Service",

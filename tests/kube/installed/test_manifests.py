@@ -1,5 +1,7 @@
 """An API server accepts the plain manifests, and deletes them completely."""
 
+import re
+
 import pytest
 from ruamel.yaml import YAML
 
@@ -7,7 +9,14 @@ from tests.fixtures.chart.rendering import ROOT
 from tests.fixtures.kubernetes.client import Client
 
 MANIFESTS = ROOT / "deploy" / "vcpo.yaml"
-CLUSTER_WIDE = ("Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
+CLUSTER_WIDE = (
+    "Namespace",
+    "CustomResourceDefinition",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+)
 
 
 def documents():
@@ -18,7 +27,7 @@ def path_of(body):
     version, kind, metadata = body["apiVersion"], body["kind"], body["metadata"]
     root = "/apis/" if "/" in version else "/api/"
     place = "" if kind in CLUSTER_WIDE else f"/namespaces/{metadata['namespace']}"
-    plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+    plural = re.sub("ys$", "ies", f"{kind.lower()}s")
     return f"{root}{version}{place}/{plural}/{metadata['name']}"
 
 

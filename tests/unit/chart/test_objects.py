@@ -24,7 +24,13 @@ from tests.fixtures.chart.rendering import (
 from tests.fixtures.chart.variants import EVERYTHING, all_variants, flipped_booleans
 
 VARIANTS = all_variants()
-CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+CLUSTER_WIDE = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
 
 
 @functools.cache
@@ -37,7 +43,7 @@ each_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS
 
 
 @each_variant
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_every_object_is_valid_kubernetes(values, version):
     for manifest in render(values):
         if manifest["kind"] not in KINDS:
@@ -54,7 +60,7 @@ def test_every_object_of_the_prometheus_operator_is_valid(values):
 def test_the_validator_refuses_a_field_that_kubernetes_does_not_know():
     service = json.dumps(only("Service")).replace('"port"', '"prot"')
     with pytest.raises(kubernetes_validate.ValidationError):
-        validate(service, "1.29")
+        validate(service, "1.30")
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])

@@ -24,5 +24,5 @@ def test_the_archive_renders_as_the_folder_does(tmp_path):
     )
 
 
-def test_clusters_too_old_for_rules_in_definitions_are_refused():
-    assert chart().metadata["kubeVersion"] == ">=1.29.0-0"
+def test_clusters_too_old_for_admission_policies_are_refused():
+    assert chart().metadata["kubeVersion"] == ">=1.30.0-0"

@@ -8,7 +8,13 @@ from tests.fixtures.chart.rendering import NAMESPACE, Manifest, Values, of_kind,
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 
 VARIANTS = all_variants()
-CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+CLUSTER_WIDE = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
 NEVER = {
     "pods/exec",
     "pods/attach",

@@ -96,6 +96,7 @@ _STATUS = ("status",)
 _SCALED = ("status", "scale")
 _ALL = ("all",)
 _RBAC = "rbac.authorization.k8s.io/v1"
+_ADMISSION = "admissionregistration.k8s.io/v1"
 
 BUILTINS = (
     _builtin("v1", "namespaces", "Namespace", "ns", subresources=_STATUS, namespaced=False),
@@ -151,6 +152,20 @@ BUILTINS = (
     _builtin(_RBAC, "rolebindings", "RoleBinding"),
     _builtin(_RBAC, "clusterroles", "ClusterRole", namespaced=False),
     _builtin(_RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    _builtin(
+        _ADMISSION,
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        subresources=_STATUS,
+        generation=True,
+        namespaced=False,
+    ),
+    _builtin(
+        _ADMISSION,
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+        namespaced=False,
+    ),
     _builtin(
         "apiextensions.k8s.io/v1",
         "customresourcedefinitions",

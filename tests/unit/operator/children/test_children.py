@@ -77,7 +77,7 @@ def pod_annotations(child: Child) -> dict[str, str]:
     return child.manifest["spec"]["template"]["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize(
     "spec",
     [{}, EVERYTHING, TWO_PODS_OF_FOUR, THREE_PODS_OF_ONE, ONE_POD_OF_TWO],

@@ -23,9 +23,9 @@ NAMES = {"name": "demo", "namespace": "ml"}
 
 def apply_defaults(schema: Mapping[str, Any], value: Any) -> Any:
     """A value with the defaults of its schema, as the API server fills them in."""
-    if schema["type"] == "array":
+    if schema.get("type") == "array":
         return [apply_defaults(schema["items"], item) for item in value]
-    if schema["type"] != "object" or "properties" not in schema:
+    if "properties" not in schema:
         return value
     filled = dict(value)
     for name, field in schema["properties"].items():
