@@ -42,7 +42,7 @@ def commits(root: Path) -> list[tuple[str, str]] | None:
                 newest = [f"{merge_base}..HEAD"]
             break
     logged = _git(root, "log", "--no-merges", "--format=%h%x09%s", *newest) or ""
-    return [(name, subject) for name, _, subject in map(_parted, logged.splitlines())]
+    return [(name, subject) for name, _, subject in map(_split_line, logged.splitlines())]
 
 
 def too_long(found: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -55,7 +55,7 @@ def too_long(found: Iterable[tuple[str, str]]) -> Iterator[str]:
             )
 
 
-def _parted(line: str) -> tuple[str, str, str]:
+def _split_line(line: str) -> tuple[str, str, str]:
     return line.partition("\t")
 
 

@@ -41,7 +41,7 @@ def generate(destination: Path) -> None:
         raise SystemExit(code)
 
 
-def drifted(committed: Path, fresh: Path) -> list[str]:
+def find_drift(committed: Path, fresh: Path) -> list[str]:
     """Names of stub files that differ between two folders or exist in one only."""
     names = {path.name for folder in (committed, fresh) for path in folder.glob("*_pb2*")}
     return sorted(
@@ -54,7 +54,7 @@ def drifted(committed: Path, fresh: Path) -> list[str]:
 
 
 def main() -> int:
-    """Generate, or check; the exit status is 1 when the committed stubs have drifted."""
+    """Generate, or check; the exit status is 1 when the committed stubs have find_drift."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
@@ -63,7 +63,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
-        names = drifted(ROOT / "core" / PACKAGE, Path(scratch) / PACKAGE)
+        names = find_drift(ROOT / "core" / PACKAGE, Path(scratch) / PACKAGE)
     if names:
         sys.stderr.write(f"stale stubs: {', '.join(names)}. Cure: make protos\n")
     return 1 if names else 0

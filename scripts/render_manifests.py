@@ -131,12 +131,12 @@ def rendered_files() -> dict[Path, str]:
     definitions = by_kind.pop("CustomResourceDefinition")
     others = [text for texts in by_kind.values() for text in texts]
     return {
-        DEFINITIONS: _DEFINITIONS_HEADER + _joined(definitions),
-        MANIFESTS: _HEADER + _joined(others),
+        DEFINITIONS: _DEFINITIONS_HEADER + _join_documents(definitions),
+        MANIFESTS: _HEADER + _join_documents(others),
     }
 
 
-def _joined(documents: list[str]) -> str:
+def _join_documents(documents: list[str]) -> str:
     return "".join(f"---\n{document}\n" for document in documents)
 
 

@@ -21,7 +21,7 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.harness.group_tokens import Groups, tokens_of
-from benchmarks.harness.random_llama import shortened
+from benchmarks.harness.random_llama import shorten
 from vcpo_learner.device import free_bytes
 from vcpo_learner.schedule import token_budget as plan
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -239,6 +239,5 @@ def _speed(
 
 def _uneven(groups: Groups, short: int) -> Groups:
     return [
-        [shortened(one, short) if at % 2 else one for at, one in enumerate(group)]
-        for group in groups
+        [shorten(one, short) if at % 2 else one for at, one in enumerate(group)] for group in groups
     ]

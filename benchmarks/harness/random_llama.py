@@ -66,7 +66,7 @@ def random_groups(
     return [flat[start : start + group_size] for start in range(0, len(flat), group_size)]
 
 
-def shortened(trajectory: Trajectory, num_tokens: int) -> Trajectory:
+def shorten(trajectory: Trajectory, num_tokens: int) -> Trajectory:
     """Return a trajectory of one version with the first tokens of its response only."""
     return replace(
         trajectory,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.random_llama import random_groups, random_llama, shortened
+from benchmarks.harness.random_llama import random_groups, random_llama, shorten
 from benchmarks.learner.opob_overhead import Groups, Size, vcpo_step
 from vcpo.wire.trajectory import Trajectory
 
@@ -48,7 +48,7 @@ def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Group
 
     def cut_to_length(one: Trajectory) -> Trajectory:
         drawn = round(longest / 2 * math.exp(random.gauss(0.0, spread)))
-        return shortened(one, min(max(drawn, 1), longest))
+        return shorten(one, min(max(drawn, 1), longest))
 
     return [[cut_to_length(one) for one in group] for group in groups]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.group_tokens import Groups, Tokens, tokens_of
-from benchmarks.harness.random_llama import shortened
+from benchmarks.harness.random_llama import shorten
 from benchmarks.learner_step.batch import PAD_TOKEN_ID, Size, make_model
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -81,7 +81,7 @@ def _trl_step(size: Size) -> TrainingStep:
 
 def warm_up(step: TrainingStep, groups: Groups) -> None:
     """Take a step on the first response tokens: it makes the optimizer's state."""
-    step.take([[shortened(one, WARM_UP_TOKENS) for one in group] for group in groups])
+    step.take([[shorten(one, WARM_UP_TOKENS) for one in group] for group in groups])
 
 
 class PlainStep:

@@ -120,7 +120,7 @@ def child(name: str, attributes: Attributes | None = None) -> AbstractContextMan
     return _tracer.start_as_current_span(name, attributes=attributes)
 
 
-def attached(parent: str) -> AbstractContextManager[None]:
+def continue_span(parent: str) -> AbstractContextManager[None]:
     """Make another process's span current for the block; do nothing if `parent` is empty.
 
     parent: a `traceparent`; a malformed one counts as empty.
@@ -145,7 +145,7 @@ def call_metadata() -> tuple[tuple[str, str], ...]:
     return ((TRACEPARENT, current),) if current else ()
 
 
-def received(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+def parent_of_call(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Return the `traceparent` in the metadata of a received call; empty if there is none."""
     if _tracer is None:
         return ""
@@ -156,7 +156,7 @@ def begin(name: str, parent: str, attributes: Attributes) -> Span | None:
     """Begin a span that the caller ends, below another process's span; None without one."""
     if _tracer is None or not parent:
         return None
-    with attached(parent):
+    with continue_span(parent):
         return _tracer.start_span(name, attributes=attributes) if _has_span() else None
 
 

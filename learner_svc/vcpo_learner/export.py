@@ -90,7 +90,7 @@ def export(options: Options) -> Path:
     """
     if options.directory is not None:
         _check_directory(options.directory)
-    chosen = _chosen(options)
+    chosen = _choose(options)
     if options.adapters and chosen.model.lora is None:
         raise StartError(
             "--adapters: the run trains all parameters (no spec.model.lora); omit the option"
@@ -112,7 +112,7 @@ def export(options: Options) -> Path:
     exporting = ModelExport(chosen.run, settings, skeleton, tokenizer, dtype)
     write = exporting.write_adapters if options.adapters else exporting.write_model
     try:
-        with _shown(f"writing step {chosen.step} to {folder}"):
+        with _show_progress(f"writing step {chosen.step} to {folder}"):
             write(folder, chosen.path / TENSORS, step=chosen.step)
     except (OSError, DamageError) as error:
         if all((chosen.path / name).is_file() for name in chosen.files):
@@ -126,7 +126,7 @@ def export(options: Options) -> Path:
     return folder
 
 
-def _chosen(options: Options) -> _Chosen:
+def _choose(options: Options) -> _Chosen:
     """Choose a checkpoint and compare its files with their checksums.
 
     Raises:
@@ -137,12 +137,12 @@ def _chosen(options: Options) -> _Chosen:
         if options.step is not None or options.best:
             raise StartError(f"--step, --best: {source} is one checkpoint; leave them out")
         run_dir = source.resolve().parent.parent
-        return _checked(source, run_dir if (run_dir / "spec.yaml").is_file() else None)
+        return _verify(source, run_dir if (run_dir / "spec.yaml").is_file() else None)
     folder = source / "checkpoints"
     if options.best:
-        return _checked(checkpoint_path(folder, _best_step(source, folder)), source)
+        return _verify(checkpoint_path(folder, _best_step(source, folder)), source)
     if options.step is not None:
-        return _checked(checkpoint_path(folder, options.step), source)
+        return _verify(checkpoint_path(folder, options.step), source)
     return _newest(folder, source)
 
 
@@ -150,7 +150,7 @@ def _newest(folder: Path, run_dir: Path) -> _Chosen:
     """Return the newest intact checkpoint; warn about newer, damaged ones."""
     for _, path in sorted(checkpoint_paths(folder).items(), reverse=True):
         try:
-            return _checked(path, run_dir)
+            return _verify(path, run_dir)
         except DamagedCheckpointError as error:
             sys.stderr.write(f"warning: {error}; skipped\n")
     raise StartError(
@@ -175,8 +175,10 @@ def _best_step(run_dir: Path, folder: Path) -> int:
     return best
 
 
-def _checked(path: Path, run_dir: Path | None) -> _Chosen:
-    with _shown(f"comparing {path.name} ({size_text(folder_bytes(path))}) with its checksums"):
+def _verify(path: Path, run_dir: Path | None) -> _Chosen:
+    with _show_progress(
+        f"comparing {path.name} ({size_text(folder_bytes(path))}) with its checksums"
+    ):
         manifest = checked_manifest(path)
     name = path.name if run_dir is None else load_run(run_dir / "spec.yaml").metadata.name
     return _Chosen(
@@ -223,7 +225,7 @@ def _check_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _shown(what: str) -> Iterator[None]:
+def _show_progress(what: str) -> Iterator[None]:
     """Show on a terminal what takes long."""
     if not _CONSOLE.is_terminal:
         yield

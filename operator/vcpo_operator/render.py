@@ -24,7 +24,7 @@ from vcpo_operator.names import RunKey
 _UNKNOWN = "unknown"
 
 
-def rendered(run: VCPORun, defaults: OperatorDefaults) -> tuple[Child, ...]:
+def render_run(run: VCPORun, defaults: OperatorDefaults) -> tuple[Child, ...]:
     """Return the objects that a run would get.
 
     Raises: ValueError when a user's template cannot be merged.
@@ -46,7 +46,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         run = load_run(arguments.file)
-        children = rendered(run, operator_defaults(arguments))
+        children = render_run(run, operator_defaults(arguments))
     except (SpecError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -44,7 +44,7 @@ def base_image(dockerfile: str) -> tuple[str, str | None]:
     return found["tag"], digest
 
 
-def pinned(dockerfile: str, digest: str) -> str:
+def pin_digest(dockerfile: str, digest: str) -> str:
     """The Dockerfile's text with this digest of its base image."""
     return _BASE.sub(lambda found: f"ARG PYTHON_IMAGE={found['tag']}@{digest}", dockerfile)
 
@@ -82,7 +82,7 @@ def write_digests() -> None:
     tags = {path: base_image(text)[0] for path, text in texts.items()}
     digests = {tag: digest_in_registry(tag) for tag in sorted(set(tags.values()))}
     for path, text in texts.items():
-        path.write_text(pinned(text, digests[tags[path]]), encoding="utf-8")
+        path.write_text(pin_digest(text, digests[tags[path]]), encoding="utf-8")
     for tag, digest in digests.items():
         sys.stdout.write(f"{tag}@{digest}\n")
 

@@ -195,7 +195,7 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
 
 def waiting_groups(contents: LedgerContents) -> list[list[str]]:
     """Ids of the accepted responses that the ledger holds, by group."""
-    return [[each.trajectory_id for each in group] for group in contents.accepted()]
+    return [[each.trajectory_id for each in group] for group in contents.waiting_trajectories()]
 
 
 def buffered_groups(contents: LedgerContents) -> list[list[str]]:

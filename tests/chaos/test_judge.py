@@ -93,7 +93,7 @@ def test_a_confirmed_response_that_a_grant_drops_is_found(plant, complaints, tmp
     ledger.submit(lease.lease_id, [first])
     ledger = after_a_restart(ledger, clock)
     ledger.grant("w", num_groups=1, policy_version=0)
-    held = [each.trajectory_id for group in ledger.accepted() for each in group]
+    held = [each.trajectory_id for group in ledger.waiting_trajectories() for each in group]
     life = [
         {"what": "published", "version": 0, "digest": "d"},
         *read_lines(tmp_path / "learner"),

@@ -20,9 +20,10 @@ USE_EVERYTHING = """
 import sys
 from vcpo import tracing
 tracing.start("vcpo-learner", {"vcpo.run": "r"})
-with tracing.root("update", {}), tracing.child("publish"), tracing.attached("00-1-2-01"):
+with tracing.root("update", {}), tracing.child("publish"), tracing.continue_span("00-1-2-01"):
     tracing.record("score", start_s=0.0, end_s=1.0)
-    assert (tracing.traceparent(), tracing.call_metadata(), tracing.received([])) == ("", (), "")
+    here = (tracing.traceparent(), tracing.call_metadata(), tracing.parent_of_call([]))
+    assert here == ("", (), "")
     assert tracing.begin("buffer", "00-1-2-01", {}) is None
 assert not tracing.is_on()
 tracing.stop()
@@ -100,7 +101,7 @@ assert not tracing.is_on()
 
 
 def test_a_span_of_another_process_has_children_here_and_is_passed_on():
-    with recorded_spans() as spans, tracing.attached(REMOTE):
+    with recorded_spans() as spans, tracing.continue_span(REMOTE):
         assert tracing.traceparent() == REMOTE
         with tracing.child("generate"):
             inner = tracing.traceparent()
@@ -111,7 +112,7 @@ def test_a_span_of_another_process_has_children_here_and_is_passed_on():
 
 
 def test_what_belongs_to_no_trace_is_not_recorded():
-    with recorded_spans() as spans, tracing.attached(""), tracing.child("environment"):
+    with recorded_spans() as spans, tracing.continue_span(""), tracing.child("environment"):
         tracing.record("score", start_s=0.0, end_s=1.0)
         assert tracing.begin("buffer", "", {}) is None
         assert tracing.call_metadata() == ()
@@ -121,14 +122,14 @@ def test_what_belongs_to_no_trace_is_not_recorded():
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-00", REMOTE.replace("0af", "zzz")])
 def test_a_malformed_context_of_another_process_counts_as_none(parent: str):
     with recorded_spans() as spans:
-        with tracing.attached(parent), tracing.child("generate"):
+        with tracing.continue_span(parent), tracing.child("generate"):
             pass
         assert tracing.begin("buffer", parent, {}) is None
     assert spans.names() == set()
 
 
 def test_a_new_trace_has_no_parent_and_keeps_its_links():
-    with recorded_spans() as spans, tracing.attached(REMOTE):
+    with recorded_spans() as spans, tracing.continue_span(REMOTE):
         buffered = tracing.begin("buffer", REMOTE, {"vcpo.lease": "a"})
         buffered.end()
         with tracing.root("update", {}, links=[buffered.get_span_context()]):

@@ -57,7 +57,7 @@ def load_run(path: Path, changes: Sequence[str] = ()) -> VCPORun:
     Raises:
         SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
-    return _accepted(_changed(path, changes), VCPORun, str(path))
+    return _validate_document(_apply_changes(path, changes), VCPORun, str(path))
 
 
 def load_document(path: Path, model: type[_Document]) -> _Document:
@@ -77,7 +77,7 @@ def load_valid_part(path: Path, changes: Sequence[str] = ()) -> VCPORun | None:
     Raises:
         SpecError: if the file cannot be read or parsed.
     """
-    return valid_part(_changed(path, changes))
+    return valid_part(_apply_changes(path, changes))
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
@@ -97,10 +97,10 @@ def parse_document(text: str, model: type[_Document], *, source: str) -> _Docume
     Raises:
         SpecError: with all problems, each with its field path and value.
     """
-    return _accepted(_mapping(text, source), model, source)
+    return _validate_document(_mapping(text, source), model, source)
 
 
-def _accepted(document: dict[Any, Any], model: type[_Document], source: str) -> _Document:
+def _validate_document(document: dict[Any, Any], model: type[_Document], source: str) -> _Document:
     text = _as_json(document, source)
     try:
         return model.model_validate_json(text, strict=True)
@@ -119,7 +119,7 @@ def run_to_yaml(run: VCPORun) -> str:
     return stream.getvalue()
 
 
-def _changed(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
+def _apply_changes(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
     """Return a run file's document with some fields set.
 
     Raises:

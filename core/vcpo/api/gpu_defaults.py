@@ -8,7 +8,7 @@ rollouts[].engine         hf           vllm where it is installed, else hf
 ```
 The host of a run sets them before it writes the file that the processes read, because learner and
 workers must agree: on one machine from the GPUs that it has, in a cluster from those that the pods
-ask for (`GpuUse.requested`). How much a micro-batch holds is left to the learner, which sees the
+ask for (`GpuUse.from_spec`). How much a micro-batch holds is left to the learner, which sees the
 memory.
 """
 
@@ -52,7 +52,7 @@ class GpuUse:
         return cls(learner=has_gpus, groups=names if has_gpus else frozenset(), has_vllm=has_vllm)
 
     @classmethod
-    def requested(cls, spec: VCPORunSpec) -> Self:
+    def from_spec(cls, spec: VCPORunSpec) -> Self:
         """Return what the pods ask for: by fields, or in the template by resources or claims.
 
         A pod on a GPU that it did not ask for counts as one on a CPU. The workers' image for GPUs

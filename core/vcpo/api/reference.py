@@ -60,7 +60,7 @@ def reference_page() -> str:
     """Return the page: the fields that people set first, then the others by section."""
     schema = json_schema()
     sections: dict[str, tuple[str, list[_Field]]] = {}
-    spec = _resolved(schema["properties"]["spec"], schema)
+    spec = _follow_reference(schema["properties"]["spec"], schema)
     for section, text, fields in _sections(spec, schema, "", spec.get("description", "")):
         sections[section] = (text, fields)
     known = {each.path: each for _, fields in sections.values() for each in fields}
@@ -82,7 +82,7 @@ def _sections(
     below: list[tuple[str, _Node, str]] = []
     for name, value in node.get("properties", {}).items():
         inner = f"{path}.{name}".strip(".")
-        field = _resolved(value, schema)
+        field = _follow_reference(value, schema)
         item, suffix = _section_in(field, schema)
         is_required = name in node.get("required", ())
         if item is None or suffix or _may_be_unset(field):
@@ -97,16 +97,16 @@ def _sections(
 def _section_in(field: _Node, schema: _Node) -> tuple[_Node | None, str]:
     """Return the section that a field holds, if it holds one, and `[]` for a list of them."""
     for each in (field, *field.get("anyOf", ())):
-        found = _resolved(each, schema)
+        found = _follow_reference(each, schema)
         if "properties" in found:
             return found, ""
-        items = _resolved(found.get("items", {}), schema)
+        items = _follow_reference(found.get("items", {}), schema)
         if "properties" in items:
             return items, "[]"
     return None, ""
 
 
-def _resolved(node: _Node, schema: _Node) -> _Node:
+def _follow_reference(node: _Node, schema: _Node) -> _Node:
     """Return a node with its reference followed; what stands beside the reference goes before."""
     name = str(node.get("$ref", "")).removeprefix("#/$defs/")
     return {**schema["$defs"][name], **node} if name else node
@@ -142,7 +142,7 @@ def _default(field: _Field) -> str:
 
 def _value(node: _Node, schema: _Node) -> str:
     """Return in words what a field takes."""
-    node = _resolved(node, schema)
+    node = _follow_reference(node, schema)
     if "anyOf" in node:
         kinds = [_value(each, schema) for each in node["anyOf"] if each.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

@@ -32,7 +32,7 @@ from vcpo.cli.export import export
 from vcpo.cli.init import init
 from vcpo.cli.render import render
 from vcpo.cli.report import report
-from vcpo.cli.run_file import Changes, RunFile, inspected, load_file, refuse, warn
+from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
@@ -118,13 +118,15 @@ def run(
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
     changes = [*(changes or ()), *([] if steps is None else [f"steps={steps}"])]
-    given = load_file(file, lambda run: [*inspected(run).problems, *gpu_problems(run)], changes)
+    given = load_file(
+        file, lambda run: [*watch_inspection(run).problems, *gpu_problems(run)], changes
+    )
     use = local_gpu_use(given.spec)
     loaded = given.model_copy(update={"spec": with_gpu_defaults(given.spec, use)})
     keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
-    found = inspected(loaded)
+    found = watch_inspection(loaded)
     refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
     warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
@@ -132,7 +134,7 @@ def run(
         # Before the directory is made: a run that cannot start takes no number.
         with serve_metrics(metrics.registry, LOOPBACK, metrics_port) as server:
             options = HostOptions(resume=resume, metrics=metrics, metrics_port=server.port)
-            with _held(directory):
+            with _hold_directory(directory):
                 outcome = _train(loaded, directory, options)
     except AddressError as error:
         fail(f"--metrics-port: {error}")
@@ -144,10 +146,10 @@ def run(
 @app.command()
 def validate(file: RunFile, changes: Changes = None) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = load_file(file, lambda run: inspected(run).problems, changes)
-    found = inspected(loaded)
+    loaded = load_file(file, lambda run: watch_inspection(run).problems, changes)
+    found = watch_inspection(loaded)
     refuse(file, found.problems)
-    uses = (local_gpu_use(loaded.spec), GpuUse.requested(loaded.spec))
+    uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
     warn(loaded, [*slow, *found.warnings, *in_cluster])
@@ -190,7 +192,7 @@ def schema(
 
 
 @contextlib.contextmanager
-def _held(directory: RunDir) -> Iterator[None]:
+def _hold_directory(directory: RunDir) -> Iterator[None]:
     """Make and lock a run's directory; if no run is created in it, nothing new stays."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         undo.callback(directory.remove_unused, is_whole=not directory.path.exists())

@@ -74,7 +74,7 @@ def events(
 
     Three or more of one kind in a row are one line, with the last one's words; JSON has each.
     """
-    source = LocalEvents(_checked(run))
+    source = LocalEvents(_require_run(run))
     with _until_interrupted():
         for row in follow_events(source, follow=follow, sleep=time.sleep):
             if as_json:
@@ -102,7 +102,7 @@ def logs(
 
     Lines in JSON are shown as text.
     """
-    has_ended = LocalEvents(_checked(run)).has_ended
+    has_ended = LocalEvents(_require_run(run)).has_ended
     lines = follow_logs(
         run,
         part,
@@ -132,7 +132,7 @@ async def _show(runs: LocalRuns, as_json: bool) -> None:
             ERR.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _checked(run: Path) -> Path:
+def _require_run(run: Path) -> Path:
     """Return a run directory; end if it has no run."""
     if not RunDir(run).has_run:
         fail(f"RUN: {run} has no run; give the directory that `vcpo run` printed")

@@ -51,7 +51,7 @@ def load_file(
         fail(str(problems_beside(error, file, check, changes)))
 
 
-def inspected(run: VCPORun) -> MachineFindings:
+def watch_inspection(run: VCPORun) -> MachineFindings:
     """Look at this machine for a run, and show that it takes a while."""
     with ERR.status(f"checking the model and trying environment {run.spec.environment.name}"):
         return inspect_machine(run)

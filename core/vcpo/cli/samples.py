@@ -19,7 +19,7 @@ from vcpo.local.processes.gpu_check import local_gpu_use
 from vcpo.local.terminal.run_view import printable
 from vcpo.local.terminal.samples import (
     TrialFacts,
-    chosen,
+    choose_samples,
     prompt_lines,
     response_lines,
 )
@@ -125,7 +125,9 @@ def samples(
         steps = [each for each in steps if each <= step][-1:]
     elif not (best or worst or grep):
         steps = steps[-1:]
-    found = chosen(read_samples(run_dir, steps), best=best, worst=worst, grep=grep, limit=limit)
+    found = choose_samples(
+        read_samples(run_dir, steps), best=best, worst=worst, grep=grep, limit=limit
+    )
     if not found:
         ERR.print(f"{run_dir}: no such answer is kept", soft_wrap=True, markup=False)
         raise typer.Exit(_FAILED)

@@ -188,7 +188,9 @@ class Host:
         self._write_scrape_targets([own, *self._fleet.scrape_targets])
         self._check_deadlines()
         self._show_events()
-        self._view.update(self._shown(sum(decision.replicas.values()) if self._is_running else 0))
+        self._view.update(
+            self._current_view(sum(decision.replicas.values()) if self._is_running else 0)
+        )
         return False
 
     @property
@@ -202,7 +204,7 @@ class Host:
         signals = self._signals
         return signals is None or signals.phase is RunPhase.RUNNING
 
-    def _shown(self, workers_desired: int) -> RunView:
+    def _current_view(self, workers_desired: int) -> RunView:
         """Return what the terminal shows of the run now."""
         return run_view(
             self._run,
@@ -347,7 +349,7 @@ class Host:
         second = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            signals = self._shown(0).signals
+            signals = self._current_view(0).signals
             self._event(
                 "Killed",
                 "interrupted twice: the processes are killed without a checkpoint;"
@@ -374,7 +376,7 @@ class Host:
                 break
             await self._poll()
             self._show_events()
-            self._view.update(replace(self._shown(0), drain_s=waited_s))
+            self._view.update(replace(self._current_view(0), drain_s=waited_s))
         self._show_events()
         if leader.exit_code is None:
             self._event(

@@ -125,7 +125,7 @@ def label_values(labels: Sequence[Label]) -> Iterator[tuple[str, ...]]:
     return product(*(label.values for label in labels))
 
 
-def declared(part: type) -> tuple[Metric[Any], ...]:
+def declared_metrics(part: type) -> tuple[Metric[Any], ...]:
     """Return the metrics that a class declares, without those of its bases."""
     return tuple(each for each in vars(part).values() if isinstance(each, Metric))
 

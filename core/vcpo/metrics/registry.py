@@ -29,7 +29,7 @@ from vcpo.metrics.metric import (
     Metric,
     MetricKind,
     counter,
-    declared,
+    declared_metrics,
     gauge,
     histogram,
     label_values,
@@ -175,7 +175,7 @@ class Instruments:
         self.made: Mapping[str, Any] = {
             metric.name: part.make(metric, (edges or {}).get(metric.name, ()))
             for owner in reversed(type(self).__mro__)
-            for metric in declared(owner)
+            for metric in declared_metrics(owner)
         }
         """The instruments by the name of their metric."""
 

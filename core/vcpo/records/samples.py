@@ -74,7 +74,7 @@ def evenly_by_reward(items: Sequence[_Item], rewards: Sequence[float], most: int
     return [items[at] for at in order]
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text without the middle of what is too long of it."""
     if len(text) <= MOST_CHARACTERS:
         return text

@@ -61,7 +61,7 @@ def config_problem(
     own_code = config.get("auto_map") or {}
     if own_code and not is_known and not trust_remote_code:
         return untrusted_code(name)
-    message = _unknown(config, is_known=is_known or bool(own_code)) or _quantized(config)
+    message = _unknown(config, is_known=is_known or bool(own_code)) or _quantization_problem(config)
     if message is None and "AutoModelForCausalLM" not in own_code:
         message = _not_causal(config)
     return None if message is None else FieldProblem(path=_NAME, value=repr(name), message=message)
@@ -102,7 +102,7 @@ def _unknown(config: Mapping[str, Any], *, is_known: bool) -> str | None:
     return f"is of a family ({family}) that the installed transformers lacks; install a newer one"
 
 
-def _quantized(config: Mapping[str, Any]) -> str | None:
+def _quantization_problem(config: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a checkpoint whose weights are quantized."""
     sections = (config, config.get("text_config") or {})
     found = next(

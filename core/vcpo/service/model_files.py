@@ -124,7 +124,7 @@ def local_model(name: str, *, with_weights: bool = True) -> str:
     folder = cache / listing.folder_name
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / f"{folder.name}.lock"):
+        with lock_file(cache / f"{folder.name}.lock"):
             if not folder.is_dir():  # another process may have fetched it meanwhile
                 _fetch(listing, folder)
     return str(folder)
@@ -225,7 +225,7 @@ def _refuse(url: str, error: Exception) -> NoReturn:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Hold a lock between the processes of a host; the kernel releases it if the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -95,12 +95,12 @@ def _reach(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Append the position `last` to the positions of a call, [..., tokens]."""
     if "position_ids" in kwargs:
-        return args, {**kwargs, "position_ids": _appended(kwargs["position_ids"], last)}
+        return args, {**kwargs, "position_ids": _append_rows(kwargs["position_ids"], last)}
     states, positions, *others = args
-    return (states, _appended(positions, last), *others), kwargs
+    return (states, _append_rows(positions, last), *others), kwargs
 
 
-def _appended(positions: Tensor, last: int) -> Tensor:
+def _append_rows(positions: Tensor, last: int) -> Tensor:
     extended = positions.new_full((*positions.shape[:-1], positions.shape[-1] + 1), last)
     extended[..., :-1] = positions
     return extended

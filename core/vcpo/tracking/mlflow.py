@@ -47,7 +47,7 @@ class MlflowSink:
             self._client.set_terminated(known_id, "RUNNING")
         self._points: dict[str, set[tuple[int, int]]] = {}
         """Step and Unix time in ms of every point that the service has, by name; see `_sent`."""
-        self._sent_steps = {step for step, _ in self._sent(LAST_NAME)}
+        self._sent_steps = {step for step, _ in self._sent_points(LAST_NAME)}
 
     def sent_steps(self) -> Collection[int]:
         """Return the steps whose last number the service has."""
@@ -94,7 +94,7 @@ class MlflowSink:
         )
         return run_id
 
-    def _sent(self, name: str) -> set[tuple[int, int]]:
+    def _sent_points(self, name: str) -> set[tuple[int, int]]:
         """Return the points that the service has under a name; it is asked once."""
         if name not in self._points:
             history = self._client.get_metric_history(self._run_id, name)
@@ -104,9 +104,11 @@ class MlflowSink:
     def _log_once(self, values: Mapping[str, float], step: int, time_unix_s: float) -> None:
         """Send what the service does not have of these values."""
         point = (step, _milliseconds(time_unix_s))
-        new = {name: value for name, value in values.items() if point not in self._sent(name)}
+        new = {
+            name: value for name, value in values.items() if point not in self._sent_points(name)
+        }
         for name in new:
-            self._sent(name).add(point)
+            self._sent_points(name).add(point)
         if new:
             self._log(new, step, time_unix_s)
 

@@ -59,16 +59,16 @@ class CallMeter(grpc.aio.ServerInterceptor):
             return handler
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._metered(handler.stream_stream, method),
+                self._meter(handler.stream_stream, method),
                 response_serializer=handler.response_serializer,
             )
         return grpc.stream_unary_rpc_method_handler(
-            self._metered(handler.stream_unary, method),
+            self._meter(handler.stream_unary, method),
             response_serializer=handler.response_serializer,
         )
 
-    def _metered(self, handle: _Handle, method: str) -> _Handle:
-        async def metered(requests: Any, context: _Context) -> Any:
+    def _meter(self, handle: _Handle, method: str) -> _Handle:
+        async def measure(requests: Any, context: _Context) -> Any:
             started_s = time.monotonic()
             code = grpc.StatusCode.OK
             try:
@@ -86,4 +86,4 @@ class CallMeter(grpc.aio.ServerInterceptor):
                 self._requests.labels(method, code.name).inc()
                 self._duration_s.labels(method).observe(time.monotonic() - started_s)
 
-        return metered
+        return measure

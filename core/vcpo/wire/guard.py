@@ -175,9 +175,9 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def handle(_: Any, context: _Context) -> Any:
             try:
-                with self._counted(worker):
+                with self._count_call(worker):
                     request = await self._request(handler.request_deserializer, context, reading)
-                    with self._counted_waiting(worker, request):
+                    with self._count_waiting_call(worker, request):
                         return await handler.unary_unary(request, context)
             except WireError as error:
                 refusal = self._answer(error)
@@ -186,7 +186,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return handle
 
-    def _counted(self, worker: str) -> AbstractContextManager[None]:
+    def _count_call(self, worker: str) -> AbstractContextManager[None]:
         """Count a call while it is in progress; a caller that is no worker has no limit here.
 
         Raises:
@@ -194,7 +194,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         return self._within(self._calls, worker, MAX_CALLS_PER_WORKER, "are in progress")
 
-    def _counted_waiting(self, worker: str, request: Any) -> AbstractContextManager[None]:
+    def _count_waiting_call(self, worker: str, request: Any) -> AbstractContextManager[None]:
         """Count a call while it waits for what its message asks for; as `_counted`."""
         waits = worker if getattr(request, "wait_seconds", 0.0) > 0.0 else ""
         return self._within(self._waiting, waits, MAX_WAITS_PER_WORKER, "wait")

@@ -203,9 +203,9 @@ class CheckpointFolder:
             )
         return None, ()
 
-    def misnamed(self) -> dict[Path, str]:
+    def find_misnamed(self) -> dict[Path, str]:
         """Return what is named almost as a checkpoint, and how it must be named to be one."""
-        named = {path: _folder_name(step) for path, step in _numbered(self._folder).items()}
+        named = {path: _folder_name(step) for path, step in _find_by_number(self._folder).items()}
         return {path: name for path, name in named.items() if path.name != name}
 
     def tensors(self, step: int) -> Path:
@@ -264,13 +264,13 @@ def checkpoint_paths(folder: Path, prefix: str = "") -> dict[int, Path]:
     Raises:
         CheckpointError: if the folder is there and cannot be listed.
     """
-    numbered = _numbered(folder, prefix)
+    numbered = _find_by_number(folder, prefix)
     return {
         step: path for path, step in numbered.items() if path.name == prefix + _folder_name(step)
     }
 
 
-def _numbered(folder: Path, prefix: str = "") -> dict[Path, int]:
+def _find_by_number(folder: Path, prefix: str = "") -> dict[Path, int]:
     """Return what has `prefix`, `step-` and digits for a name, with its number.
 
     Raises:

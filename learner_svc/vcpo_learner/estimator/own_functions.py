@@ -60,7 +60,7 @@ def loss_function(path: str) -> LossFunction:
 
     def checked(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
         with torch.no_grad():
-            found = _called(LOSS_FIELD, path, function, record, advantages, config)
+            found = _call(LOSS_FIELD, path, function, record, advantages, config)
         return _coefficients(found, path, record)
 
     return checked
@@ -90,7 +90,7 @@ def _own_baseline(path: str) -> AdvantageFunction:
 
     @wraps(function)
     def checked(**numbers: Any) -> list[float]:
-        found = _called(BASELINE_FIELD, path, function, **numbers)
+        found = _call(BASELINE_FIELD, path, function, **numbers)
         return _numbers(found, path, numbers)
 
     return checked
@@ -142,7 +142,7 @@ def _function(path: str, field: str) -> Callable[..., Any]:
     return function
 
 
-def _called(field: str, path: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _call(field: str, path: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     try:
         return function(*given, **named)
     except (MemoryError, torch.OutOfMemoryError):

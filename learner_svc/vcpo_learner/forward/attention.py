@@ -196,14 +196,14 @@ def _by_kernel(flat: Sequence[Tensor], ends: Tensor, longest: int, scoring: _Sco
         longest,
         scale=scoring.scale,
         window_size=(-1 if scoring.window is None else scoring.window - 1, 0),
-        **_grouped(varlen_attn, query.shape[1] != key.shape[1]),
+        **_group_argument(varlen_attn, query.shape[1] != key.shape[1]),
     )
     # With its logarithms only on request.
     return found if isinstance(found, Tensor) else found[0]
 
 
 @cache
-def _grouped(kernel: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
+def _group_argument(kernel: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
     """Return the argument for fewer keys than queries; torch 2.11 has none, and needs none."""
     takes_argument = "enable_gqa" in inspect.signature(kernel).parameters
     return {"enable_gqa": is_grouped} if takes_argument else {}
@@ -224,14 +224,16 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: _Scoring) -> Ten
     for start in range(0, num_tokens, _QUERY_BLOCK):
         end = min(start + _QUERY_BLOCK, num_tokens)
         first = 0 if window is None else max(0, start - window + 1)
-        seen = _seen(start, end, first, window, query.device)
+        seen = _visible_keys(start, end, first, window, query.device)
         block = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], seen, scoring
         # Computed again in the backward pass: all scores at once are tokens times tokens.
-        blocks.append(checkpoint(_masked, *block, use_reentrant=False))
+        blocks.append(checkpoint(_attend_block, *block, use_reentrant=False))
     return torch.cat(blocks, dim=2)
 
 
-def _seen(start: int, end: int, first: int, window: int | None, device: torch.device) -> Tensor:
+def _visible_keys(
+    start: int, end: int, first: int, window: int | None, device: torch.device
+) -> Tensor:
     """Which of the keys first..end the queries start..end see, [queries, keys] bool."""
     queries = torch.arange(start, end, device=device)[:, None]
     keys = torch.arange(first, end, device=device)
@@ -239,7 +241,9 @@ def _seen(start: int, end: int, first: int, window: int | None, device: torch.de
     return seen if window is None else seen & (keys > queries - window)
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scoring: _Scoring) -> Tensor:
+def _attend_block(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scoring: _Scoring
+) -> Tensor:
     """Attention of a block of queries; seen: [queries, keys] bool."""
     if scoring.softcap is None:
         return functional.scaled_dot_product_attention(

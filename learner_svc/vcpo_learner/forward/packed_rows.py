@@ -71,7 +71,7 @@ def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None
     Longer rows would hold less padding, but a masked attention also computes what its mask hides.
     lengths: [batch] tokens, at least 1 each.
     """
-    rows = _fitted(lengths, max(lengths))
+    rows = _fit(lengths, max(lengths))
     return None if len(rows) == len(lengths) else lay_out(lengths, rows, max(lengths), device)
 
 
@@ -124,7 +124,7 @@ def lay_out(
     )
 
 
-def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
+def _fit(lengths: Sequence[int], width: int) -> list[list[int]]:
     """Longest first, each into the first row with room: at most 11/9 of the fewest rows, plus 1.
 
     Source: first fit decreasing, Johnson 1973.

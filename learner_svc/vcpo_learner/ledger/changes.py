@@ -55,7 +55,7 @@ class ChangeLog(Protocol):
     def append(self, change: Change) -> None:
         """Take a change; it is written at once or in the background, after all earlier ones."""
 
-    async def committed(self) -> None:
+    async def wait_until_kept(self) -> None:
         """Wait until every change so far outlives this process."""
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class NoLog:
     def append(self, change: Change) -> None:
         """Discard the change."""
 
-    async def committed(self) -> None:
+    async def wait_until_kept(self) -> None:
         """Return at once."""
 
     def check(self) -> None:

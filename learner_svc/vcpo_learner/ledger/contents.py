@@ -97,7 +97,7 @@ class LedgerContents:
         """
         return dict(self._wasted_tokens)
 
-    def accepted(self) -> Iterator[Sequence[Trajectory]]:
+    def waiting_trajectories(self) -> Iterator[Sequence[Trajectory]]:
         """Yield the accepted trajectories that wait, group by group: incomplete ones first."""
         for lease in (*self.leases.all(), *reversed(self.buffer.groups()), *self.requeued):
             yield lease.trajectories
@@ -239,7 +239,7 @@ class LedgerContents:
         partials = () if failed else handed_over or lease.partial_responses
         # Not if the worker had to give it up, is at fault, or hands over what it sampled.
         is_lost = reason not in _NOT_OF_RESPONSES and not handed_over
-        prompt = lease.ended(partial_responses=partials, failed=failed, is_lost=is_lost)
+        prompt = lease.requeue(partial_responses=partials, failed=failed, is_lost=is_lost)
         if is_too_long:
             prompt.failures = self._max_attempts
         leased = sum(each.num_sampled_tokens for each in lease.partial_responses)
@@ -317,7 +317,7 @@ class LedgerContents:
         for lease in leases:
             self.leases.close(lease.lease_id)
             self._count_dropped(lease.num_missing, reason)
-        self.requeued.extendleft(lease.interrupted() for lease in reversed(leases))
+        self.requeued.extendleft(lease.requeue_unfinished() for lease in reversed(leases))
 
     def _lose(self, num_trajectories: int, prompt: Lease, reason: DropReason) -> None:
         """Count trajectories as dropped; requeue the prompt unless it failed too often."""

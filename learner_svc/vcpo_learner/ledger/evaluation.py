@@ -176,5 +176,5 @@ class EvaluationRound:
         return len(leases)
 
     def _requeue(self, lease: Lease, *, failed: bool) -> None:
-        prompt = lease.ended(partial_responses=(), failed=failed, is_lost=True)
+        prompt = lease.requeue(partial_responses=(), failed=failed, is_lost=True)
         self._waiting.append(replace(prompt, response_numbers=lease.response_numbers))

@@ -198,7 +198,7 @@ class Lease:
                 raise InvalidMessageError(f"begun[{index}].number", partial.number, requirement)
             free.remove(partial.number)
 
-    def ended(
+    def requeue(
         self,
         *,
         partial_responses: tuple[PartialResponse, ...],
@@ -221,7 +221,7 @@ class Lease:
             accepted=kept,
         )
 
-    def interrupted(self) -> Self:
+    def requeue_unfinished(self) -> Self:
         """Return the prompt as it waits in its place, with all that has arrived."""
         unfinished = (each for each in self.partial_responses if each.number not in self.accepted)
         return replace(self._waiting(), partial_responses=tuple(unfinished))

@@ -95,15 +95,15 @@ class TrajectoryLedger(LedgerContents):
 
         The trajectories stay in the ledger. One of every prompt comes before a second of any.
         """
-        groups = list(self.accepted())
+        groups = list(self.waiting_trajectories())
         return newest_trajectories(groups, policy_version=policy_version, num_tokens=num_tokens)
 
-    async def committed(self) -> None:
+    async def wait_until_kept(self) -> None:
         """Wait until every change so far outlives this process.
 
         Raises: as `check`.
         """
-        await self._log.committed()
+        await self._log.wait_until_kept()
 
     def check(self) -> None:
         """Raise what ended the keeping of changes, if something did."""

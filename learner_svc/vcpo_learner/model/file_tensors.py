@@ -33,7 +33,7 @@ def account_for(
     parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
     if random := sorted(parameters & set(missing)):
         raise StartError(
-            f"spec.model.name: the files of '{name}' have no values for {_listed(random)}; they"
+            f"spec.model.name: the files of '{name}' have no values for {_list_names(random)}; they"
             " belong to another architecture than its config.json names, or are incomplete: save"
             " the model again with transformers, or fetch its files again"
         )
@@ -41,7 +41,7 @@ def account_for(
         _LOGGER.warning(
             "the files of '%s' do not hold the buffers %s; they have their initial values",
             name,
-            _listed(initial),
+            _list_names(initial),
         )
     ignored = "|".join(f"({each})" for each in model._keys_to_ignore_on_load_unexpected or ())
     left = sorted(each for each in unused if not ignored or re.search(ignored, each) is None)
@@ -50,10 +50,10 @@ def account_for(
             "the files of '%s' hold tensors that the model has no place for: %s; they are neither"
             " trained nor sampled with",
             name,
-            _listed(left),
+            _list_names(left),
         )
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = len(names) - _MAX_SHOWN
     return ", ".join(names[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

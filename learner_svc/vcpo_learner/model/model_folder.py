@@ -83,7 +83,7 @@ class ModelExport:
         shapes = parameter_shapes(tensors)
         with atomic_folder(folder, what="the model", needed_bytes=self.model_bytes) as partial:
             if self.has_adapters:
-                merged = _merged(self._settings, tensors)
+                merged = _merge_adapters(self._settings, tensors)
                 for name, parameter in merged.named_parameters():
                     parameter.data = parameter.data.to(self._dtype_of(name))
                 merged.save_pretrained(partial, max_shard_size=_SHARD_SIZE)
@@ -135,7 +135,7 @@ class ModelExport:
         )
 
 
-def _merged(settings: Model, tensors: Path) -> PreTrainedModel:
+def _merge_adapters(settings: Model, tensors: Path) -> PreTrainedModel:
     """Load the base model of a run, and merge a checkpoint's adapters into it."""
     # peft takes seconds to import, and few runs need it.
     from vcpo_learner.model.lora import merge_adapters

@@ -158,7 +158,7 @@ def fill_skeleton(
         ModelLoadError: if the files cannot be read.
     """
     # As `Module.to_empty`, but buffers keep their numbers; FSDP takes the new shards in.
-    network._apply(lambda each: _moved(each, device))  # type: ignore[no-untyped-call] # torch's
+    network._apply(lambda each: _move(each, device))  # type: ignore[no-untyped-call] # torch's
     if not any(isinstance(each, DTensor) for each in network.parameters()):
         cast("PreTrainedModel", network.model).tie_weights()  # FSDP keeps ties, `_apply` does not
     tensors = {name: each.detach() for name, each in _tensors(network.model).items()}
@@ -194,5 +194,5 @@ def _weights_folder(name: str, revision: str | None) -> Path:
         raise ModelLoadError(name, error) from error
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)

@@ -54,7 +54,7 @@ class StepRate:
         missing_nats = math.log(reference / reading.ess_ratio)
         self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats)
 
-    def allowed(self, base_rate: float) -> float:
+    def allowed_rate(self, base_rate: float) -> float:
         """Return the rate that the trust region allows to the next step, in [0, base_rate]."""
         return base_rate if self.region is None else self.region.largest_rate(base_rate)
 

@@ -68,7 +68,7 @@ def token_distributions(logits: TiledLogits, targets: Tensor, wanted: Wanted) ->
         part, tokens = sums.part(block), logits.factors(logits.hidden[block])
         for vocabulary in logits.vocabulary_blocks():
             part.add(logits, logits.tile(tokens, vocabulary, memory))
-    return _finished(logits, targets, sums)
+    return _finish_sums(logits, targets, sums)
 
 
 def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -123,7 +123,7 @@ class _Sums:
         logits.add_product(self.rows, logits.factors(odds), tile.weight)
 
 
-def _finished(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDistributions:
+def _finish_sums(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDistributions:
     own_rows = logits.factors(logits.weight[targets]).to(logits.dtype)
     hidden = logits.factors(logits.hidden).to(logits.dtype)
     sampled = torch.linalg.vecdot(hidden, own_rows)

@@ -72,15 +72,15 @@ class Factors:
         factor = coefficients.to(total.dtype)[:, None, None]
         rows, columns = self.rows, self.columns
         if not rows.is_floating_point():
-            columns = _scaled(columns, factor, total.dtype)
+            columns = _scale(columns, factor, total.dtype)
             total.index_add_(0, rows.flatten(), columns.flatten(0, 1))
             return
         # A sum that is not complete keeps its digits on a CPU.
         dtype = rows.dtype if rows.is_cuda or is_complete else total.dtype
         if rows.shape[-1] < columns.shape[-1]:
-            rows = _scaled(rows, factor, dtype)
+            rows = _scale(rows, factor, dtype)
         else:
-            columns = _scaled(columns, factor, dtype)
+            columns = _scale(columns, factor, dtype)
         _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
 
 
@@ -165,7 +165,7 @@ def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
         total.add_(first @ second)
 
 
-def _scaled(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def _scale(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return values times a factor, rounded to `dtype` in the same operation."""
     return torch.mul(values, factor, out=values.new_empty(values.shape, dtype=dtype))
 
@@ -192,13 +192,13 @@ def _one_hot_products(first: Factors, second: Factors) -> Tensor:
     tokens = torch.cat([first.rows, second.rows], dim=1)
     keys, places = torch.unique(tokens * batch + numbers, return_inverse=True)
     width = first.rows.shape[1]
-    total = _added_up(first.columns, places[:, :width], len(keys))
-    other = total if second is first else _added_up(second.columns, places[:, width:], len(keys))
+    total = _add_up(first.columns, places[:, :width], len(keys))
+    other = total if second is first else _add_up(second.columns, places[:, width:], len(keys))
     products: Tensor = torch.linalg.vecdot(total, other).double()
     return products.new_zeros(batch).index_add_(0, keys % batch, products)
 
 
-def _added_up(columns: Tensor, places: Tensor, count: int) -> Tensor:
+def _add_up(columns: Tensor, places: Tensor, count: int) -> Tensor:
     """Columns [batch, tokens, features] summed by their place, [count, features]."""
     total = columns.new_zeros(count, columns.shape[2])
     return total.index_add_(0, places.flatten(), columns.flatten(0, 1))

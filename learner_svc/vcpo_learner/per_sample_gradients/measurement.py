@@ -225,7 +225,7 @@ class Measurement:
                 found = first.inner_products(second, self._products).double()
                 total = total.double() + (found if first is second else 2.0 * found)
             chunks.append(total)
-        self._squares.append(_joined(chunks))
+        self._squares.append(_concatenate(chunks))
 
     def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:
         if self.weighted_sum is None:
@@ -249,7 +249,7 @@ class Measurement:
             else:
                 norms.append(self._add_large(part, gradients, samples))
         if norms:
-            self._norms.append(_joined(norms))
+            self._norms.append(_concatenate(norms))
 
     def _add_large(self, part: Part, gradients: Tensor, samples: slice) -> Tensor:
         """Add gradients [samples, elements] of a part to the sums; return their norms [samples]."""
@@ -274,7 +274,7 @@ class Measurement:
         if not self._gathered:
             return
         parts = [part for part, _ in self._gathered]
-        gradients = _joined([each for _, each in self._gathered], dim=1)
+        gradients = _concatenate([each for _, each in self._gathered], dim=1)
         self._add(parts, gradients, slice(0, len(gradients)))
         # A norm of many parts keeps the digits that it has as a sum of their squares.
         norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
@@ -309,5 +309,5 @@ def _stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         yield torch.stack([each for each in tensors if each.dtype is dtype])
 
 
-def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat([*tensors], dim)

@@ -118,13 +118,13 @@ def locate_tokens(segments: Tensor, num_trajectories: int) -> Packing:
     lengths = torch.tensor([len(each) for each in own])
     return Packing(
         segments=segments,
-        places=torch.stack([_filled_up(each, longest) for each in own]).to(segments.device),
+        places=torch.stack([_fill_up(each, longest) for each in own]).to(segments.device),
         is_own=(torch.arange(longest) < lengths[:, None]).to(segments.device),
         padding=(flat == PADDING).nonzero()[:, 0].to(segments.device),
     )
 
 
-def _filled_up(places: Tensor, longest: int) -> Tensor:
+def _fill_up(places: Tensor, longest: int) -> Tensor:
     return torch.cat([places, places[:1].expand(longest - len(places))])
 
 

@@ -95,11 +95,11 @@ class RedoLog:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
-            self._position = self._progress.committed = self._counted(
+            self._position = self._progress.committed = self._read_count(
                 lambda file: file.last_position
             )
-            self._progress.size_bytes = self._counted(lambda file: file.size_bytes)
-            self._counted(lambda file: len(file.checkpoints))
+            self._progress.size_bytes = self._read_count(lambda file: file.size_bytes)
+            self._read_count(lambda file: len(file.checkpoints))
         except (sqlite3.Error, OSError) as error:
             raise StartError(
                 f"{self._path}: the redo log cannot be opened ({error}); make the folder writable,"
@@ -130,7 +130,7 @@ class RedoLog:
     @property
     def is_from_start(self) -> bool:
         """Whether the log can be redone without a checkpoint, as far as it can be read."""
-        return not self.checkpoint_steps and self._counted(lambda file: file.first_position) <= 1
+        return not self.checkpoint_steps and self._read_count(lambda file: file.first_position) <= 1
 
     @property
     def room(self) -> LogRoom:
@@ -178,7 +178,7 @@ class RedoLog:
         recorded_step: last step that the journal has; where nothing else tells where the log must
             end, a log that ends before is reported.
         """
-        last, held = after, self._counted(lambda file: file.last_position)
+        last, held = after, self._read_count(lambda file: file.last_position)
         redo = Redo(contents, self._changes)
         cause = None if self._damage is None else self._damage.cause
         try:
@@ -223,12 +223,12 @@ class RedoLog:
         self._position += 1
         self._writer.write(Row(position=self._position, data=data))
 
-    async def committed(self) -> None:
+    async def wait_until_kept(self) -> None:
         """Wait until every change so far outlives this process.
 
         Raises: what ended the thread: damage, or a bug. A disk that fails is waited for.
         """
-        await self._progress.committed_up_to(self._position)
+        await self._progress.wait_for(self._position)
 
     def check(self) -> None:
         """Raise what ended the thread; as `committed`."""
@@ -267,7 +267,7 @@ class RedoLog:
             self._damage = _Damage(cause=str(error), aside=aside)
             return LogFile(self._path)
 
-    def _counted(self, count: Callable[[LogFile], int]) -> int:
+    def _read_count(self, count: Callable[[LogFile], int]) -> int:
         """Return a number of the file; 0 if the file is too damaged, which is then known."""
         try:
             return count(self._file)

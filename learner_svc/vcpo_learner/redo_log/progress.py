@@ -53,7 +53,7 @@ class LogProgress:
         grown_bytes = self.size_bytes - self._kept_bytes
         return grown_bytes >= self._limit_bytes / _GROWTHS or self.room is LogRoom.FULL
 
-    async def committed_up_to(self, position: int) -> None:
+    async def wait_for(self, position: int) -> None:
         """Wait until the changes up to a position outlive this process.
 
         Raises: what ended the thread.

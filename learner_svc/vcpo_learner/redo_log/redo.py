@@ -110,7 +110,8 @@ class Redo:
         self._contents = contents
         self._read_changes = read_changes
         self._members: dict[str, Member] = {
-            each.trajectory_id: each for each in chain.from_iterable(contents.accepted())
+            each.trajectory_id: each
+            for each in chain.from_iterable(contents.waiting_trajectories())
         }
         """Trajectories that the ledger holds, and those since the last step, by id. Dropped ones
         too: they may have calibrated the next step."""
@@ -153,7 +154,7 @@ class Redo:
             ),
             fresh=tuple(each for each in fresh if each is not None),
         )
-        held = chain.from_iterable(self._contents.accepted())
+        held = chain.from_iterable(self._contents.waiting_trajectories())
         self._members = {each.trajectory_id: self._members[each.trajectory_id] for each in held}
 
     def _roll_back(self, change: ledger_pb2.RolledBack) -> None:

@@ -2,7 +2,7 @@ r"""Writes rows into the file of the redo log: from the event loop, or from a th
 
 ```
 event loop   append --> written here, if the disk is quick and the thread does not use the file
-                  \                          committed() ......... answers the submission
+                  \                          wait_until_kept() ......... answers the submission
                    \ else                        ^
 thread              all that wait in one commit --'       a sync every second, old changes go
 ```

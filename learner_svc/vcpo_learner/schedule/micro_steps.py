@@ -103,7 +103,7 @@ def micro_steps(
     micro-batches, in tokens, is the smallest possible for this number of them.
     """
     runs = _shared_runs(_by_length(lengths), lengths, num_ranks, budget)
-    return [_filled_up(step, num_ranks) for step in _in_parts(runs, num_ranks)]
+    return [_fill_up(step, num_ranks) for step in _in_parts(runs, num_ranks)]
 
 
 def group_micro_steps(
@@ -119,7 +119,7 @@ def group_micro_steps(
     work = [budget.tokens_of(group) for group in groups]
     replicas = [
         _replica_micro_steps(groups, own, num_shards, budget)
-        for own in _shared_out(work, num_replicas)
+        for own in _share_out(work, num_replicas)
     ]
     num_steps = max(map(len, replicas))
     idle = ScheduledGroups(shards=((),) * num_shards)
@@ -171,7 +171,7 @@ def _spread(
             groups=tuple(numbers),
             shards=tuple(
                 _members([places[index] for index in sorted(run)], len(numbers))
-                for run in _filled_up(step, num_shards)
+                for run in _fill_up(step, num_shards)
             ),
             is_last=step is steps[-1],
         )
@@ -234,7 +234,7 @@ def _shared_runs(
     return _runs(order, lengths, replace(budget, tokens=high))
 
 
-def _shared_out(work: Sequence[int], num_parts: int) -> list[list[int]]:
+def _share_out(work: Sequence[int], num_parts: int) -> list[list[int]]:
     """Share positions out, the largest first, each to the part with the least work.
 
     No part has more than 4/3 of the work of the best split. Source: Graham 1969.
@@ -252,5 +252,5 @@ def _in_parts(runs: Sequence[list[int]], size: int) -> Iterable[Sequence[list[in
     return (runs[start : start + size] for start in range(0, len(runs), size))
 
 
-def _filled_up(runs: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
+def _fill_up(runs: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
     return [*runs, *[[] for _ in range(num_ranks - len(runs))]]

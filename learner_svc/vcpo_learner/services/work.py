@@ -121,9 +121,9 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         outcomes = self._dispatcher.submit(
             request.worker_id, request.lease_id, trajectories, request
         )
-        await self._dispatcher.ledger.committed()
+        await self._dispatcher.ledger.wait_until_kept()
         if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
-            parent = tracing.received(context.invocation_metadata())
+            parent = tracing.parent_of_call(context.invocation_metadata())
             self._traces.accept(request.lease_id, parent)
         return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
 
@@ -135,7 +135,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         if partials:
-            await self._dispatcher.ledger.committed()
+            await self._dispatcher.ledger.wait_until_kept()
         return work_pb2.ReleaseResponse(num_released=released)
 
     async def Recall(  # noqa: N802 - named by the contract

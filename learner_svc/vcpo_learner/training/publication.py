@@ -204,7 +204,7 @@ class Publication:
     async def _is_kept(self) -> bool:
         """Wait until the ledger is kept; return False if it cannot be and the run ends."""
         dispatcher, ledger = self._dispatcher, self._dispatcher.ledger
-        kept = asyncio.ensure_future(ledger.committed())
+        kept = asyncio.ensure_future(ledger.wait_until_kept())
         while not kept.done():
             await asyncio.wait([kept], timeout=_POLL_S)
             is_ending = (

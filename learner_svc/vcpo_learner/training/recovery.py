@@ -99,7 +99,7 @@ class Recovery:
         log, spec = self._log, continuation_document(self._run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
-        for path, name in self._saver.checkpoints.misnamed().items():
+        for path, name in self._saver.checkpoints.find_misnamed().items():
             cure = f"must be named {name}; rename it to resume from it, or remove it"
             self._records.event("CheckpointIgnored", f"{path}: {cure}")
         checkpoint, damaged = self._saver.checkpoints.load_newest()
@@ -115,7 +115,7 @@ class Recovery:
         step, after = 0, 0
         if checkpoint is not None:
             step, after = checkpoint.step, checkpoint.ledger[0].log_position
-        self.last_recorded_step = max((one.step for one in self._recorded()), default=0)
+        self.last_recorded_step = max((one.step for one in self._read_records()), default=0)
         self._redo_changes(step, after)
         log.set_spec(spec)
         if checkpoint is None and log.position == 0:
@@ -195,7 +195,7 @@ class Recovery:
         self._step_log.resume(
             health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
         )
-        self._signals.resume([one for one in self._recorded() if one.step <= step])
+        self._signals.resume([one for one in self._read_records() if one.step <= step])
         self._gauges.skip_counted()
 
     def _leave_out(self, lease_ids: Collection[str], step: int) -> None:
@@ -248,7 +248,7 @@ class Recovery:
             " trajectories wait"
         )
 
-    def _recorded(self) -> Sequence[StepRecord]:
+    def _read_records(self) -> Sequence[StepRecord]:
         """Return the records of all steps, by step, also of those that are redone.
 
         They tell people and signals what was; no decision of training reads them.

@@ -12,7 +12,7 @@ from vcpo.records.samples import (
     SAMPLES_PER_STEP,
     Sample,
     evenly_by_reward,
-    shortened,
+    shorten,
 )
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.lease import Lease
@@ -72,7 +72,7 @@ def _sample(
 def _shortened_text(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of tokens, without the middle if it is long; not more is decoded of it."""
     if len(token_ids) <= MOST_CHARACTERS:
-        return shortened(_text(token_ids, tokenizer))
+        return shorten(_text(token_ids, tokenizer))
     half, whole = MOST_CHARACTERS // 2, [*token_ids]
     begin, end = _text(whole[:half], tokenizer), _text(whole[-half:], tokenizer)
     return f"{begin[:half]}{LEFT_OUT}{end[-half:]}"

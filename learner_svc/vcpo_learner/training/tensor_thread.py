@@ -90,7 +90,7 @@ class TensorThread:
         limit_s = work_limit_s(
             tuple(self._durations_s[kind]), first_s=self._first_s, least_s=self._least_s
         )
-        working = asyncio.get_running_loop().run_in_executor(self._pool, self._known, work)
+        working = asyncio.get_running_loop().run_in_executor(self._pool, self._run_on_thread, work)
         while not working.done():
             if self._clock() - started_s > limit_s:
                 error = StuckWorkError(self._message(kind, limit_s), self._stack())
@@ -104,7 +104,7 @@ class TensorThread:
         """End the thread after its work."""
         self._pool.shutdown()
 
-    def _known(self, work: Callable[[], _Result]) -> _Result:
+    def _run_on_thread(self, work: Callable[[], _Result]) -> _Result:
         self._thread_id = threading.get_ident()
         return work()
 

@@ -406,7 +406,7 @@ class PolicyUpdate:
         version = pending.policy_version
         base = self.step_rate.base(steps_taken=version)
         self.step_rate.observe(reading, tokens_by_lag(pending.trajectories, version))
-        allowed = self.step_rate.allowed(base)
+        allowed = self.step_rate.allowed_rate(base)
         scale, rate = 0.0, 0.0
         if verdict is not None:
             scale = verdict.scale * (allowed / base if base > 0.0 else 1.0)

@@ -184,7 +184,7 @@ class WeightFileServer(ThreadingHTTPServer):
         while self._num_connections and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
-    def secured(self, connection: socket.socket) -> socket.socket:
+    def secure(self, connection: socket.socket) -> socket.socket:
         """Return the connection with TLS, by the certificate that the files hold now.
 
         Raises:
@@ -235,7 +235,7 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Begin with TLS, if there is any."""
         self.request.settimeout(self.timeout)
-        self.request = self.server.secured(cast("socket.socket", self.request))
+        self.request = self.server.secure(cast("socket.socket", self.request))
         super().setup()
 
     def finish(self) -> None:

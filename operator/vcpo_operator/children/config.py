@@ -69,7 +69,7 @@ def pod_fields(spec: VCPORunSpec) -> dict[str, Any]:
 
 def run_file(run: VCPORun) -> str:
     """Return the YAML of a run for its pods; fields for the host alone stand at their defaults."""
-    spec = with_gpu_defaults(run.spec, GpuUse.requested(run.spec))
+    spec = with_gpu_defaults(run.spec, GpuUse.from_spec(run.spec))
     learner = spec.learner.model_copy(update=_defaults(spec.learner, _HOST_LEARNER_FIELDS))
     groups = tuple(
         group.model_copy(update=_defaults(group, _HOST_GROUP_FIELDS)) for group in spec.rollouts

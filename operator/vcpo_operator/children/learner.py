@@ -116,7 +116,7 @@ def _needs(parent: Parent) -> ModelNeeds | None:
     spec = parent.run.spec
     if spec.model.size_billions is None:
         return None
-    published = with_gpu_defaults(spec, GpuUse.requested(spec)).published_precision
+    published = with_gpu_defaults(spec, GpuUse.from_spec(spec)).published_precision
     is_float32 = published is Precision.FLOAT32
     version = 0 if spec.model.lora is not None else (4 if is_float32 else 2)
     shared = 0 if spec.weights.store_url is not None else version

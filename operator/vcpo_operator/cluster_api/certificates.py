@@ -34,7 +34,7 @@ def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: flo
     now_s: Unix time.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _signed(
+    certificate = _sign(
         _builder(f"VCPO run {run}", key, now_s, _AUTHORITY_S)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True),
@@ -42,7 +42,7 @@ def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: flo
         authority_key=key,
     )
     data = {f"{AUTHORITY}.crt": _pem(certificate), f"{AUTHORITY}.key": _key_pem(key)}
-    return {**data, **_issued(certificate, key, names, now_s)}
+    return {**data, **_issue(certificate, key, names, now_s)}
 
 
 def renewed_certificates(
@@ -56,7 +56,7 @@ def renewed_certificates(
     key = serialization.load_pem_private_key(data[f"{AUTHORITY}.key"], password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{AUTHORITY}.key: must be an elliptic-curve key")  # noqa: TRY004 - content
-    return {**data, **_issued(authority, key, names, now_s)}
+    return {**data, **_issue(authority, key, names, now_s)}
 
 
 def first_end_s(data: Mapping[str, bytes], roles: Sequence[str]) -> float:
@@ -68,7 +68,7 @@ def first_end_s(data: Mapping[str, bytes], roles: Sequence[str]) -> float:
     return min(each.not_valid_after_utc.timestamp() for each in issued)
 
 
-def _issued(
+def _issue(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     names: Mapping[str, Sequence[str]],
@@ -78,7 +78,7 @@ def _issued(
     for role, hosts in names.items():
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
-        certificate = _signed(
+        certificate = _sign(
             _builder(role, key, now_s, _CERTIFICATE_S)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
@@ -109,7 +109,7 @@ def _builder(
     )
 
 
-def _signed(
+def _sign(
     builder: x509.CertificateBuilder,
     *,
     issuer: x509.Name,

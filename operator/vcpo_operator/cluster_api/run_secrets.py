@@ -80,7 +80,7 @@ class RunSecrets:
             except (ValueError, KeyError):
                 data = new_certificates(key.name, hosts, now_s=now_s)
             # Its resource version is that of the one read, so nobody's change is lost.
-            body = await self._cluster.replace(resource, {**before, "data": _encoded(data)})
+            body = await self._cluster.replace(resource, {**before, "data": _encode(data)})
             _LOGGER.info("%s: the certificates in Secret %s are renewed", key, child.name)
         return parse_child(Kind.SECRET, body)
 
@@ -93,9 +93,7 @@ class RunSecrets:
         """
         collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
         try:
-            return await self._cluster.create(
-                collection, {**child.manifest, "data": _encoded(data)}
-            )
+            return await self._cluster.create(collection, {**child.manifest, "data": _encode(data)})
         except ApiError as error:
             if not error.is_gone:
                 raise
@@ -112,5 +110,5 @@ def _secret(key: RunKey, name: str) -> Resource:
     return Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace, name=name)
 
 
-def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+def _encode(data: Mapping[str, bytes]) -> dict[str, str]:
     return {name: base64.b64encode(content).decode() for name, content in data.items()}

@@ -79,7 +79,7 @@ def _shipped_or_own(field: str, names: type[StrEnum]) -> Rule:
     )
 
 
-def _named(shipped: Mapping[str, object], own: str) -> Rule:
+def _name_rule(shipped: Mapping[str, object], own: str) -> Rule:
     """Return the rule of `name`, of a shipped environment or reward or a user's own."""
     return _rule(
         rule=f"self.name.contains(':') || self.name in {_words(sorted(shipped))}",
@@ -279,7 +279,7 @@ MODEL: Final = (
 )
 
 ENVIRONMENT: Final = (
-    _named(BUILT_IN, "Class for a class"),
+    _name_rule(BUILT_IN, "Class for a class"),
     _rule(
         rule="!has(self.systemPrompt) || !has(self.promptFormat) || self.promptFormat != 'plain'",
         message="`systemPrompt` may not be given where `promptFormat` is 'plain'",
@@ -287,7 +287,7 @@ ENVIRONMENT: Final = (
     ),
 )
 
-REWARD: Final = (_named(BUILT_IN_REWARDS, "function for a function"),)
+REWARD: Final = (_name_rule(BUILT_IN_REWARDS, "function for a function"),)
 
 ROLLOUT_GROUP: Final = (
     _shipped_or_own("engine", EngineName),

@@ -110,7 +110,7 @@ class Restarts:
             replaced=tuple(uid for uid in kept if uid in living),
             streak=streak,
         )
-        return replace(counted, group=() if is_broken else counted._met(pods, num_pods))
+        return replace(counted, group=() if is_broken else counted._uids_that_met(pods, num_pods))
 
     def ends_now(self, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
         """Return the ends of containers that are not counted yet, the cause of the others first."""
@@ -142,7 +142,7 @@ class Restarts:
         )
         return replace(counted, followers=tuple(followers))
 
-    def _met(self, pods: Sequence[ObservedPod], num_pods: int) -> tuple[str, ...]:
+    def _uids_that_met(self, pods: Sequence[ObservedPod], num_pods: int) -> tuple[str, ...]:
         """Return the uids of the group; rank 0 answers only once it has met all others."""
         if self.group or num_pods == 1 or self.replaced:
             return self.group

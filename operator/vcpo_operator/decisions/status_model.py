@@ -92,14 +92,16 @@ _SMALL: Final = 0.1
 
 def shown_signals(signals: RunSignals) -> dict[str, Any]:
     """Return the fields of `status` that show signals, without what is not measured yet."""
-    return _shown(signals, _SIGNALS)
+    return _select_fields(signals, _SIGNALS)
 
 
-def _shown(signals: RunSignals, fields: Mapping[str, str | Mapping[str, str]]) -> dict[str, Any]:
+def _select_fields(
+    signals: RunSignals, fields: Mapping[str, str | Mapping[str, str]]
+) -> dict[str, Any]:
     values = {
         name: _round(getattr(signals, shown))
         if isinstance(shown, str)
-        else _shown(signals, shown) or None
+        else _select_fields(signals, shown) or None
         for name, shown in fields.items()
     }
     return _without_none(values)

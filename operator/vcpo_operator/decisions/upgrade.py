@@ -69,15 +69,15 @@ def decide_revision(
     if _is_more_steps(edits, newest, kept, spec) and not is_learner_down:
         after = f"the learner takes the {kept.steps} steps that it was started for first"
         return RevisionDecision(
-            revision=kept, newest=newest.name, pending=f"{_listed(edits)}; {after}."
+            revision=kept, newest=newest.name, pending=f"{_list_changes(edits)}; {after}."
         )
     if edits:
         return RevisionDecision(
-            revision=newest, replacement=f"The run was edited: {_listed(edits)}."
+            revision=newest, replacement=f"The run was edited: {_list_changes(edits)}."
         )
     # Images first: they say which version it is.
     built = sorted(template_changes(kept, newest), key=lambda each: ".image: " not in each)
-    why = f"The operator builds other pods now: {_listed(built)}"
+    why = f"The operator builds other pods now: {_list_changes(built)}"
     is_upgrade_wanted = is_learner_down and spec.upgrade_policy is not UpgradePolicy.NEVER
     if is_upgrade_wanted or (has_turn and spec.upgrade_policy is UpgradePolicy.RECREATE):
         return RevisionDecision(revision=newest, replacement=f"{why}.")
@@ -107,7 +107,7 @@ def _is_more_steps(edits: list[str], newest: Revision, kept: Revision, spec: VCP
     return len(edits) == 1 and newest.steps > kept.steps > 0 and not is_felt
 
 
-def _listed(found: Any) -> str:
+def _list_changes(found: Any) -> str:
     """Return the first changes, and how many there are more."""
     all_changes = list(found)
     named = ", ".join(islice(all_changes, _NAMED_CHANGES))

@@ -44,7 +44,7 @@ class ReconcileLoop:
             if result.requeue_after_s is not None and not result.error:
                 self._queue.add(key, result.requeue_after_s)
             failed = bool(result.error)
-            self._queue.done(key, failed=failed, retry_after_s=result.retry_after_s)
+            self._queue.finish(key, failed=failed, retry_after_s=result.retry_after_s)
 
     async def _reconcile_once(self, key: RunKey) -> ReconcileResult:
         started_s = time.monotonic()

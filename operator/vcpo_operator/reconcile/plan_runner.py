@@ -80,7 +80,7 @@ class PlanRunner:
     ) -> PlanResult:
         observed, parent = snapshot.observed, memory.parent_of(snapshot.record, snapshot.run)
         try:
-            desired = self._desired(snapshot, parent, autoscale)
+            desired = self._decide_state(snapshot, parent, autoscale)
         except ValueError as error:
             return PlanResult(refusal=str(error))
         actions = plan(desired, observed, applied=memory.applied_versions, signals=snapshot.signals)
@@ -102,7 +102,7 @@ class PlanRunner:
             revision=desired.revision,
         )
 
-    def _desired(
+    def _decide_state(
         self, snapshot: Snapshot, parent: Parent, autoscale: AutoscaleDecision | None
     ) -> DesiredState:
         """Return what the run should have; pods of another revision if it is the run's turn.
@@ -110,17 +110,17 @@ class PlanRunner:
         Raises: ValueError when a user's template cannot be merged.
         """
         key = snapshot.record.key
-        desired = self._desired_in_turn(snapshot, parent, autoscale, has_turn=False)
+        desired = self._decide_in_turn(snapshot, parent, autoscale, has_turn=False)
         revision = desired.revision
         if revision is None or snapshot.verdict.has_ended:
             self._turns.end(key)
         elif revision.awaits_turn and self._turns.take(key, snapshot.now_s):
-            return self._desired_in_turn(snapshot, parent, autoscale, has_turn=True)
+            return self._decide_in_turn(snapshot, parent, autoscale, has_turn=True)
         elif not revision.awaits_turn and snapshot.has_started(revision.revision):
             self._turns.end(key)
         return desired
 
-    def _desired_in_turn(
+    def _decide_in_turn(
         self,
         snapshot: Snapshot,
         parent: Parent,

@@ -69,7 +69,7 @@ class RunQueue:
             except TimeoutError:
                 continue
 
-    def done(
+    def finish(
         self, key: RunKey, *, failed: bool = False, retry_after_s: float | None = None
     ) -> None:
         """End the work on a run; after a failure the next reconcile waits a back-off."""

@@ -89,14 +89,14 @@ class PromptCodec:
         longest = max(range(len(messages)), key=lambda number: len(messages[number]["content"]))
         text = messages[longest]["content"]
 
-        def shortened(num_lost: int) -> tuple[int, ...]:
+        def shorten(num_lost: int) -> tuple[int, ...]:
             message = Message(role=messages[longest]["role"], content=text[num_lost:])
             return self._encode_messages([*messages[:longest], message, *messages[longest + 1 :]])
 
         num_lost = bisect_left(
-            range(len(text) + 1), True, key=lambda each: len(shortened(each)) <= max_tokens
+            range(len(text) + 1), True, key=lambda each: len(shorten(each)) <= max_tokens
         )
-        return shortened(num_lost) if num_lost <= len(text) else token_ids
+        return shorten(num_lost) if num_lost <= len(text) else token_ids
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
-from vcpo_rollout.engines.payload_tensors import TensorRows, WholeTensor, joined
+from vcpo_rollout.engines.payload_tensors import TensorRows, WholeTensor, join_rows
 
 
 def in_checkpoint_form(
@@ -26,6 +26,6 @@ def in_checkpoint_form(
     """
     if not get_model_conversion_mapping(model, add_legacy=False):
         return dict(tensors)
-    whole = {name: joined(each) for name, each in tensors.items()}
+    whole = {name: join_rows(each) for name, each in tensors.items()}
     saved = revert_weight_conversion(model, whole)
     return {name: [TensorRows(rows=each)] for name, each in saved.items()}

@@ -75,10 +75,10 @@ class ControlTokens:
         spelled = sorted(set(self._spelling.findall("\0".join(texts))))
         free = (chr(each) for each in _QUOTES if not any(chr(each) in text for text in texts))
         quotes = dict(zip(spelled, free, strict=False))
-        token_ids = self._encode_quoted(render(self._replaced(texts, quotes)), quotes)
+        token_ids = self._encode_quoted(render(self._replace_tokens(texts, quotes)), quotes)
         if token_ids is None:
             spaced = {spelling: " ".join(spelling) for spelling in spelled}
-            token_ids = self.spelled_token_ids(render(self._replaced(texts, spaced)))
+            token_ids = self.spelled_token_ids(render(self._replace_tokens(texts, spaced)))
         return token_ids
 
     def spelled_token_ids(self, text: str) -> tuple[int, ...]:
@@ -90,18 +90,18 @@ class ControlTokens:
         # The tokenizer may normalize a text before it searches, so the spelling alone says less.
         return not self._special.keys().isdisjoint(self.spelled_token_ids(text))
 
-    def _replaced(self, texts: Sequence[str], by: Mapping[str, str]) -> list[str]:
+    def _replace_tokens(self, texts: Sequence[str], by: Mapping[str, str]) -> list[str]:
         """Return texts with something else in the place of each spelled control token."""
         return [self._spelling.sub(lambda found: by[found[0]], text) for text in texts]
 
     def _encode_quoted(self, rendered: str, quotes: Mapping[str, str]) -> tuple[int, ...] | None:
         """Encode a rendered text; None if the quotes or the aliases of this text are not unique."""
-        aliased = self._aliased
+        aliased = self._aliased_tokenizer
         if aliased is None or not all(quote in rendered for quote in quotes.values()):
             return None
         if any(name in rendered for name in aliased.names.values()):
             return None
-        (text,) = self._replaced([rendered], aliased.names)
+        (text,) = self._replace_tokens([rendered], aliased.names)
         for spelling, quote in quotes.items():
             text = text.replace(quote, spelling)
         token_ids = aliased.tokenizer.encode(text, add_special_tokens=False).ids
@@ -111,7 +111,7 @@ class ControlTokens:
         return tuple(aliased.control_ids.get(each, each) for each in token_ids)
 
     @cached_property
-    def _aliased(self) -> _AliasedTokenizer | None:
+    def _aliased_tokenizer(self) -> _AliasedTokenizer | None:
         """The copy, which takes a second or two; None for a tokenizer of another library."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):

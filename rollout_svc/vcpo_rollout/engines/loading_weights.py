@@ -18,7 +18,7 @@ from vcpo_rollout.engines.held_state import held_names, held_tensor
 from vcpo_rollout.engines.payload_tensors import (
     WholeTensor,
     elements_at,
-    joined,
+    join_rows,
     whole_shape,
     whole_tensors,
 )
@@ -136,7 +136,7 @@ def copy_weights(model: Module, weights: StagedWeights) -> None:
         if isinstance(new, TensorPatch):
             held.view(-1).index_copy_(0, new.positions, new.values)
         elif not isinstance(held, Parameter):
-            copy_buffer(held, new if isinstance(new, Tensor) else joined(new))
+            copy_buffer(held, new if isinstance(new, Tensor) else join_rows(new))
         elif isinstance(new, Tensor) or len(new) == 1:
             held.copy_(new if isinstance(new, Tensor) else new[0].rows)
         else:
@@ -175,7 +175,9 @@ def _problems(
                 yield f"{name} is {dtype}, not a floating-point type"
             elif not expected.is_floating_point() and dtype != expected.dtype:
                 yield f"{name} is {dtype}, not {expected.dtype}"
-            elif name != given[0] and not torch.equal(joined(tensor), joined(tensors[given[0]])):
+            elif name != given[0] and not torch.equal(
+                join_rows(tensor), join_rows(tensors[given[0]])
+            ):
                 yield f"{name} differs from {given[0]}, to which the model ties it"
     for name in sorted(tensors.keys() - {name for group in names for name in group}):
         yield f"{name} is unknown"

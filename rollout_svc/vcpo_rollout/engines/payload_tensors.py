@@ -66,7 +66,7 @@ def whole_shape(tensor: WholeTensor) -> tuple[int, ...]:
     return (sum(len(part.rows) for part in tensor), *first[1:]) if first else ()
 
 
-def joined(tensor: WholeTensor) -> Tensor:
+def join_rows(tensor: WholeTensor) -> Tensor:
     """Return a tensor in one piece: a copy, unless one shard holds all of it."""
     return tensor[0].rows if len(tensor) == 1 else torch.cat([part.rows for part in tensor])
 
@@ -87,7 +87,7 @@ def joined_tensors(weights: PolicyWeights) -> dict[str, Tensor]:
     Raises:
         CorruptWeightsError: as `tensors_of`.
     """
-    return {name: joined(tensor) for name, tensor in whole_tensors(weights).items()}
+    return {name: join_rows(tensor) for name, tensor in whole_tensors(weights).items()}
 
 
 def tensors_of(payload: Payload) -> dict[str, Tensor]:

@@ -88,9 +88,12 @@ def _online_method(
         return None, f"vLLM's kernels for {device.platform} have not been tried"
     capability = device.capability
     if capability is None or capability < _FIRST_WITH_FP8:
-        return None, f"fp8 takes a compute capability of 8.9, and this one is {_dotted(capability)}"
-    return FP8_PER_BLOCK, f"compute capability {_dotted(capability)} has fp8"
+        return (
+            None,
+            f"fp8 takes a compute capability of 8.9, and this one is {_version_text(capability)}",
+        )
+    return FP8_PER_BLOCK, f"compute capability {_version_text(capability)} has fp8"
 
 
-def _dotted(capability: int | None) -> str:
+def _version_text(capability: int | None) -> str:
     return "unknown" if capability is None else f"{capability // 10}.{capability % 10}"

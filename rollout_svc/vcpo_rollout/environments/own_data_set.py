@@ -62,7 +62,7 @@ class OwnDataSet:
             data_set, path, self._make_prompt, seed=seed, num_apart=num_examples
         )
         self._examples = tuple(
-            message for each in self._questions.apart for message in _solved(each)
+            message for each in self._questions.apart for message in _example_messages(each)
         )
 
     def prompt(self, split: Split, index: int) -> Prompt:
@@ -70,7 +70,7 @@ class OwnDataSet:
         prompt = self._questions.at(split, index)
         if not self._examples:
             return prompt
-        system, turns = _divided(prompt)
+        system, turns = _divide_prompt(prompt)
         return Prompt(
             messages=(*system, *self._examples, *turns),
             answer=prompt.answer,
@@ -102,12 +102,12 @@ def _messages(question: object) -> tuple[Message, ...]:
     return tuple(Message(role=each["role"], content=each["content"]) for each in question)
 
 
-def _divided(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+def _divide_prompt(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Return the system messages at the beginning of a prompt, and its other messages."""
     messages = prompt.messages or (Message(role="user", content=prompt.text),)
     count = next(n for n, each in enumerate(messages) if each["role"] != "system")
     return messages[:count], messages[count:]
 
 
-def _solved(prompt: Prompt) -> tuple[Message, ...]:
-    return (*_divided(prompt)[1], Message(role="assistant", content=prompt.answer))
+def _example_messages(prompt: Prompt) -> tuple[Message, ...]:
+    return (*_divide_prompt(prompt)[1], Message(role="assistant", content=prompt.answer))

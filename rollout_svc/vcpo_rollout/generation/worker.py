@@ -193,7 +193,7 @@ class Worker:
         if lease.lease_id in self._preempted:
             interrupt.set()
         traced = {"trace_id": tracing.trace_id(lease.traceparent)} if lease.traceparent else {}
-        with log_fields(lease=lease.lease_id, **traced), tracing.attached(lease.traceparent):
+        with log_fields(lease=lease.lease_id, **traced), tracing.continue_span(lease.traceparent):
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories

@@ -90,7 +90,7 @@ class WeightReceiver:
             self._gauges.hear_of_version(manifest.policy_version)
             if HeldPolicy.from_manifest(manifest) != self.held:
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
-                with log_fields(**fields), tracing.attached(manifest.traceparent):
+                with log_fields(**fields), tracing.continue_span(manifest.traceparent):
                     await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:

@@ -109,13 +109,13 @@ def test_a_temperature_that_vllm_refuses_leaves_hf():
 )
 def test_in_a_cluster_what_the_pods_ask_for_decides(learner, group, expected):
     spec = spec_of(learner=learner, rollouts=groups(group))
-    precision, (of_group,) = chosen(spec, GpuUse.requested(spec))
+    precision, (of_group,) = chosen(spec, GpuUse.from_spec(spec))
     assert (precision, of_group) == expected
 
 
 def test_workers_on_gpus_may_have_a_learner_on_a_cpu():
     spec = spec_of(rollouts=groups({"tensorParallelSize": 2}, {}))
-    use = GpuUse.requested(spec)
+    use = GpuUse.from_spec(spec)
     assert chosen(spec, use) == (FLOAT32, [(BFLOAT16, "vllm"), (FLOAT32, "hf")])
 
 

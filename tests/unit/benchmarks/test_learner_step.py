@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.harness.group_tokens import tokens_of
-from benchmarks.harness.random_llama import shortened
+from benchmarks.harness.random_llama import shorten
 from benchmarks.learner_step.__main__ import cell, measure, summary
 from benchmarks.learner_step.batch import QUICK_SIZES, make_groups, make_model
 from benchmarks.learner_step.sides import LearnerStep, PlainStep, Side
@@ -35,7 +35,7 @@ def test_the_rollout_log_probabilities_of_a_batch_are_those_of_its_model():
 
 def test_a_shortened_trajectory_has_the_first_tokens_of_its_response():
     one = make_groups(SIZE)[0][0]
-    short = shortened(one, 3)
+    short = shorten(one, 3)
     assert list(short.response_token_ids) == list(one.response_token_ids)[:3]
     assert len(short.rollout_logprobs) == sum(each.num_tokens for each in short.version_spans) == 3
 

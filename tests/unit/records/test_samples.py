@@ -11,7 +11,7 @@ from vcpo.records.samples import (
     read_answers,
     read_samples,
     sampled_steps,
-    shortened,
+    shorten,
     write_answers,
     write_samples,
 )
@@ -62,5 +62,5 @@ def test_some_are_chosen_from_the_smallest_reward_to_the_largest():
 def test_a_long_text_lacks_its_middle():
     text = "a" * 3000 + "b" * 3000
     half = MOST_CHARACTERS // 2
-    assert shortened(text) == f"{'a' * half}{LEFT_OUT}{'b' * half}"
-    assert shortened("short") == "short"
+    assert shorten(text) == f"{'a' * half}{LEFT_OUT}{'b' * half}"
+    assert shorten("short") == "short"

@@ -93,7 +93,7 @@ class WorkerBlocks:
         if len(waiting) < minimum_count:
             return type(self)(portions=self.portions, waiting=waiting, last_step=step)
         portion = clipped_sums(waiting)
-        return type(self)(portions=_merged((*self.portions, portion)), last_step=step)
+        return type(self)(portions=_merge_portions((*self.portions, portion)), last_step=step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the worker as JSON values."""
@@ -135,7 +135,7 @@ def clipped_sums(blocks: Sequence[Block]) -> FreshSums:
     return _sums(blocks, _sums(blocks, _winsorized_variance(blocks)).variance_per_token)
 
 
-def _merged(portions: Sequence[FreshSums]) -> tuple[FreshSums, ...]:
+def _merge_portions(portions: Sequence[FreshSums]) -> tuple[FreshSums, ...]:
     """Return the portions with the older two of every three of one size added up."""
     kept = list(portions)
     for first in range(len(kept) - 3, -1, -1):

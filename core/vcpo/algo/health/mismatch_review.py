@@ -258,7 +258,7 @@ class MismatchWindow:
             scale_error=_median_scale(gaps.values()),
             gap_by_position=_by_position(pools.values()),
         )
-        return review if limits is None else _judged(review, limits, pools, calibration)
+        return review if limits is None else _judge(review, limits, pools, calibration)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the window as plain values for a checkpoint."""
@@ -319,7 +319,7 @@ def is_below_ess_floor(calibration: MismatchCalibration, limits: MismatchLimits)
     return estimate.variance_per_token * (1.0 - error) > limits.variance
 
 
-def _judged(
+def _judge(
     review: MismatchReview,
     limits: MismatchLimits,
     pools: Mapping[str, Sequence[FreshTokens]],

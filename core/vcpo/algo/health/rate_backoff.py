@@ -58,7 +58,7 @@ class RateBackoff:
         aged = replace(self, age_steps=age, calm_steps=self.calm_steps + 1 if is_well else 0)
         if is_warned:
             is_waiting = age is not None and age <= WINDOW_STEPS
-            return aged if is_waiting else aged._warned()
+            return aged if is_waiting else aged._warn()
         if aged.calm_steps < self.wanted_calm_steps or self.factor >= self.ceiling:
             return aged
         factor = min(self.ceiling, self.factor / BACKOFF_FACTOR)
@@ -66,15 +66,15 @@ class RateBackoff:
 
     def after_rollback(self) -> Self:
         """Return the backoff after a rollback that follows the step observed last."""
-        lowered = self if self.age_steps == 0 else self._halved()
+        lowered = self if self.age_steps == 0 else self._halve()
         return replace(lowered, ceiling=lowered.factor)
 
-    def _warned(self) -> Self:
+    def _warn(self) -> Self:
         is_first = self.age_steps is None
         wanted = self.wanted_calm_steps if is_first else 2 * self.wanted_calm_steps
-        return replace(self._halved(), wanted_calm_steps=wanted)
+        return replace(self._halve(), wanted_calm_steps=wanted)
 
-    def _halved(self) -> Self:
+    def _halve(self) -> Self:
         factor = max(SMALLEST_BACKOFF, self.factor * BACKOFF_FACTOR)
         return replace(self, factor=factor, age_steps=0, calm_steps=0)
 

@@ -116,7 +116,7 @@ class TrialFacts:
             )
 
 
-def chosen(
+def choose_samples(
     samples: Iterable[Sample], *, best: bool, worst: bool, grep: str | None, limit: int
 ) -> list[Sample]:
     """Return up to `limit` of the samples that hold a text, sorted by reward if that is asked."""

@@ -142,11 +142,11 @@ def answer_lines(run_dir: Path) -> Iterator[str]:
     for before in evaluations[0]:
         if before.prompt_index in after:
             yield f"...{_one_line(before.prompt)[-_PROMPT_CHARACTERS:]}"
-            yield f"    before  {_shown(before)}"
-            yield f"    after   {_shown(after[before.prompt_index])}"
+            yield f"    before  {_format_answer(before)}"
+            yield f"    after   {_format_answer(after[before.prompt_index])}"
 
 
-def _shown(answer: Sample) -> str:
+def _format_answer(answer: Sample) -> str:
     return f"{_one_line(answer.response)[:_RESPONSE_CHARACTERS]}  (reward {answer.reward:g})"
 
 

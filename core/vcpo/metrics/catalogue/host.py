@@ -13,7 +13,7 @@ from vcpo.metrics.label_values import (
     SignalSource,
     ThrottleDirection,
 )
-from vcpo.metrics.metric import Feature, Label, counter, declared, gauge, label_values
+from vcpo.metrics.metric import Feature, Label, counter, declared_metrics, gauge, label_values
 from vcpo.metrics.registry import Instruments, PartRegistry
 from vcpo.records.step_chart import Unit
 
@@ -168,5 +168,5 @@ class HostMetrics(Instruments):
                     metric.remove(*labels.values())
 
 
-HOST = declared(HostMetrics)
+HOST = declared_metrics(HostMetrics)
 """Metrics that a host exports for its runs, besides those of every part."""

@@ -22,7 +22,7 @@ from vcpo.metrics.metric import (
     Metric,
     batch_histogram,
     counter,
-    declared,
+    declared_metrics,
     gauge,
     histogram,
     measure,
@@ -326,5 +326,5 @@ class LearnerMetrics(Instruments):
         self.calls = CallMeter(part.make(RPC_REQUESTS), part.make(RPC_DURATION))
 
 
-LEARNER = (*declared(LearnerMetrics), *STEP_GAUGES.values())
+LEARNER = (*declared_metrics(LearnerMetrics), *STEP_GAUGES.values())
 """Metrics of a learner, besides those of every part."""

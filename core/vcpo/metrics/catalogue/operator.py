@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vcpo.metrics.catalogue.host import HostMetrics
 from vcpo.metrics.label_values import ReconcileResult
-from vcpo.metrics.metric import Feature, Label, counter, declared, gauge, histogram
+from vcpo.metrics.metric import Feature, Label, counter, declared_metrics, gauge, histogram
 from vcpo.metrics.registry import PartRegistry
 from vcpo.records.step_chart import Unit
 
@@ -64,5 +64,5 @@ class OperatorMetrics(HostMetrics):
         super().__init__(PartRegistry("operator", {}))
 
 
-OPERATOR = declared(OperatorMetrics)
+OPERATOR = declared_metrics(OperatorMetrics)
 """Metrics of the operator itself, besides those of every part and the host's."""

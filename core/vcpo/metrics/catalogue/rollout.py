@@ -7,7 +7,7 @@ from vcpo.metrics.label_values import (
     SampleOutcome,
     WeightSource,
 )
-from vcpo.metrics.metric import Feature, Label, counter, declared, gauge, histogram, measure
+from vcpo.metrics.metric import Feature, Label, counter, declared_metrics, gauge, histogram, measure
 from vcpo.metrics.registry import Instruments, PartRegistry
 from vcpo.records.step_chart import Unit
 from vcpo.wire.failures import FailureCause
@@ -143,5 +143,5 @@ class RolloutMetrics(Instruments):
         return EngineMetrics(self._part)
 
 
-ROLLOUT, ROLLOUT_ENGINE = declared(RolloutMetrics), declared(EngineMetrics)
+ROLLOUT, ROLLOUT_ENGINE = declared_metrics(RolloutMetrics), declared_metrics(EngineMetrics)
 """Metrics of every rollout worker, besides those of every part, and of a worker's engine."""

@@ -235,7 +235,7 @@ def _lag(recorded: RecordedRun) -> Chart:
         curves=(
             _line("max", steps, lambda step: step.lag_max, Ink.SECOND, thin),
             _line("p50", steps, lambda step: step.lag_p50, Ink.SOFT, thin),
-            _smoothed(mean, "mean, smoothed"),
+            _smooth(mean, "mean, smoothed"),
             _line("lag limit", steps, lambda step: step.lag_limit_steps, Ink.THIRD),
             _line(f"most {allowed}", steps, lambda _: allowed, Ink.LIMIT, dashed),
         ),
@@ -368,10 +368,10 @@ def _with_trend(line: Curve) -> tuple[Curve, ...]:
         return (line,)
     window = smoothing_window(len(line.values))
     raw = replace(line, label="each step", style=CurveStyle.RAW)
-    return raw, _smoothed(line, f"mean of {window}")
+    return raw, _smooth(line, f"mean of {window}")
 
 
-def _smoothed(line: Curve, label: str) -> Curve:
+def _smooth(line: Curve, label: str) -> Curve:
     if len(line.values) < _FEWEST_SMOOTHED:
         return line
     window = smoothing_window(len(line.values))

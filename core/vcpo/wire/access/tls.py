@@ -106,7 +106,7 @@ class CertificateFolder:
         """
         served = self._key_and_certificate()
 
-        def renewed() -> grpc.ServerCertificateConfiguration | None:
+        def renew() -> grpc.ServerCertificateConfiguration | None:
             """Return the new configuration, if the files have changed; gRPC's own thread calls."""
             nonlocal served
             try:
@@ -122,7 +122,7 @@ class CertificateFolder:
 
         initial = grpc.ssl_server_certificate_configuration([served])
         # The types of grpc forget that None leaves the certificate as it is.
-        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renew)
         return grpc.dynamic_ssl_server_credentials(initial, fetch)
 
     def _key_and_certificate(self) -> tuple[bytes, bytes]:

@@ -55,13 +55,13 @@ def merge_template(
             )
         elif name in MERGE_KEYS and isinstance(value, list):
             ours = below if isinstance(below, list) else []
-            merged[name] = _merged_list(ours, value, key=MERGE_KEYS[name], path=here)
+            merged[name] = _merge_lists(ours, value, key=MERGE_KEYS[name], path=here)
         else:
             merged[name] = value
     return merged
 
 
-def _merged_list(
+def _merge_lists(
     base: Sequence[Mapping[str, Any]], patch: Sequence[Any], *, key: str, path: str
 ) -> list[dict[str, Any]]:
     merged = {item[key]: dict(item) for item in base}

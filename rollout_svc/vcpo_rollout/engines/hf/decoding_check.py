@@ -71,17 +71,17 @@ def _gaps(model: PreTrainedModel, pad_token_id: int) -> tuple[float, float, floa
         expected = torch.stack([alone[row][num_read[row]] for row in rows])
         return (_logprobs(logits) - expected).flatten()
 
-    def extended(rows: Sequence[int]) -> Tensor:
+    def extend_rows(rows: Sequence[int]) -> Tensor:
         logits = cache.extend([responses[row][num_read[row]] for row in rows])
         for row in rows:
             num_read[row] += 1
         return gap(rows, logits)
 
     padded = gap([0, 1], cache.join(prompts[:2]))
-    cached = [extended([0, 1]), extended([0, 1])]
-    cached += [gap([2], cache.join(prompts[2:])), extended([0, 1, 2])]
+    cached = [extend_rows([0, 1]), extend_rows([0, 1])]
+    cached += [gap([2], cache.join(prompts[2:])), extend_rows([0, 1, 2])]
     # The longest leaves, and the padding of the others shrinks.
-    cached.append(extended([[0, 1, 2][row] for row in cache.remove({1})]))
+    cached.append(extend_rows([[0, 1, 2][row] for row in cache.remove({1})]))
     return _root_mean_square(padded), _root_mean_square(torch.cat(cached)), _size(alone)
 
 

@@ -122,11 +122,11 @@ def _to_partial_response(output: CompletionOutput, keys_version: int | None) -> 
     return PartialResponse(
         token_ids=tuple(output.token_ids),
         logprobs=logprobs,
-        version_spans=tuple(_labelled(output.weight_versions, keys_version)),
+        version_spans=tuple(_label_spans(output.weight_versions, keys_version)),
     )
 
 
-def _labelled(
+def _label_spans(
     sampled: Iterable[WeightVersionSpan], keys_version: int | None
 ) -> Iterator[VersionSpan]:
     """Yield spans with the age of the keys that they may have read; as `to_generation`."""

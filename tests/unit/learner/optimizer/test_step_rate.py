@@ -29,7 +29,7 @@ def taken(rate, readings, lag=1):
     found = []
     for each in readings:
         rate.observe(each, {lag: 64})
-        allowed = rate.allowed(BASE)
+        allowed = rate.allowed_rate(BASE)
         rate.take(allowed, allowed)
         found.append(allowed)
     return found
@@ -52,7 +52,7 @@ def test_the_target_is_that_of_the_spec():
     for _ in range(4):
         rate.take(BASE, BASE)
     rate.observe(reading(0.9), {4: 1})
-    assert rate.allowed(BASE) == pytest.approx(BASE / 4)
+    assert rate.allowed_rate(BASE) == pytest.approx(BASE / 4)
 
 
 def test_nats_count_from_the_on_policy_ratio():
@@ -81,7 +81,7 @@ def test_the_start_does_not_go_on_while_steps_are_skipped():
     taken(rate, [reading(1.0)])
     for _ in range(10):
         rate.observe(reading(1.0), {1: 64})
-        rate.take(None, rate.allowed(BASE))
+        rate.take(None, rate.allowed_rate(BASE))
     assert taken(rate, [reading(1.0)] * 2) == [BASE / 32, BASE / 16]
 
 
@@ -91,7 +91,7 @@ def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
     rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
     assert rate.base(steps_taken=1) == 0.0
     rate.observe(reading(0.5), {1: 1})
-    assert rate.allowed(0.0) == 0.0
+    assert rate.allowed_rate(0.0) == 0.0
 
 
 def test_a_restored_rate_goes_on_as_the_saved_one():

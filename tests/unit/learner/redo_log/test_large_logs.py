@@ -39,7 +39,7 @@ async def train(log, *, steps=STEPS, between=nothing):
         batch = ledger.take_batch(policy_version=version, max_policy_lag_steps=0)
         fresh = batch[0].trajectories[:1]
         ledger.record_step(batch, policy_version=version, fresh=fresh)
-        await log.committed()
+        await log.wait_until_kept()
         await between(version + 1)
     return ledger
 
@@ -52,7 +52,7 @@ def large_log(tmp_path):
             # An accepted response of the next step waits.
             (lease,) = ledger.grant("w", num_groups=1, policy_version=STEPS)
             ledger.submit(lease.lease_id, [long_response(lease, 0, STEPS)])
-            await log.committed()
+            await log.wait_until_kept()
 
     asyncio.run(fill())
     return tmp_path
@@ -94,7 +94,7 @@ def test_steps_that_a_rollback_undid_give_their_groups_back_from_the_log(tmp_pat
             # What step 2 was trained on has no later token, and is trained on again.
             batch = ledger.take_batch(policy_version=1, max_policy_lag_steps=0)
             ledger.record_step(batch, policy_version=1, fresh=())
-            await log.committed()
+            await log.wait_until_kept()
             return [group.trajectories for group in batch]
 
     expected = asyncio.run(fill())

@@ -63,7 +63,7 @@ def redone(log):
 async def test_what_was_committed_is_redone_by_the_next_process(open_log):
     log = open_log()
     before = accept_groups(log, 3)
-    await log.committed()
+    await log.wait_until_kept()
     log.close()
     after = redone(open_log())
     assert after.counts() == before.counts()
@@ -79,7 +79,7 @@ async def test_what_calibrated_a_step_is_redone_with_its_workers(open_log):
     batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
     fresh = ledger.newest_trajectories(0, num_tokens=1)
     ledger.record_step(batch, policy_version=0, fresh=fresh)
-    await log.committed()
+    await log.wait_until_kept()
     log.close()
     later = open_log()
     redo = later.redo(make_ledger(ManualClock(), incarnation="later"), after=0)
@@ -140,12 +140,12 @@ async def test_the_thread_writes_in_one_commit_all_that_arrived_while_it_had_the
     writes = watch_appends(log, monkeypatch)
     with thread_in_sync(log, monkeypatch):
         ledger.grant("w", num_groups=3, policy_version=0)
-        waiting = asyncio.create_task(log.committed())
+        waiting = asyncio.create_task(log.wait_until_kept())
         await asyncio.sleep(0.01)
         assert not waiting.done()
     await waiting
     ledger.grant("w", num_groups=1, policy_version=0)
-    await log.committed()
+    await log.wait_until_kept()
     assert writes[:2] == [("MainThread", [1]), ("redo-log", [2, 3, 4])]
     assert [position for _, positions in writes for position in positions] == [1, 2, 3, 4, 5]
 
@@ -159,7 +159,7 @@ async def test_what_waits_for_the_thread_is_not_overtaken(open_log, monkeypatch)
     while len(writes) < 2:  # the loop does not hear of the commit: it does not run
         time.sleep(0.001)
     ledger.grant("w", num_groups=1, policy_version=0)
-    await log.committed()
+    await log.wait_until_kept()
     assert [positions for _, positions in writes] == [[1], [2], [3]]
     assert writes[2][0] == "redo-log"
 
@@ -180,7 +180,7 @@ async def test_after_a_slow_write_the_thread_writes_for_a_while(open_log, monkey
     for pause_s in (0.0, 0.5, 0.6, 0.0):
         clock.advance(pause_s)
         ledger.grant("w", num_groups=1, policy_version=0)
-        await log.committed()
+        await log.wait_until_kept()
     assert [name for name, _ in writes] == ["MainThread", "redo-log", "MainThread", "MainThread"]
 
 
@@ -189,7 +189,7 @@ async def test_a_large_change_is_written_by_the_thread(quick_log, monkeypatch):
     writes = watch_appends(quick_log, monkeypatch)
     quick_log.append(VersionPublished(policy_version=0, checksum=0))
     quick_log.append(LearnerRestarted(incarnation="a name of more than twenty letters"))
-    await quick_log.committed()
+    await quick_log.wait_until_kept()
     assert writes == [("MainThread", [1]), ("redo-log", [2])]
 
 
@@ -215,7 +215,7 @@ async def test_a_full_disk_loses_nothing_and_lets_nobody_believe_that_it_was_wri
     log = open_log()
     with files_of_at_most(1):
         ledger = accept_groups(log, 2)
-        waiting = asyncio.create_task(log.committed())
+        waiting = asyncio.create_task(log.wait_until_kept())
         while log.room is not LogRoom.UNWRITABLE:
             await asyncio.sleep(0.001)
         assert not waiting.done()
@@ -269,7 +269,7 @@ async def test_a_file_that_no_room_makes_whole_is_not_written_again(open_log, mo
     accept_groups(log, 1)
     async with asyncio.timeout(10):
         with pytest.raises(type(error)):
-            await log.committed()
+            await log.wait_until_kept()
         with pytest.raises(type(error)):  # who waits for a batch learns of it too
             await dispatcher_fixture(log=log).dispatcher.next_batch()
     assert log.take_events() == []
@@ -300,7 +300,7 @@ async def test_a_log_on_a_full_disk_can_be_closed(open_log):
 async def test_a_full_log_has_room_again_after_a_checkpoint(open_log):
     log = open_log(limit_bytes=200)
     accept_groups(log, 4)
-    await log.committed()
+    await log.wait_until_kept()
     assert log.room is LogRoom.FULL
     log.add_checkpoint(1, log.position, kept_steps={1})
     while log.room is LogRoom.FULL:
@@ -322,7 +322,7 @@ async def test_what_arrives_while_a_checkpoint_makes_room_counts(quick_log, monk
     quick_log.add_checkpoint(1, quick_log.position, kept_steps={1})
     is_there.wait()  # the loop, which does not run, has not heard of it
     quick_log.append(LearnerRestarted(incarnation="later"))
-    await quick_log.committed()
+    await quick_log.wait_until_kept()
     quick_log.close()
     await asyncio.sleep(0)  # what the thread told
     size_bytes = len(change_to_bytes(LearnerRestarted(incarnation="later")))
@@ -334,7 +334,7 @@ async def test_a_damaged_log_gives_what_comes_before_the_damage_and_goes_on_from
 ):
     log = open_log()
     accept_groups(log, 2)  # two grants, two submissions
-    await log.committed()
+    await log.wait_until_kept()
     log.close()
     tables = sqlite3.connect(file_path(tmp_path))
     tables.execute("UPDATE change SET data = x'00' WHERE position = 4")
@@ -350,7 +350,7 @@ async def test_a_damaged_log_gives_what_comes_before_the_damage_and_goes_on_from
     assert aside_path(file_path(tmp_path)).exists()
     assert (later.position, later.lost_changes) == (3, 1)
     later.append(VersionPublished(policy_version=0, checksum=0))
-    await later.committed()
+    await later.wait_until_kept()
     later.close()
     last = open_log()
     assert redone(last).counts() == ledger.counts()
@@ -361,7 +361,7 @@ async def test_a_change_that_does_not_fit_the_ledger_ends_the_redo(open_log):
     log = open_log()
     ledger = accept_groups(log, 1)
     ledger.record_step([], policy_version=0, fresh=())
-    await log.committed()
+    await log.wait_until_kept()
     log.close()
     tables = open_log()
     other = make_ledger(ManualClock(), incarnation="later")
@@ -377,7 +377,7 @@ async def test_a_change_that_cannot_be_encoded_leaves_no_gap(open_log):
     with pytest.raises(KeyError):
         log.append(LeaseRequest())
     ledger.grant("w", num_groups=1, policy_version=0)
-    await log.committed()
+    await log.wait_until_kept()
     log.close()
     reopened = open_log()
     assert redone(reopened).counts() == ledger.counts()
@@ -389,7 +389,7 @@ async def test_a_file_that_is_no_log_is_set_aside_and_reported(open_log, tmp_pat
     log = open_log()
     assert [kind for kind, _ in log.take_events()] == ["LogDamaged"]
     accept_groups(log, 1)
-    await log.committed()
+    await log.wait_until_kept()
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_cure(tmp_path):

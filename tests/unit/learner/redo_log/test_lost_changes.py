@@ -32,7 +32,7 @@ async def fill(folder):
     for _ in range(GROUPS // 4):
         for lease in ledger.grant("w", num_groups=4, policy_version=0):
             ledger.submit(lease.lease_id, make_trajectories(lease))
-        await log.committed()
+        await log.wait_until_kept()
     shutil.copytree(folder, killed := folder.with_name("killed"))
     log.close()
     return killed
@@ -185,7 +185,7 @@ def test_a_loss_is_told_once(killed):
 
 async def restarted(ledger, log):
     ledger.restart()
-    await log.committed()
+    await log.wait_until_kept()
 
 
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: path.write_bytes(b"\1" * 32)])

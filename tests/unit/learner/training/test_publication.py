@@ -88,7 +88,7 @@ class LogOnAFullDisk(MemoryLog):
         if isinstance(change, VersionPublished) and change.policy_version == 2:
             self.room = LogRoom.UNWRITABLE
 
-    async def committed(self):
+    async def wait_until_kept(self):
         if self.room is LogRoom.UNWRITABLE:
             await asyncio.Event().wait()
 

@@ -96,7 +96,7 @@ async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
     whole, part = await learner.dispatcher.lease(work_request(room=4), wait_s=0)
     learner.accept(whole)
     learner.dispatcher.submit("w", part.lease_id, [make_trajectory(part.lease_id, 1)])
-    await learner.log.committed()
+    await learner.log.wait_until_kept()
     later = make_learner(algorithm={"maxPolicyLagSteps": 4})
     later.training.resume()
     counts = later.dispatcher.ledger.counts()
@@ -136,7 +136,7 @@ async def test_groups_that_are_incomplete_after_a_restart_are_completed_without_
     for given in await learner.dispatcher.lease(work_request(room=8), wait_s=0):
         sent = [make_trajectory(given.lease_id, number) for number in range(3)]
         learner.dispatcher.submit("w", given.lease_id, sent)
-    await learner.log.committed()
+    await learner.log.wait_until_kept()
     later = make_learner(**run)
     later.training.resume()
     leased = await later.dispatcher.lease(work_request(room=8), wait_s=0)
@@ -445,6 +445,6 @@ async def test_steps_that_were_undone_on_purpose_are_no_damage(make_learner, tmp
     stopped = make_learner(steps=4)
     stopped.training.resume()  # without a group in quarantine, from step 1
     assert told(tmp_path, "RedoStopped")
-    await stopped.log.committed()
+    await stopped.log.wait_until_kept()
     make_learner(steps=4).training.resume()
     assert not told(tmp_path, "LogDamaged")

@@ -13,7 +13,7 @@ from tests.fixtures.operator.runs import DEFAULTS, parent
 from vcpo.api import SpecError, load_run, missing_gpus, parse_run
 from vcpo.cli.main import app
 from vcpo_operator.children import build_children
-from vcpo_operator.render import rendered
+from vcpo_operator.render import render_run
 
 EXAMPLE = Path("examples/qwen_7b_2x8.yaml")
 PARAMETERS = 7.6e9
@@ -33,7 +33,7 @@ def workloads(children):
 
 @pytest.fixture(scope="module")
 def pods():
-    return workloads(rendered(load_run(EXAMPLE), DEFAULTS))
+    return workloads(render_run(load_run(EXAMPLE), DEFAULTS))
 
 
 def built(**spec):

@@ -44,7 +44,7 @@ async def test_a_key_that_is_added_twice_is_reconciled_once(queue: RunQueue):
     queue.add(A)
     queue.add(A)
     assert await queue.get() == A
-    queue.done(A)
+    queue.finish(A)
     assert await is_idle(queue)
 
 
@@ -66,7 +66,7 @@ async def test_a_key_added_during_its_reconciliation_is_reconciled_after_it(queu
     queue.add(A)
     await queue.get()
     queue.add(A)
-    queue.done(A)
+    queue.finish(A)
     assert await queue.get() == A
 
 
@@ -87,7 +87,7 @@ async def fail(queue: RunQueue, clock: Clock, times: int) -> None:
         clock.now_s += LONGEST_BACKOFF_S
         queue.add(A)
         await queue.get()
-        queue.done(A, failed=True)
+        queue.finish(A, failed=True)
 
 
 @pytest.mark.parametrize(("times", "wait_s"), [(1, 0.5), (2, 1.0), (4, 4.0), (30, 150.0)])
@@ -118,7 +118,7 @@ async def test_success_forgets_the_failures(queue: RunQueue, clock: Clock):
     await fail(queue, clock, 5)
     clock.now_s += LONGEST_BACKOFF_S
     await queue.get()
-    queue.done(A)
+    queue.finish(A)
     await fail(queue, clock, 1)
     clock.now_s += 0.5
     assert queue.depth() == 1
@@ -127,7 +127,7 @@ async def test_success_forgets_the_failures(queue: RunQueue, clock: Clock):
 async def test_the_servers_retry_after_is_obeyed(queue: RunQueue, clock: Clock):
     queue.add(A)
     await queue.get()
-    queue.done(A, failed=True, retry_after_s=20.0)
+    queue.finish(A, failed=True, retry_after_s=20.0)
     clock.now_s += 19.0
     assert queue.depth() == 0
 
@@ -143,7 +143,7 @@ async def test_a_run_that_fails_for_days_still_has_a_backoff(queue, clock):
         queue.add(A)
         clock.now_s += LONGEST_BACKOFF_S
         assert await queue.get() == A
-        queue.done(A, failed=True)
+        queue.finish(A, failed=True)
     assert queue.oldest_s() == 0.0
 
 
@@ -158,5 +158,5 @@ async def test_a_namespace_that_is_slow_leaves_workers_to_the_others(clock: Cloc
     assert await queue.get() == A
     assert await is_idle(queue)
     assert (queue.depth(), queue.oldest_s()) == (1, 0.0)
-    queue.done(slow[0])
+    queue.finish(slow[0])
     assert await queue.get() == slow[2]

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
-from vcpo_rollout.engines.payload_tensors import TensorRows, joined
+from vcpo_rollout.engines.payload_tensors import TensorRows, join_rows
 
 SIZES = {
     "vocab_size": 16,
@@ -48,4 +48,4 @@ def test_a_version_gets_the_names_and_shapes_of_the_saved_model(family, tmp_path
     expected = load_file(tmp_path / "model.safetensors")
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(joined(found[name]), tensor), name
+        assert torch.equal(join_rows(found[name]), tensor), name
