@@ -23,6 +23,7 @@ from tests.fixtures.operator.operator import (
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.snapshot import LEARNER_PATIENCE_S
 from vcpo_operator.decisions.stalled import PATIENCE_S
+from vcpo_operator.decisions.status_model import rfc3339
 from vcpo_operator.names import RunKey
 
 EVENTS = "/api/v1/namespaces/default/events"
@@ -429,6 +430,82 @@ async def test_a_run_that_fails_holds_no_gpu(operator, record_property):
     held = await gpus_held(operator)
     record_property("gpus_held_after_failure", held)
     assert held == 0
+
+
+async def test_an_image_that_cannot_be_pulled_holds_no_gpu_after_its_deadline(
+    operator, record_property
+):
+    await operator.create(learner={"gpusPerReplica": 1}, rollouts=ON_GPUS)
+    await operator.settle()
+    await operator.schedule("demo-learner-0")
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    container = {"name": "learner", "ready": False, "restartCount": 0, "state": waiting}
+    status = {"phase": "Pending", "containerStatuses": [container], **since(operator, "startTime")}
+    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", {"status": status})
+    operator.now_s += 899.0
+    await operator.settle()
+    assert (await condition(operator, "Failed"))[0] == "False"
+    operator.now_s += 1.0
+    await operator.settle()
+    status, reason, message = await condition(operator, "Failed")
+    assert (status, reason) == ("True", "PullDeadlineExceeded")
+    assert message == (
+        "`spec.pullDeadlineSeconds`: pod demo-learner-0 has a node, and no container of it started"
+        " within 900 s. ImagePullBackOff: pod demo-learner-0, container learner: no such image"
+    )
+    # No kubelet ends the pod that has a node.
+    await operator.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})
+    await operator.settle()
+    held = await gpus_held(operator)
+    record_property("gpus_held_after_failure", held)
+    assert held == 0
+
+
+async def test_downloads_that_hang_give_their_gpus_back_but_for_one_while_others_train(operator):
+    await train(
+        operator, learner={"gpusPerReplica": 1}, rollouts=[{**ON_GPUS[0], "minReplicas": 3}]
+    )
+    assert await operator.replicas() == 3
+    names = [each["metadata"]["name"] for each in (await operator.client.get(PODS))["items"]]
+    for name in sorted(each for each in names if "rollout" in each)[1:]:
+        await load(operator, name)
+    operator.now_s += 1800.0
+    operator.connections.signals = signals()
+    await operator.settle()
+    assert await operator.replicas() == 2
+    status, reason, message = await condition(operator, "RolloutsReady")
+    assert (status, reason) == ("False", "LoadDeadlineExceeded")
+    assert "`spec.loadDeadlineSeconds`: pod demo-rollout-main-" in message
+    assert (await condition(operator, "Failed"))[0] == "False"
+
+
+async def test_a_run_all_of_whose_workers_hang_while_they_load_fails(operator):
+    await operator.create(loadDeadlineSeconds=600)
+    await operator.settle()
+    for pod in (await operator.client.get(PODS))["items"]:
+        if "rollout" in pod["metadata"]["name"]:
+            await load(operator, pod["metadata"]["name"])
+    operator.now_s += 600.0
+    await operator.settle()
+    status, reason, message = await condition(operator, "Failed")
+    assert (status, reason) == ("True", "LoadDeadlineExceeded")
+    assert message.endswith(" did not download and load its model within 600 s.")
+
+
+async def load(operator, pod):
+    """Let a container run and not answer yet, as its kubelet tells it."""
+    state = {"running": since(operator, "startedAt")}
+    container = {"name": "rollout", "ready": False, "restartCount": 0, "started": False}
+    status = {
+        "phase": "Running",
+        "containerStatuses": [{**container, "state": state}],
+        "conditions": [{"type": "Ready", "status": "False"}],
+    }
+    await operator.client.merge_patch(f"{PODS}/{pod}/status", {"status": status})
+
+
+def since(operator, field):
+    return {field: rfc3339(operator.now_s)}
 
 
 async def test_a_suspended_run_lends_its_gpus_and_resumes_from_its_volume(operator):

@@ -145,6 +145,14 @@ class VCPORunSpec(Section):
     startup_deadline_seconds: Seconds = 1800
     """Longest time until the first optimizer step, in seconds; then the run fails. It counts from
     the same moment as `activeDeadlineSeconds`. Raise it if images or models take long to load."""
+    pull_deadline_seconds: Seconds = 900
+    """Longest time that a pod may take from its node to its first container (images, volumes), in
+    seconds, in a cluster. If a pod of the learner or all workers take longer, the run fails; of
+    other workers that do, one keeps trying."""
+    load_deadline_seconds: Annotated[int, Field(ge=1, le=3600)] = 1800
+    """Longest time that a container may take from its start until it answers (downloading and
+    loading the model), in seconds, in a cluster. What takes longer counts as for
+    `pullDeadlineSeconds`. After an hour the container is restarted in any case."""
     ttl_seconds_after_finished: Seconds | None = None
     """Time after which an ended run is deleted from the cluster, in seconds. If unset, the run
     stays."""

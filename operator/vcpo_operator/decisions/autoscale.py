@@ -22,6 +22,7 @@ from vcpo.control import (
     RunSignals,
     decide,
 )
+from vcpo_operator.decisions.overdue import most_workers
 from vcpo_operator.observed.records import ObservedState
 
 _OPTIONAL_FIELDS = {
@@ -60,6 +61,11 @@ def decide_autoscale(
     state = known or _restore_state(stored, limits, live, signals, now_s)
     state = adopt_live_replicas(state, live, now_s)
     decision, state = decide(limits, state, signals, now_s)
+    most = most_workers(spec, observed, now_s)
+    replicas = {
+        group: min(wanted, most.get(group, wanted)) for group, wanted in decision.replicas.items()
+    }
+    decision = dataclasses.replace(decision, replicas=replicas)
     return AutoscaleDecision(decision=decision, state=state)
 
 

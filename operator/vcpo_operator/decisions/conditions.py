@@ -31,6 +31,7 @@ from vcpo.control import ControlDecision, RunSignals
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
+from vcpo_operator.decisions.overdue import overdue_workers
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role
@@ -229,15 +230,21 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
     minimum = max(1, sum(group.min_replicas for group in groups))
     observed_groups = (inputs.observed.groups.get(group.name) for group in groups)
     refused = next((group.cause for group in observed_groups if group and group.cause), None)
+    late = next(overdue_workers(inputs.spec, inputs.observed, inputs.now_s), None)
     if ready >= minimum:
         message = "At least the minimum number of workers answers."
-        if refused is None:
+        if refused is None and late is None:
             return _true("RolloutsReady", "MinimumAvailable", message)
-        message += f" More cannot be created: {refused.message}"
+        if refused is not None:
+            message += f" More cannot be created: {refused.message}"
+        elif late is not None:
+            message += f" More do not start: {late.message}"
         return _true("RolloutsReady", "PartiallyAvailable", message)
     cause = _first_cause(pods) or refused or _leaving_pod(inputs, Role.ROLLOUT)
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
+    if late is not None:
+        return _false("RolloutsReady", late.reason.value, late.message)
     message = f"Fewer workers answer than the minimum of {minimum}."
     return _false("RolloutsReady", "BelowMinimum", message)
 

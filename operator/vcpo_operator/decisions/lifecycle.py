@@ -24,8 +24,10 @@ from vcpo.control import RunSignals, run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions.overdue import exceeded_by_pods
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
+from vcpo_operator.observed.records import ObservedState
 
 COLLAPSED: Final = "Collapsed"
 """Reason of a run that took all its steps, and whose reward collapsed and did not recover."""
@@ -64,6 +66,7 @@ def judge(
     signals: RunSignals | None,
     now_s: float,
     *,
+    observed: ObservedState | None = None,
     has_more_steps: bool = False,
 ) -> RunVerdict:
     """Return the lifecycle phase of a run.
@@ -71,6 +74,7 @@ def judge(
     status: Counts the learner's restarts up to now; its clocks run if the run has started.
     signals: The learner's newest signals, of any age; None when there are none.
     now_s: Unix time.
+    observed: The run's objects, which have deadlines of their own; None if they are not known.
     has_more_steps: Whether the learner that sent them was started for fewer steps.
     """
     recorded = _recorded_end(status)
@@ -83,7 +87,9 @@ def judge(
         return RunVerdict(phase=LifecyclePhase.FAILED, reason="LearnerFailed", message=message)
     if spec.suspend:
         return RunVerdict(phase=LifecyclePhase.SUSPEND)
-    return _exceeded_limit(spec, status, now_s) or RunVerdict(phase=LifecyclePhase.RUN)
+    observed = observed or ObservedState()
+    exceeded = _exceeded_limit(spec, status, observed, now_s)
+    return exceeded or RunVerdict(phase=LifecyclePhase.RUN)
 
 
 def starts_new_attempt(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
@@ -159,7 +165,9 @@ def _recorded_end(status: RunStatus) -> RunVerdict | None:
     return None
 
 
-def _exceeded_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
+def _exceeded_limit(
+    spec: VCPORunSpec, status: RunStatus, observed: ObservedState, now_s: float
+) -> RunVerdict | None:
     """Return the verdict on a run that exceeded a limit, with what was in its way."""
     limits, times = RunLimits.of(spec), _run_times(status)
     exceeded = exceeded_restarts(limits, status.restarts.streak.failures)
@@ -167,6 +175,8 @@ def _exceeded_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVe
     if exceeded is None and times is not None:
         exceeded = exceeded_deadline(limits, times, now_s)
         context = _hindrance(status)
+    if exceeded is None:
+        exceeded, context = exceeded_by_pods(spec, observed, now_s), ""
     if exceeded is None:
         return None
     return RunVerdict(

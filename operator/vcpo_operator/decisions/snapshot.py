@@ -176,7 +176,9 @@ def judge_run(
     if has_more_steps:
         # Another start: what this learner said last must not count as the next one's end.
         current = replace(current, start_s=float(int(now_s)) + 1.0)
-    verdict = judge(run.spec, current, signals, now_s, has_more_steps=has_more_steps)
+    verdict = judge(
+        run.spec, current, signals, now_s, observed=observed, has_more_steps=has_more_steps
+    )
     drain = decide_drain(run.spec, verdict, observed, signals, since_s=before.drain_s, now_s=now_s)
     return Snapshot(
         record=record,

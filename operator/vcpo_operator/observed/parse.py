@@ -24,6 +24,7 @@ from vcpo_operator.names import (
 from vcpo_operator.observed.pod_causes import (
     container_end,
     is_starting,
+    loads_since,
     pod_cause,
     replica_failure,
 )
@@ -144,8 +145,10 @@ def parse_pod(body: Body) -> ObservedPod | None:
         is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
         termination_deadline_s=None
         if metadata.get("finalizers") or "deletionTimestamp" not in metadata
-        else datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp(),
+        else _time_s(metadata["deletionTimestamp"]),
         is_starting=is_starting(body),
+        pulls_since_s=_time_s(status.get("startTime")) if is_starting(body) else None,
+        loads_since_s=_time_s(loads_since(body)),
     )
 
 
@@ -172,6 +175,10 @@ def collect_observed(
         groups={each.group: each for each in deployments},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
+
+
+def _time_s(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _integer(text: str | None) -> int | None:

@@ -141,6 +141,14 @@ def is_starting(pod: Mapping[str, Any]) -> bool:
     return is_pending and not has_started and bool((pod.get("spec") or {}).get("nodeName"))
 
 
+def loads_since(pod: Mapping[str, Any]) -> str | None:
+    """Return when a container started that no startup probe has reached yet, as RFC 3339."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    loading = (each for each in statuses if each.get("started") is False)
+    times = ((each.get("state") or {}).get("running", {}).get("startedAt") for each in loading)
+    return min(filter(None, times), default=None)
+
+
 def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None:
     """Return how a container ended last; None when it has not ended yet.
 

@@ -168,6 +168,10 @@ class ObservedPod:
     when a finalizer holds it."""
     is_starting: bool = False
     """Whether the pod has a node, and none of its containers has started yet."""
+    pulls_since_s: float | None = None
+    """Unix time at which it got to its node, while it is starting."""
+    loads_since_s: float | None = None
+    """Unix time at which a container of it started that has not answered yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 from vcpo_operator.observed.pod_causes import (
     cause_from_events,
     is_starting,
+    loads_since,
     pod_cause,
     redact_and_shorten,
 )
@@ -160,6 +161,27 @@ def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
     spec: dict[str, Any], status: dict[str, Any], expected: bool
 ):
     assert is_starting({"spec": spec, "status": status}) is expected
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ([], None),
+        ([{"started": True, "state": {"running": {"startedAt": "t0"}}}], None),
+        ([{"started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}], None),
+        (
+            [
+                {"started": False, "state": {"running": {"startedAt": each}}}
+                for each in ("t2", "t1")
+            ],
+            "t1",
+        ),
+    ],
+)
+def test_a_container_loads_until_its_startup_probe_has_reached_it(
+    containers: list[dict[str, Any]], expected: str | None
+):
+    assert loads_since({"status": {"containerStatuses": containers}}) == expected
 
 
 def running_pod(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:
