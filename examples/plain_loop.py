@@ -5,39 +5,28 @@
 The policy is shown a digit and writes four; the reward is the share of them that are the digit.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vcpo.torch import StepRule, truncated_weights, vcpo2_advantages
 
 LAG, PROMPTS, GROUP, LENGTH, DIGITS = 4, 8, 8, 4, 10
 
 
-class Policy(nn.Module):
-    """Log-probabilities of four digits, given one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(DIGITS, 32), nn.Tanh(), nn.Linear(32, LENGTH * DIGITS))
-
-    def forward(self, prompts: Tensor) -> Tensor:
-        """Return [B, LENGTH, DIGITS] log-probabilities for [B] prompts."""
-        shown = nn.functional.one_hot(prompts, DIGITS).float()
-        return self.net(shown).view(-1, LENGTH, DIGITS).log_softmax(-1)
+def make_policy() -> nn.Module:
+    """Return a policy: from the digit shown, [B], log-probabilities, [B, LENGTH, DIGITS]."""
+    written = (nn.Linear(32, LENGTH * DIGITS), nn.Unflatten(-1, (LENGTH, DIGITS)))
+    return nn.Sequential(nn.Embedding(DIGITS, 32), nn.Tanh(), *written, nn.LogSoftmax(-1))
 
 
 def train(steps: int = 100, rate: float = 3e-2) -> list[float]:
     """Return the mean reward of each step's batch."""
-    policy = Policy()
+    policy, copies, rewards_of_steps = make_policy(), deque(maxlen=LAG + 1), []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate)
     rule = StepRule(optimizer, max_lag_steps=LAG)
-    copies: deque[Policy] = deque(maxlen=LAG + 1)
-    rewards_of_steps = []
     for step in range(steps):
         # Sampling, by the oldest copy: in an asynchronous run this is another process.
         copies.append(copy.deepcopy(policy))
@@ -46,22 +35,19 @@ def train(steps: int = 100, rate: float = 3e-2) -> list[float]:
             behavior = copies[0](prompts)
             responses = torch.distributions.Categorical(logits=behavior).sample()
             rollout_logprobs = behavior.gather(-1, responses[..., None]).squeeze(-1)
-        rewards = (responses == prompts[:, None]).float().mean(-1)
+        rewards = (responses == prompts[:, None]).float().mean(-1).view(PROMPTS, GROUP)
 
         # Learning: a weight and a gradient norm a trajectory, one baseline and one rate a batch.
         logprobs = policy(prompts).gather(-1, responses[..., None]).squeeze(-1)
         log_weights = (logprobs.detach() - rollout_logprobs).sum(-1)
         terms = truncated_weights(log_weights) * logprobs.mean(-1)
-        each = torch.eye(len(terms))  # the gradient of every term by itself
-        gradients = torch.autograd.grad(
-            terms, list(policy.parameters()), each, retain_graph=True, is_grads_batched=True
-        )
+        each, parameters = torch.eye(len(terms)), list(policy.parameters())
+        gradients = torch.autograd.grad(terms, parameters, each, True, is_grads_batched=True)
         norms = torch.stack([one.flatten(1).square().sum(1) for one in gradients]).sum(0)
-        groups = (PROMPTS, GROUP)
-        advantages = vcpo2_advantages(rewards.view(groups), norms.view(groups), log_weights)
+        advantages = vcpo2_advantages(rewards, norms.view_as(rewards), log_weights)
         optimizer.zero_grad()
         (-(advantages.flatten() * terms).mean()).backward()
-        report = rule.step(log_weights, torch.full_like(rewards, len(copies) - 1))
+        report = rule.step(log_weights, torch.full((len(terms),), len(copies) - 1))
 
         rewards_of_steps.append(rewards.mean().item())
         if step % 20 == 0:

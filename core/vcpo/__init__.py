@@ -1,1 +1,34 @@
 """Variance-controlled policy optimization for asynchronous RL: the torch-free core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vcpo.local.training import Training
+
+
+def train(
+    file: str | Path,
+    *,
+    changes: Mapping[str, object] | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+) -> Training:
+    """Start a run on this machine, as `vcpo run` does; return an iterator over its steps.
+
+    file: Run file.
+    changes: Values of fields in place of the file's, such as {"algorithm.maxPolicyLagSteps": 12}.
+    run_dir: Directory for records, checkpoints and the model; by default runs/NAME-NNN.
+    resume: Whether to go on from the newest checkpoint in `run_dir`.
+
+    Raises:
+        vcpo.api.SpecError: with all problems of the file.
+    """
+    from vcpo.local.training import Training  # the services import this package, and no host
+
+    folder = None if run_dir is None else Path(run_dir)
+    return Training(Path(file), changes or {}, folder, resume=resume)

@@ -107,6 +107,9 @@ def run(
         int,
         typer.Option(min=0, max=65535, help="Port of the host's /metrics; 0 takes a free port."),
     ] = 0,
+    until_input_ends: Annotated[
+        bool, typer.Option(hidden=True, help="End of standard input is Ctrl-C; for programs.")
+    ] = False,
 ) -> None:
     """Train on this machine with one learner process and up to maxReplicas rollout workers.
 
@@ -133,7 +136,12 @@ def run(
     try:
         # Before the directory is made: a run that cannot start takes no number.
         with serve_metrics(metrics.registry, LOOPBACK, metrics_port) as server:
-            options = HostOptions(resume=resume, metrics=metrics, metrics_port=server.port)
+            options = HostOptions(
+                resume=resume,
+                metrics=metrics,
+                metrics_port=server.port,
+                ends_with_input=until_input_ends,
+            )
             with _hold_directory(directory):
                 outcome = _train(loaded, directory, options)
     except AddressError as error:

@@ -44,7 +44,7 @@ from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
-from vcpo.service.lifecycle import DRAINED
+from vcpo.service.lifecycle import DRAINED, on_parent_exit
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 
@@ -74,6 +74,8 @@ class HostOptions:
     """Port of the loopback address where they are served."""
     answer_timeout_s: float = SIGNALS_TIMEOUT_S
     """Timeout of health checks and of requests for signals."""
+    ends_with_input: bool = False
+    """Whether the end of standard input interrupts the run: whoever started the host is gone."""
     learner_module: str = LEARNER_MODULE
     """Module that runs as the learner; a benchmark gives one that paces its steps."""
     clock: Callable[[], float] = time.monotonic
@@ -134,6 +136,8 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
+        if self._options.ends_with_input:
+            on_parent_exit(lambda _: self._interrupted.set())
         self._run_dir.write_steering_key(self._fleet.steering_key)
         try:
             outcome = await self._run_until_end()

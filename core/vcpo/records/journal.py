@@ -219,6 +219,22 @@ class EventTail:
         return events
 
 
+class StepTail:
+    """Reads the steps that are taken after it was made; one that is taken again comes again.
+
+    from_start: whether the first read returns the steps that were taken before, too.
+    """
+
+    def __init__(self, run_dir: Path, *, from_start: bool) -> None:
+        self._tail = FileTail(run_dir / METRICS_FILE, from_start=from_start)
+
+    def read(self) -> list[StepRecord]:
+        """Return the steps since the last call; damaged lines are left out."""
+        lines = enumerate(self._tail.read().split(b"\n")[:-1])
+        found = _records(METRICS_FILE, lines, _metrics_record)
+        return [each for each in found if isinstance(each, StepRecord)]
+
+
 _FIELD_NAMES: Final[Mapping[object, frozenset[str]]] = {
     record_type: frozenset(each.name for each in dataclasses.fields(record_type))
     for record_type in (StepRecord, EvaluationRecord, EventRecord)
