@@ -26,7 +26,7 @@ echo "Installing for $device ($why; to choose: make setup DEVICE=cuda or DEVICE=
 
 "${1:-python3}" -m venv .venv
 $pip install --quiet --upgrade pip
-extras=local,operator,dev,research,tracking,verifiers
+extras=local,operator,dev,research,tracking,trl,verifiers
 if [ "$device" = cuda ]; then
     extras=$extras,rollout
     # Three signs: exactly this version, not the +cpu build that a place for builds may have as well.

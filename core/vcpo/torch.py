@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -129,11 +131,21 @@ class StepRule:
         self._limits = StepLimits(rule=rule, target_ess_ratio=target)
 
     def step(self, log_weights: Tensor, lags: Tensor) -> StepReport:
-        """Step the optimizer at the rate that this batch allows.
+        """Step the optimizer at the rate that this batch allows; arguments as for `rates`.
+
+        Raises: NonFiniteWeightError, before any step, for a weight that is NaN or infinite.
+        """
+        with self.rates(log_weights, lags) as report:
+            self._optimizer.step()
+        return report
+
+    @contextmanager
+    def rates(self, log_weights: Tensor, lags: Tensor) -> Iterator[StepReport]:
+        """Give the optimizer, in the block, the rates that this batch allows; it steps there, once.
 
         log_weights: [B] log importance weights of the whole batch, over all processes, untruncated.
         lags: [B] ages of the trajectories, in steps.
-        Raises: NonFiniteWeightError, before any step, for a weight that is NaN or infinite.
+        Raises: NonFiniteWeightError for a weight that is NaN or infinite.
         """
         nats, size = -math.log(self._on_policy_ess_ratio), len(log_weights)
         unit = EssUnit(
@@ -161,14 +173,13 @@ class StepRule:
         try:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * scale
-            self._optimizer.step()
+            yield StepReport(
+                rate=base * scale,
+                scale=scale,
+                ess_ratio=reading.ess_ratio,
+                on_policy_ess_ratio=reading.on_policy_ess_ratio,
+            )
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
         self._region = region.step(base * scale, allowed)
-        return StepReport(
-            rate=base * scale,
-            scale=scale,
-            ess_ratio=reading.ess_ratio,
-            on_policy_ess_ratio=reading.on_policy_ess_ratio,
-        )
