@@ -6,11 +6,12 @@ It saves calls. An operator that starts without it applies each child once more 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from vcpo.api import API_VERSION, KIND, VCPORun
+from vcpo.api import API_VERSION, KIND, VCPORun, VCPORunSpec
 from vcpo.control import ControlState
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
@@ -77,8 +78,9 @@ class RunMemory:
     event_causes: dict[str, Cause] = field(default_factory=dict)
     """Causes that events gave, by uid of the object that they are about."""
     _applied_revision: Revision | None = None
-    _generation: int = -1
+    _spec: Mapping[str, Any] | None = None
     _run: VCPORun | None = None
+    _own_spec: VCPORunSpec | None = None
     _parent: Parent | None = None
     _child_uids: dict[tuple[Kind, str], str] = field(default_factory=dict)
     """Uid of each of the run's children when it was last observed or created."""
@@ -87,11 +89,11 @@ class RunMemory:
     _unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
 
     def validated_run(self, record: RunRecord) -> VCPORun:
-        """Return the validated run; each generation is validated once.
+        """Return the validated run; each spec is validated once.
 
         Raises: ValidationError.
         """
-        if self._run is None or self._generation != record.generation:
+        if self._run is None or self._spec != record.spec:
             document = {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -101,17 +103,20 @@ class RunMemory:
             run = VCPORun.model_validate(document)
             if record.created:
                 run = run.begun_on(datetime.fromisoformat(record.created).date())
+            own = record.own_spec
+            self._own_spec = None if own is None else VCPORunSpec.model_validate(dict(own))
             self._run, self._parent = run, None
-            self._generation = record.generation
+            self._spec = record.spec
         return self._run
 
     def parent_of(self, record: RunRecord, run: VCPORun) -> Parent:
         """Return the run as the builders of children take it.
 
-        It is made once for each generation, since writing its YAML is slow.
+        It is made once for each spec, since writing its YAML is slow.
         """
         if self._parent is None:
-            self._parent = make_parent(run, Owner(key=record.key, uid=record.uid))
+            parent = make_parent(run, Owner(key=record.key, uid=record.uid))
+            self._parent = replace(parent, own_spec=self._own_spec)
         secret = self._unwatched.get((Kind.SECRET, credential_name(record.key.name)))
         return replace(self._parent, credential_uid="" if secret is None else secret.uid)
 

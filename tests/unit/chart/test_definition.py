@@ -13,22 +13,22 @@ from tests.fixtures.chart.rendering import CHART, of_kind
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 
-def definition(values=None):
-    (found,) = of_kind("CustomResourceDefinition", values or {})
-    return found
-
-
-def test_the_rendered_definition_is_the_committed_one():
-    committed = YAML(typ="safe").load((CHART / "files/run.crd.yaml").read_text())
-    assert definition()["spec"] == committed["spec"]
+@pytest.mark.parametrize("name", ["run", "run-defaults"])
+def test_a_rendered_definition_is_the_committed_one(name):
+    committed = YAML(typ="safe").load((CHART / f"files/{name}.crd.yaml").read_text())
+    specs = [each["spec"] for each in of_kind("CustomResourceDefinition")]
+    assert committed["spec"] in specs
+    assert len(specs) == 2
 
 
 def test_runs_survive_an_uninstall():
-    assert definition()["metadata"]["annotations"] == KEEP
+    kept = [each["metadata"]["annotations"] for each in of_kind("CustomResourceDefinition")]
+    assert kept == [KEEP, KEEP]
 
 
 def test_keeping_can_be_switched_off():
-    assert "annotations" not in definition({"crds": {"keep": False}})["metadata"]
+    made = of_kind("CustomResourceDefinition", {"crds": {"keep": False}})
+    assert not any("annotations" in each["metadata"] for each in made)
 
 
 def test_the_definition_can_be_left_to_somebody_else():

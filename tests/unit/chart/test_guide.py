@@ -12,6 +12,7 @@ from vcpo_operator.children import Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import RunKey
+from vcpo_operator.observed.run_defaults import RunDefaults, merge_spec
 
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 SOURCES = "\n".join(
@@ -57,7 +58,7 @@ def guides_run() -> VCPORun:
 def guides_large_run() -> VCPORun:
     """The guide's run with the fields of a learner of several pods."""
     texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
-    run, fields = (YAML(typ="safe").load(text) for text in texts[:2])
+    run, _, fields = (YAML(typ="safe").load(text) for text in texts[:3])
     run["spec"].update(fields["spec"])
     return VCPORun.model_validate(run)
 
@@ -93,6 +94,21 @@ def test_the_guides_large_learner_has_its_pods_gpus_and_volume():
     # 7.6 B parameters: 12 bytes in four checkpoints (two, the best, the next one), 4 in the model;
     # and 4 GiB for the redo log, twice.
     assert claim["resources"]["requests"]["storage"] == "377Gi"
+
+
+def test_the_guides_defaults_fit_its_run():
+    texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
+    layer = RunDefaults.of(YAML(typ="safe").load(texts[1]))
+    document = guides_run().model_dump(mode="json", by_alias=True)
+    document["spec"], origins = merge_spec(document["spec"], [layer])
+    run = VCPORun.model_validate(document)
+    assert run.spec.pods.network_isolation == "DenyAll"
+    assert {each.field for each in origins} == {
+        "ttlSecondsAfterFinished",
+        "pods.imagePullSecrets",
+        "pods.template",
+        "pods.networkIsolation",
+    }
 
 
 def test_the_guide_explains_every_column_in_order():

@@ -30,11 +30,12 @@ _NEEDED: Final = frozenset({"spec", "spec.containers"})
 
 
 def merge_template(
-    base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = ""
+    base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = "", keeps_null: bool = False
 ) -> dict[str, Any]:
     """Return a copy of `base` with `patch` merged over it.
 
     path: Path of both in the template, such as `spec.containers[learner]`; empty at its root.
+    keeps_null: Whether null stays in the result, to remove a field from a third template.
     Raises: ValueError that names a value of `patch` that is no map or list where `base` has one, a
         list whose items lack their key, or a field that cannot be removed.
     """
@@ -45,29 +46,37 @@ def merge_template(
             if here in _NEEDED:
                 raise ValueError(f"`{here}` cannot be removed; leave it out to keep the default")
             merged.pop(name, None)
+            merged |= {name: None} if keeps_null else {}
         elif isinstance(below, Mapping) and not isinstance(value, Mapping):
             raise ValueError(f"`{here}` must be a map, got {value!r}")
         elif isinstance(below, list) and not isinstance(value, list):
             raise ValueError(f"`{here}` must be a list, got {value!r}")
         elif isinstance(value, Mapping):
-            merged[name] = merge_template(
-                below if isinstance(below, Mapping) else {}, value, path=here
-            )
+            ours = below if isinstance(below, Mapping) else {}
+            merged[name] = merge_template(ours, value, path=here, keeps_null=keeps_null)
         elif name in MERGE_KEYS and isinstance(value, list):
-            ours = below if isinstance(below, list) else []
-            merged[name] = _merge_lists(ours, value, key=MERGE_KEYS[name], path=here)
+            items = below if isinstance(below, list) else []
+            merged[name] = _merge_lists(items, value, name, path=here, keeps_null=keeps_null)
         else:
             merged[name] = value
     return merged
 
 
 def _merge_lists(
-    base: Sequence[Mapping[str, Any]], patch: Sequence[Any], *, key: str, path: str
+    base: Sequence[Mapping[str, Any]],
+    patch: Sequence[Any],
+    field: str,
+    *,
+    path: str,
+    keeps_null: bool,
 ) -> list[dict[str, Any]]:
+    key = MERGE_KEYS[field]
     merged = {item[key]: dict(item) for item in base}
     for item in patch:
         named = item.get(key) if isinstance(item, Mapping) else None
         if named is None or isinstance(named, Mapping | list):
             raise ValueError(f"each item of `{path}` must have `{key}`, got {item!r}")
-        merged[named] = merge_template(merged.get(named, {}), item, path=f"{path}[{named}]")
+        merged[named] = merge_template(
+            merged.get(named, {}), item, path=f"{path}[{named}]", keeps_null=keeps_null
+        )
     return list(merged.values())
