@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
 import re
 from pathlib import Path
@@ -25,8 +26,9 @@ metadata: {name: $name}
 spec:
   model: {name: "$model"}  # a directory, or a name on the Hugging Face hub
   environment:
-    name: "$task:$class_name"  # $task.py beside this file
-    parameters: {highest: 20}  # arguments of the class
+    name: data_set
+    parameters: {path: $task.jsonl}  # rows with a prompt and its answer, beside this file
+    rewards: [{name: "$task:reward"}]  # a function of $task.py beside this file
   steps: 50  # optimizer steps; each publishes a new version of the model
   batch:
     promptsPerStep: 8
@@ -38,80 +40,68 @@ spec:
   rollouts:
     - {name: main, minReplicas: 1, maxReplicas: 1, maxConcurrentSequences: 64}
 """)
-_TASK: Final = Template('''\
-"""The task of $task.yaml: what the model is asked, and what an answer is worth. Edit both."""
+_REWARD: Final = Template('''\
+"""What an answer is worth. Edit it; docs/environments.md has more of what a reward can be."""
 
 import re
-from random import Random
-
-from vcpo_rollout.environments import Prompt, Split
-from vcpo_rollout.environments.draws import draw_item
 
 
-class $class_name:
-    """Sums of two numbers.
+def reward(prompt, response):
+    """Return what a response is worth, for any text; the sum counts, and each part is shown.
 
-    highest: the largest number.
+    prompt.answer is the row's answer, and prompt.metadata has all its columns.
     """
-
-    def __init__(self, *, seed: int, highest: int = 20) -> None:
-        self._seed = seed
-        self._highest = highest
-
-    def prompt(self, split: Split, index: int) -> Prompt:
-        """Return the same prompt for the same seed, split and index, and none in both splits."""
-        first, second = draw_item(
-            seed=self._seed, split=split, index=index, propose=self._propose, key="{}".format
-        )
-        text = f"What is {first} + {second}? Answer with the number alone."
-        return Prompt(text=text, answer=str(first + second))  # the answer is for `reward` alone
-
-    def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the last number of the response is the sum, else 0.0; for any text."""
-        return float(re.findall("[0-9]+", response)[-1:] == [prompt.answer])
-
-    def _propose(self, random: Random) -> tuple[int, int]:
-        return random.randint(0, self._highest), random.randint(0, self._highest)
+    return {
+        "correct": float(re.findall("[0-9]+", response)[-1:] == [prompt.answer]),
+        "alone": 0.1 * response.strip().isdigit(),
+    }
 ''')
 _TEST: Final = Template('''\
-"""Whether the task is as a run needs it: python -m pytest test_$task.py"""
+"""Whether the reward is as a run needs it: python -m pytest test_$task.py"""
 
-from $task import $class_name
-from vcpo_rollout.environments import Split
+from $task import reward
+from vcpo_rollout.environments import Prompt
 
-TASK = $class_name(seed=0)
-
-
-def test_the_same_index_gives_the_same_prompt():
-    assert TASK.prompt(Split.TRAIN, 7) == $class_name(seed=0).prompt(Split.TRAIN, 7)
+PROMPT = Prompt(text="What is 3 + 4?", answer="7")
 
 
-def test_no_prompt_is_both_trained_on_and_held_out():
-    trained, held_out = ({TASK.prompt(split, index).text for index in range(64)} for split in Split)
-    assert not trained & held_out
+def test_the_right_answer_is_rewarded_and_best_alone():
+    assert reward(PROMPT, "It is 7.") == {"correct": 1.0, "alone": 0.0}
+    assert reward(PROMPT, "7") == {"correct": 1.0, "alone": 0.1}
 
 
-def test_the_right_answer_is_rewarded_and_any_other_text_is_not():
-    prompt = TASK.prompt(Split.TRAIN, 0)
-    assert TASK.reward(prompt, f"It is {prompt.answer}.") == 1.0
-    for wrong in ("", "I do not know.", f"{prompt.answer}0"):
-        assert TASK.reward(prompt, wrong) == 0.0
+def test_any_other_text_is_not():
+    for wrong in ("", "I do not know.", "7 or 8"):
+        assert sum(reward(PROMPT, wrong).values()) == 0.0
 ''')
+_HIGHEST: Final = 20
+
+
+def _rows() -> str:
+    """Return the rows of the task: all sums of two numbers up to 20."""
+    numbers = range(_HIGHEST + 1)
+    rows = (
+        {"prompt": f"What is {a} + {b}? Answer with the number alone.", "answer": f"{a + b}"}
+        for a in numbers
+        for b in numbers
+    )
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def init(
     task: Annotated[
-        str, typer.Argument(help="Name of the task, for files and class: a Python module's.")
+        str, typer.Argument(help="Name of the task and its files: a Python module's.")
     ] = "sums",
     model: Annotated[
         str, typer.Option(help="Model to train: a directory, or a name on the Hugging Face hub.")
     ] = _MODEL,
     folder: Annotated[Path, typer.Option(help="Folder for the files; it may be new.")] = Path(),
 ) -> None:
-    """Write TASK.yaml, a run file with comments, TASK.py, its environment, and test_TASK.py.
+    """Write TASK.yaml, a run file with comments, TASK.jsonl, its prompts, and TASK.py, its reward.
 
-    The environment asks for sums of two numbers; edit its prompts and its reward. `vcpo try
-    TASK.yaml` shows what the model answers, `vcpo run TASK.yaml` trains. Existing files stay.
+    The prompts are sums of two numbers; put your rows in their place, and edit the reward, which
+    test_TASK.py tests. `vcpo try TASK.yaml` shows what the model answers, `vcpo run TASK.yaml`
+    trains. Existing files stay.
 
     Exit status: 0; 2 if an option must be fixed first.
     """
@@ -120,17 +110,18 @@ def init(
     values = {
         "task": task,
         "name": re.sub("_+", "-", task)[:63].strip("-"),
-        "class_name": "".join(part.capitalize() for part in task.split("_")),
         "model": model,
     }
-    files = {f"{task}.yaml": _RUN, f"{task}.py": _TASK, f"test_{task}.py": _TEST}
+    templates = {f"{task}.yaml": _RUN, f"{task}.py": _REWARD, f"test_{task}.py": _TEST}
+    files = {name: each.substitute(values) for name, each in templates.items()}
+    files[f"{task}.jsonl"] = _rows()
     for name in files:
         if (folder / name).exists():
             fail(f"TASK: {folder / name} exists already; give another name, or remove the file")
     if importlib.util.find_spec(task) is not None:
         fail(f"TASK: {task!r} is the name of an installed module, which {task}.py would hide")
-    for name, template in files.items():
+    for name, text in files.items():
         with writing("--folder", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(template.substitute(values), encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8")
         OUT.print(str(folder / name), soft_wrap=True, markup=False, highlight=False)

@@ -64,7 +64,7 @@ Asynchronous RL post-training of language models that stays stable (VCPO).
 
 A run is one YAML file of kind `VCPORun`.
 
-* **vcpo init TASK** writes TASK.yaml with comments, an environment TASK.py, and its test
+* **vcpo init TASK** writes TASK.yaml with comments, its prompts, and a reward with its test
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo try run.yaml** lets the model answer a few prompts, and judges the answers; trains nothing
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers

@@ -63,19 +63,29 @@ def check_installed(modules: Sequence[str]) -> None:
 def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
     """Return the run with absolute paths in place of paths relative to its file.
 
-    These are the model's directory and the folder of the user's own environments. A run that
-    already names its folder, such as the spec.yaml of a run directory, keeps that folder.
+    These are the model's directory, an environment's parameter `path`, and the folder of the user's
+    own environments. A run that already names its folder, such as the spec.yaml of a run directory,
+    keeps that folder.
     """
     annotations = {RUN_FOLDER_ANNOTATION: str(run_file.parent.resolve())}
     metadata = run.metadata.model_copy(
         update={"annotations": {**annotations, **run.metadata.annotations}}
     )
-    beside = run_file.parent / Path(run.spec.model.name).expanduser()
-    if not beside.is_dir():
-        return run.model_copy(update={"metadata": metadata})
-    model = run.spec.model.model_copy(update={"name": str(beside.resolve())})
-    spec = run.spec.model_copy(update={"model": model})
+    spec = run.spec
+    if beside := _beside(run_file, spec.model.name, Path.is_dir):
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"name": beside})})
+    data = spec.environment.parameters.get("path")
+    if isinstance(data, str) and (beside := _beside(run_file, data, Path.exists)):
+        parameters = {**spec.environment.parameters, "path": beside}
+        environment = spec.environment.model_copy(update={"parameters": parameters})
+        spec = spec.model_copy(update={"environment": environment})
     return run.model_copy(update={"metadata": metadata, "spec": spec})
+
+
+def _beside(run_file: Path, name: str, exists: Callable[[Path], bool]) -> str | None:
+    """Return the absolute path of a path relative to a run file; None if nothing is there."""
+    path = run_file.parent / Path(name).expanduser()
+    return str(path.resolve()) if exists(path) else None
 
 
 def with_one_replica(run: VCPORun) -> VCPORun:

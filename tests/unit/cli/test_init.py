@@ -26,17 +26,18 @@ async def test_the_files_of_a_new_task_are_a_run_and_pass_their_own_test(tmp_pat
     folder = tmp_path / "new"
     made = vcpo("init", "word_sums", "--folder", folder, "--model", TINY)
     assert made.exit_code == 0
-    names = ["word_sums.yaml", "word_sums.py", "test_word_sums.py"]
+    names = ["word_sums.yaml", "word_sums.py", "test_word_sums.py", "word_sums.jsonl"]
     assert made.stdout.split() == [str(folder / name) for name in names]
     monkeypatch.setattr(sys, "path", [*sys.path])
     run = with_local_paths(load_run(folder / names[0]), folder / names[0])
     assert (run.metadata.name, run.spec.model.name) == ("word-sums", str(TINY))
-    assert run.spec.environment.name == "word_sums:WordSums"
+    assert run.spec.environment.parameters == {"path": str(folder / names[3])}
+    assert [reward.name for reward in run.spec.environment.rewards] == ["word_sums:reward"]
     import_from_run_folder(run)
     await try_environment(run)
     test = importlib.import_module("test_word_sums")
     checks = [each for name, each in vars(test).items() if name.startswith("test_")]
-    assert len(checks) == 3
+    assert len(checks) == 2
     for check in checks:
         check()
 
