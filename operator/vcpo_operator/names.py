@@ -86,6 +86,7 @@ class Role(StrEnum):
 
     LEARNER = "learner"
     ROLLOUT = "rollout"
+    MODEL = "model"
 
 
 class RunKey(NamedTuple):
@@ -142,6 +143,11 @@ def rollout_name(run: str, group: str) -> str:
     if readings == 1 and not name.endswith("-learner") and not _DIGEST.search(name):
         return name
     return name + _digest_of(f"{run}/{group}")
+
+
+def model_name(run: str) -> str:
+    """Return the name of the Job that downloads the model, and of the run's own claim for it."""
+    return f"{base_name(run)}-model"
 
 
 def config_name(run: str) -> str:

@@ -28,6 +28,8 @@ from vcpo_operator.names import RunKey
 
 EVENTS = "/api/v1/namespaces/default/events"
 CONFIG = "/api/v1/namespaces/default/configmaps/demo-config"
+JOB = "/apis/batch/v1/namespaces/default/jobs/demo-model"
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/demo-learner"
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 UPGRADED = dataclasses.replace(
@@ -502,6 +504,56 @@ async def load(operator, pod):
         "conditions": [{"type": "Ready", "status": "False"}],
     }
     await operator.client.merge_patch(f"{PODS}/{pod}/status", {"status": status})
+
+
+async def test_pods_wait_until_a_job_has_the_model_and_then_only_read_it(operator):
+    model = {"name": "org/m", "sizeBillions": 7.6, "cache": {}}
+    await operator.create(model=model, learner={"gpusPerReplica": 1}, rollouts=ON_GPUS)
+    await operator.settle()
+    assert await gpus_held(operator) == 0
+    claim = (await operator.client.get(f"{CLAIMS}/demo-model"))["spec"]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    assert claim["resources"]["requests"]["storage"] == "38Gi"
+    told = await condition(operator, "LearnerReady")
+    assert told[:2] == ("False", "ModelDownloading")
+    assert (await condition(operator, "RolloutsReady"))[:2] == told[:2]
+    operator.now_s += 3600.0  # no other deadline acts meanwhile
+    await operator.settle()
+    await end_download(operator, "Complete")
+    assert await gpus_held(operator) == 2
+    for pod in (await operator.client.get(PODS))["items"]:
+        (container,) = pod["spec"]["containers"]
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "model-cache"]
+        assert mount["readOnly"] is True
+        assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+
+
+async def test_a_model_that_cannot_be_downloaded_fails_the_run_and_an_edit_tries_again(operator):
+    await operator.create(
+        model={"name": "org/m", "cache": {"claimName": "models"}},
+        cleanupPolicy={"onFailed": "RetainWorkloads"},
+    )
+    await operator.settle()
+    before = (await operator.client.get(JOB))["metadata"]["uid"]
+    container = (await operator.client.get(JOB))["spec"]["template"]["spec"]["containers"][0]
+    assert "HF_HUB_OFFLINE" not in {each["name"] for each in container["env"]}
+    await end_download(operator, "Failed", message="Job has reached the backoff limit")
+    status, reason, message = await condition(operator, "Failed")
+    assert (status, reason) == ("True", "ModelDownloadFailed")
+    assert message == "The model was not downloaded: Job has reached the backoff limit."
+    operator.now_s += 60.0
+    await operator.edit(pods={"tokenSecretName": "hub"})
+    await operator.settle()
+    job = await operator.client.get(JOB)
+    assert job["metadata"]["uid"] != before
+    assert "HF_TOKEN" in str(job["spec"]["template"])
+    assert (await condition(operator, "Failed"))[0] == "False"
+
+
+async def end_download(operator, kind, **told):
+    condition = {"type": kind, "status": "True", **told, **since(operator, "lastTransitionTime")}
+    await operator.client.merge_patch(f"{JOB}/status", {"status": {"conditions": [condition]}})
+    await operator.settle()
 
 
 def since(operator, field):

@@ -119,10 +119,6 @@ class Pods(Section):
     token_secret_name: ObjectName | None = None
     """Secret with the token of the Hugging Face hub, under `token`, for models and data that need
     one. If unset, none."""
-    model_cache_claim_name: ObjectName | None = None
-    """Claim in which all pods keep the models that they download, so that later pods and runs do
-    not download them again. Its volume must be `ReadWriteMany`. If unset, each pod downloads to its
-    own disk."""
     template: PodTemplate = Field(default={})
     """Part of a PodTemplateSpec, merged into all pods of the run; that of the learner or the group
     goes over it. Containers are named `learner` and `rollout`; each pod takes its own. Use it for

@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from vcpo.api.cluster import (
     DrainSeconds,
     Image,
+    ObjectName,
     PodTemplate,
     Scaling,
 )
@@ -106,6 +107,19 @@ class Lora(Section):
         return self.alpha / self.rank
 
 
+class ModelCache(Section):
+    """A volume that a Job fills with the model, in a cluster; all pods read it."""
+
+    claim_name: ObjectName | None = None
+    """Claim of the volume, which several runs may share. If unset, the operator makes one for the
+    run, which goes with it. Its access mode is `ReadWriteMany`."""
+    size_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Size of the volume that the operator makes, in GiB. If unset, 5 GiB for each billion of
+    `sizeBillions`, and 20 at least."""
+    storage_class_name: ObjectName | None = None
+    """Storage class of the volume that the operator makes. If unset, the cluster's default."""
+
+
 class Model(Section):
     """The policy to train."""
 
@@ -123,6 +137,16 @@ class Model(Section):
     size_billions: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
     """Number of parameters, in billions. The size of the volume for checkpoints follows from it,
     because the operator does not read the model. If unset, the operator does not know it."""
+    cache: ModelCache | None = None
+    """Volume into which a Job downloads the model before learner and workers start, which then read
+    it and ask no hub, in a cluster. If unset, each pod downloads the model to its own disk."""
+
+    @model_validator(mode="after")
+    def _cache_has_something_to_hold(self) -> Self:
+        if self.cache is not None and self.name.startswith("/"):
+            message = f"may not be given for the mounted volume '{self.name}'; remove it"
+            refuse([conflict("cache", value={}, message=message)])
+        return self
 
 
 class Reward(Section):

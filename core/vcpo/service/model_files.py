@@ -34,6 +34,8 @@ _WEIGHTS: Final = (".safetensors",)
 _OTHERS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 """Endings of the files of a model: configuration, tokenizer, and code that runs only where
 `spec.model.trustRemoteCode` says so."""
+PATTERNS: Final = [f"*{ending}" for ending in _WEIGHTS + _OTHERS]
+"""Names of all files that a model is loaded from."""
 _IDENTITY: Final = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
 """Keys under which storages tell that a file's content changed; each storage has some of them."""
 _TRANSFERS: Final = 4

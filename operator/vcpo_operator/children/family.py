@@ -7,6 +7,7 @@ from vcpo_operator.children.config import run_config_map
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.model_job import model_claim, model_job
 from vcpo_operator.children.monitor import pod_monitor
 from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout_deployment
@@ -37,8 +38,9 @@ def build_children(
     running: False while the run is suspended.
     Raises: ValueError when a user's template cannot be merged.
     """
+    claims = (checkpoint_claim(parent), model_claim(parent))
     if not with_learner and not with_rollouts:
-        return (checkpoint_claim(parent),)
+        return tuple(claim for claim in claims if claim is not None)
     spec = parent.run.spec
     budgets: list[Child] = []
     workloads: list[Child] = []
@@ -52,12 +54,13 @@ def build_children(
         certificates_secret(parent),
         keys_secret(parent),
         run_config_map(parent),
-        checkpoint_claim(parent),
+        *claims,
         learner_service(parent),
         ranks_service(parent),
         service_account(parent),
         network_policy(parent, defaults.ingress_sources),
         pod_monitor(parent, defaults),
+        model_job(parent, defaults),
         *(budgets if spec.pods.disruption_budgets else ()),
         *workloads,
     )

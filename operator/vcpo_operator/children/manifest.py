@@ -26,6 +26,7 @@ class Kind(Enum):
     CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
     STATEFUL_SET = ("apps/v1", "StatefulSet", "statefulsets")
     DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
+    JOB = ("batch/v1", "Job", "jobs")
     BUDGET = ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
     NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
     POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")

@@ -5,7 +5,7 @@
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same,
-| | | LearnerCannotStart |
+| | | LearnerCannotStart, ModelDownloading (LearnerReady as well) |
 | SignalsFresh | it reports signals | Fresh, Stale, Missing, reasons of `signals.silence` |
 | EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
@@ -31,6 +31,7 @@ from vcpo.control import ControlDecision, RunSignals
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
+from vcpo_operator.decisions.model_download import cause_of_wait
 from vcpo_operator.decisions.overdue import overdue_workers
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.decisions.upgrade import RevisionDecision
@@ -91,6 +92,8 @@ class ConditionInputs:
     """The status as the last reconcile left it."""
     lends_workers_back: bool = False
     """Whether there are no workers now, because the learner cannot start."""
+    awaits_model: bool = False
+    """Whether the pods start only when the model is downloaded."""
     revision: RevisionDecision | None = None
     """What the pods are made of; None if it is not known."""
 
@@ -257,6 +260,9 @@ def _resting_condition(
         return _false(kind, "Suspended", "The run is suspended.")
     if inputs.verdict.has_ended and not any(pod.ready for pod in pods):
         return _false(kind, "Ended", "The run has ended.")
+    if inputs.awaits_model:
+        wait = cause_of_wait(inputs.observed)
+        return _false(kind, wait.reason, wait.message)
     return None
 
 
@@ -327,7 +333,7 @@ def _revision_conditions(decision: RevisionDecision | None) -> tuple[ConditionSt
 def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
     if not is_suspended(inputs.spec, inputs.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
-    if inputs.observed.pods:
+    if any(pod.role is not Role.MODEL for pod in inputs.observed.pods):
         return _false("Suspended", "SuspendInProgress", "The run's pods are terminating.")
     message = "The run has no pods; set `spec.suspend` to false to resume it."
     return _true("Suspended", "Suspended", message)

@@ -16,7 +16,7 @@ from typing import Final
 from vcpo.api import VCPORunSpec
 from vcpo.wire.access.roles import RUN_ROLES
 from vcpo_operator.children.manifest import Child, Kind, with_digest
-from vcpo_operator.names import ADOPT_ANNOTATION
+from vcpo_operator.names import ADOPT_ANNOTATION, ROLE_LABEL, Role
 from vcpo_operator.observed.records import ObservedChild, ObservedClaim
 
 _UNITS: Final = {
@@ -128,7 +128,7 @@ def oversized_claims_note(spec: VCPORunSpec, claims: Iterable[ObservedClaim]) ->
         f"PersistentVolumeClaim {each.child.name} has {each.storage} and is used as it is:"
         f" `learner.checkpointStorageGibibytes` asks for {requested}, and a claim cannot shrink."
         for each in larger
-        if each.child.digest is not None
+        if each.child.digest is not None and each.child.labels.get(ROLE_LABEL) != Role.MODEL
     )
 
 

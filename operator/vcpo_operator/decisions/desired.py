@@ -48,6 +48,8 @@ class DesiredState:
     """Uids of the learner's pods that go because another one of their group has ended."""
     restarts_learner: bool = False
     """Whether the learner's pods belong to an attempt that is over, whatever their template."""
+    repeats_download: bool = False
+    """Whether the Job that downloads the model failed in an attempt that is over."""
     drain_removed: bool = True
     """Whether groups that left the spec finish their work before they are deleted."""
     draining: LearnerDrain | None = None
@@ -72,6 +74,8 @@ def desired_state(
     kept: Revision | None = None,
     is_learner_down: bool = False,
     lends_workers_back: bool = False,
+    awaits_model: bool = False,
+    repeats_download: bool = False,
     has_turn: bool = False,
 ) -> DesiredState:
     """Return what the run should have.
@@ -83,6 +87,8 @@ def desired_state(
     kept: The revision of the pods that the run has; None when it has none.
     is_learner_down, has_turn: As for `decide_revision`.
     lends_workers_back: Whether there are no workers now, because the learner cannot start.
+    awaits_model: Whether there are no pods but the one that downloads the model.
+    repeats_download: Whether the Job that does so failed in an attempt that is over.
     Raises: ValueError when a user's template cannot be merged.
     """
     spec = parent.run.spec
@@ -92,7 +98,7 @@ def desired_state(
         defaults,
         with_learner=removed is not Cleanup.DELETE_WORKLOADS,
         with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
-        running=not suspended,
+        running=not suspended and not awaits_model,
     )
     names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
     paused: Iterable[Child] = (
@@ -110,7 +116,7 @@ def desired_state(
     if in_force is not None:
         children = tuple(map(in_force.apply_to, children))
         paused = map(in_force.apply_to, paused)
-    rests = suspended or lends_workers_back
+    rests = suspended or lends_workers_back or awaits_model
     no_workers = {group.name: 0 for group in spec.rollouts}
     replicas = {} if decision is None else _decided_replicas(parent, decision)
     return DesiredState(
@@ -124,6 +130,7 @@ def desired_state(
         is_suspended=rests,
         replaced_pods=replaced_pods if verdict.phase is LifecyclePhase.RUN else (),
         restarts_learner=restarts_learner,
+        repeats_download=repeats_download,
         drain_removed=not verdict.has_ended,
         draining=draining,
         lag_limit_steps=None if decision is None else decision.lag_limit_steps,

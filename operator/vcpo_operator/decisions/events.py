@@ -59,6 +59,7 @@ _NORMAL_REASONS: Final = {
     "Initializing",
     "LearnerCannotStart",
     "Missing",
+    "ModelDownloading",
     "PodPending",
     "SchedulingGated",
     "Suspended",

@@ -24,6 +24,7 @@ from vcpo.control import RunSignals, run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions.model_download import FAILED_REASON, failure_of_download
 from vcpo_operator.decisions.overdue import exceeded_by_pods
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
@@ -88,6 +89,8 @@ def judge(
     if spec.suspend:
         return RunVerdict(phase=LifecyclePhase.SUSPEND)
     observed = observed or ObservedState()
+    if failure := failure_of_download(observed, status.start_s):
+        return RunVerdict(phase=LifecyclePhase.FAILED, reason=FAILED_REASON, message=failure)
     exceeded = _exceeded_limit(spec, status, observed, now_s)
     return exceeded or RunVerdict(phase=LifecyclePhase.RUN)
 

@@ -46,6 +46,7 @@ from vcpo_operator.decisions.conflicts import (
 from vcpo_operator.decisions.desired import DesiredState
 from vcpo_operator.decisions.draining import accepts_commands
 from vcpo_operator.names import (
+    ROLE_LABEL,
     TEMPLATE_HASH_ANNOTATION,
     Role,
     certificates_name,
@@ -118,7 +119,13 @@ def _conflict(desired: DesiredState, child: Child, observed: ObservedState) -> C
 
 
 def _claim(child: Child, observed: ObservedState) -> ObservedClaim | None:
-    return observed.claims.get(child.name) if child.kind is Kind.CLAIM else None
+    is_for_checkpoints = child.kind is Kind.CLAIM and not _is_made_once(child)
+    return observed.claims.get(child.name) if is_for_checkpoints else None
+
+
+def _is_made_once(child: Child) -> bool:
+    """Whether a child never changes: the Job that downloads the model, and the claim for it."""
+    return bool(child.manifest["metadata"]["labels"].get(ROLE_LABEL) == Role.MODEL)
 
 
 def _throttle(desired: DesiredState, signals: RunSignals | None) -> Iterator[Action]:
@@ -139,6 +146,10 @@ def _applies(
         if _conflict(desired, child, observed) is not None:
             return
         if existing is not None and existing.deleting:
+            continue
+        if existing is not None and _is_made_once(child):
+            if child.kind is Kind.JOB and desired.repeats_download:
+                yield DeleteChild(kind=child.kind, name=child.name, uid=existing.uid)
             continue
         if child.kind is Kind.SECRET:
             issue = _issue(desired, child, existing, due=observed.certificates_due)

@@ -23,6 +23,7 @@ from vcpo_operator.decisions.lifecycle import (
     next_phase_change_s,
     starts_new_attempt,
 )
+from vcpo_operator.decisions.model_download import awaits_model, is_of_earlier_attempt
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role, learner_name
@@ -75,6 +76,16 @@ class Snapshot:
         is_ending = is_done or self.is_new_attempt or bool(self.current.restarts.replaced)
         is_suspended = self.verdict.phase is LifecyclePhase.SUSPEND
         return is_ending or is_suspended or not self.observed.pods_of(Role.LEARNER)
+
+    @property
+    def awaits_model(self) -> bool:
+        """Whether the pods start only when the model is downloaded."""
+        return not self.verdict.has_ended and awaits_model(self.run.spec, self.observed)
+
+    @property
+    def repeats_download(self) -> bool:
+        """Whether the Job that downloads the model failed in an attempt that is over."""
+        return is_of_earlier_attempt(self.observed, self.current.start_s)
 
     @property
     def lends_workers_back(self) -> bool:

@@ -16,6 +16,7 @@ from vcpo_operator.observed.parse import (
     parse_child,
     parse_claim,
     parse_group,
+    parse_job,
     parse_learner,
     parse_pod,
     parse_run_record,
@@ -33,6 +34,7 @@ WATCHED: Final = (
     Kind.CONFIG_MAP,
     Kind.STATEFUL_SET,
     Kind.DEPLOYMENT,
+    Kind.JOB,
     Kind.SERVICE,
     Kind.SERVICE_ACCOUNT,
     Kind.CLAIM,
@@ -48,6 +50,7 @@ _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: parse_learner,
     Kind.DEPLOYMENT: parse_group,
     Kind.CLAIM: parse_claim,
+    Kind.JOB: parse_job,
 }
 
 
@@ -114,6 +117,7 @@ class IndexedView:
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
             claims=self._of(Kind.CLAIM.plural, key),
+            jobs=self._of(Kind.JOB.plural, key),
             pods=self._of(PODS, key),
             others=others,
         )

@@ -32,6 +32,7 @@ from vcpo_operator.observed.records import (
     ObservedChild,
     ObservedClaim,
     ObservedGroup,
+    ObservedJob,
     ObservedLearner,
     ObservedPod,
     ObservedState,
@@ -118,6 +119,19 @@ def parse_claim(body: Body) -> ObservedClaim:
     )
 
 
+def parse_job(body: Body) -> ObservedJob:
+    """Parse the Job that downloads the model."""
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    held = {each["type"]: each for each in conditions if each["status"] == "True"}
+    failed = held.get("Failed")
+    return ObservedJob(
+        child=parse_child(Kind.JOB, body),
+        is_complete="Complete" in held,
+        failure="" if failed is None else failed.get("message") or failed.get("reason") or "Failed",
+        failed_s=None if failed is None else _time_s(failed.get("lastTransitionTime")),
+    )
+
+
 def parse_pod(body: Body) -> ObservedPod | None:
     """Parse a pod; None when this version does not know its role."""
     metadata = body["metadata"]
@@ -158,19 +172,22 @@ def collect_observed(
     claims: Iterable[ObservedClaim],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
+    jobs: Iterable[ObservedJob] = (),
 ) -> ObservedState:
     """Return the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
-    volumes = list(claims)
+    volumes, downloads = list(claims), list(jobs)
     children = [
         *others,
         *(each.child for each in stateful),
         *(each.child for each in deployments),
         *(each.child for each in volumes),
+        *(each.child for each in downloads),
     ]
     return ObservedState(
         children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
         learner=stateful[0] if stateful else None,
+        model_job=downloads[0] if downloads else None,
         claims={each.child.name: each for each in volumes},
         groups={each.group: each for each in deployments},
         pods=tuple(sorted(pods, key=lambda each: each.name)),

@@ -162,6 +162,18 @@ class ObservedClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedJob:
+    """The Job that downloads the model."""
+
+    child: ObservedChild
+    is_complete: bool
+    failure: str = ""
+    """Why it has failed, in a sentence; empty if it has not."""
+    failed_s: float | None = None
+    """Unix time of the failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPod:
     """A pod of a run."""
 
@@ -206,6 +218,7 @@ class ObservedState:
     children: tuple[ObservedChild, ...] = ()
     """All children, workloads included."""
     learner: ObservedLearner | None = None
+    model_job: ObservedJob | None = None
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """Claims by name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)

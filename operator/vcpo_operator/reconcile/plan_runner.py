@@ -139,6 +139,8 @@ class PlanRunner:
             kept=snapshot.kept,
             is_learner_down=snapshot.is_learner_down,
             lends_workers_back=snapshot.lends_workers_back,
+            awaits_model=snapshot.awaits_model,
+            repeats_download=snapshot.repeats_download,
             has_turn=has_turn,
         )
 

@@ -61,6 +61,7 @@ class StatusWriter:
             before=snapshot.before,
             revision=result.revision,
             lends_workers_back=snapshot.lends_workers_back,
+            awaits_model=snapshot.awaits_model,
         )
         after = status.with_groups(
             snapshot.current,

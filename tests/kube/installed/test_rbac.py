@@ -67,6 +67,7 @@ POD_MONITORS = {
 FOR_THE_OWNER_CHECK = {Permission(group="vcpo.dev", resource="vcporuns/finalizers", verb="update")}
 """Only asked of the API server by itself, where it checks `blockOwnerDeletion`."""
 
+JOB = "/apis/batch/v1/namespaces/default/jobs/demo-model"
 CERTIFICATES = "/api/v1/namespaces/default/secrets/demo-tls"
 GROUPS = [
     {"name": "main", "minReplicas": 1, "maxReplicas": 3},
@@ -118,7 +119,15 @@ async def live(operator):
     """A life in which the operator does everything that it ever does to objects."""
     every = {"podMonitor": True, "disruptionBudgets": True, "networkIsolation": "DenyAll"}
     none = {"podMonitor": False, "disruptionBudgets": False, "networkIsolation": "Disabled"}
-    await operator.create(pods=every, rollouts=GROUPS, ttlSecondsAfterFinished=60)
+    await operator.create(
+        pods=every,
+        rollouts=GROUPS,
+        ttlSecondsAfterFinished=60,
+        model={"name": "m", "cache": {}},
+    )
+    await operator.settle()
+    complete = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    await operator.client.merge_patch(f"{JOB}/status", complete)
     await operator.settle()
     await operator.schedule("demo-learner-0")
     await operator.reconcile()

@@ -58,7 +58,7 @@ def guides_run() -> VCPORun:
 def guides_large_run() -> VCPORun:
     """The guide's run with the fields of a learner of several pods."""
     texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
-    run, _, fields = (YAML(typ="safe").load(text) for text in texts[:3])
+    run, fields = (YAML(typ="safe").load(text) for text in (texts[0], texts[3]))
     run["spec"].update(fields["spec"])
     return VCPORun.model_validate(run)
 
@@ -98,7 +98,7 @@ def test_the_guides_large_learner_has_its_pods_gpus_and_volume():
 
 def test_the_guides_defaults_fit_its_run():
     texts = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
-    layer = RunDefaults.of(YAML(typ="safe").load(texts[1]))
+    layer = RunDefaults.of(YAML(typ="safe").load(texts[2]))
     document = guides_run().model_dump(mode="json", by_alias=True)
     document["spec"], origins = merge_spec(document["spec"], [layer])
     run = VCPORun.model_validate(document)

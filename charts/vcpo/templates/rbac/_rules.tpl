@@ -20,6 +20,9 @@ rights. */}}
   # Server-side apply needs `patch`, and `create` when the object does not exist yet. `get`, here and
   # below, checks before a create whether an object of that name exists and is somebody else's.
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]

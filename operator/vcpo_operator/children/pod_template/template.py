@@ -37,6 +37,7 @@ from vcpo_operator.names import (
     config_name,
     credential_name,
     labels,
+    model_name,
 )
 
 CONFIG_PATH: Final = "/etc/vcpo"
@@ -67,6 +68,7 @@ class Workload:
     command: Sequence[str]
     port: int
     health_port: int
+    """0 for a pod that serves nothing."""
     metrics_port: int
     more_ports: Sequence[Manifest]
     drain_s: int
@@ -117,7 +119,8 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
-    own_labels, own_annotations = pod_metadata(parent, workload.group)
+    is_queued = workload.role is not Role.MODEL  # which needs no GPU
+    own_labels, own_annotations = pod_metadata(parent, workload.group) if is_queued else ({}, {})
     own_labels |= labels(parent.name, workload.role, workload.group)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
     metadata["annotations"] = {**metadata.get("annotations", {}), **own_annotations}
@@ -205,7 +208,9 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
     if pods.priority_class_name is not None:
         spec["priorityClassName"] = pods.priority_class_name
     annotations = {}
-    if defaults.scrape_annotations:  # by which the usual configurations of a Prometheus find a pod
+    if (
+        defaults.scrape_annotations and workload.health_port
+    ):  # by which the usual configurations of a Prometheus find a pod
         annotations = {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(workload.metrics_port),
@@ -232,16 +237,18 @@ def _scratch(workload: Workload) -> Manifest:
 
 
 def _model_cache(parent: Parent) -> list[Manifest]:
-    """Return the volume in which all pods of the run keep the models that they download."""
-    claim = parent.run.spec.pods.model_cache_claim_name
-    if claim is None:
+    """Return the volume that holds the model for all pods of the run."""
+    cache = parent.run.spec.model.cache
+    if cache is None:
         return []
-    return [{"name": "model-cache", "persistentVolumeClaim": {"claimName": claim}}]
+    claim = {"claimName": cache.claim_name or model_name(parent.name)}
+    return [{"name": "model-cache", "persistentVolumeClaim": claim}]
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     secret = workload.environment_secret
     gpus = {_gpu_name(parent, defaults): workload.gpus} if workload.gpus else {}
+    is_filled = {} if workload.role is Role.MODEL else {"readOnly": True}
     return {
         "name": workload.role.value,
         "image": workload.image,
@@ -249,12 +256,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
         "command": list(workload.command),
         "env": [*_environment(parent, defaults, workload), *workload.variables],
         **({} if secret is None else {"envFrom": [{"secretRef": {"name": secret}}]}),
-        "ports": [
-            {"name": "grpc", "containerPort": workload.port},
-            {"name": "metrics", "containerPort": workload.metrics_port},
-            {"name": "health", "containerPort": workload.health_port},
-            *workload.more_ports,
-        ],
+        **(_serving(workload) if workload.health_port else {}),
         "resources": {"requests": {}, "limits": gpus},
         # So the last lines of a crashed process reach the run's conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -263,11 +265,6 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "startupProbe": _probe(
-            workload.health_port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S
-        ),
-        "readinessProbe": _probe(workload.health_port, failures=1),
-        "livenessProbe": _probe(workload.health_port, failures=_LIVENESS_FAILURES),
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_PATH, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH_PATH},
@@ -275,13 +272,32 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
                 {"name": each["name"], "mountPath": TLS_PATH, "readOnly": True}
                 for each in _certificates(parent, workload.role)
             ),
-            *({"name": each["name"], "mountPath": CACHE_PATH} for each in _model_cache(parent)),
+            *(
+                {"name": each["name"], "mountPath": CACHE_PATH, **is_filled}
+                for each in _model_cache(parent)
+            ),
             *workload.mounts,
             *(
                 {"name": each["name"], "mountPath": "/dev/shm"}  # noqa: S108 - tmpfs of its own
                 for each in _shared_memory(workload)
             ),
         ],
+    }
+
+
+def _serving(workload: Workload) -> Manifest:
+    """Return ports and probes of a container that serves."""
+    port = workload.health_port
+    return {
+        "ports": [
+            {"name": "grpc", "containerPort": workload.port},
+            {"name": "metrics", "containerPort": workload.metrics_port},
+            {"name": "health", "containerPort": port},
+            *workload.more_ports,
+        ],
+        "startupProbe": _probe(port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S),
+        "readinessProbe": _probe(port, failures=1),
+        "livenessProbe": _probe(port, failures=_LIVENESS_FAILURES),
     }
 
 
@@ -301,27 +317,36 @@ def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload)
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()
         ),
         *_keys(parent, workload.role),
-        *_hub(parent),
+        *_hub(parent, workload.role),
         *own,
     ]
 
 
-def _hub(parent: Parent) -> list[Manifest]:
-    """Return the variables by which libraries find the hub's token and the cache of models."""
+def _hub(parent: Parent, role: Role) -> list[Manifest]:
+    """Return the variables by which libraries find the hub's token and the cache of models.
+
+    Who reads the filled cache asks no hub, and writes what it makes elsewhere.
+    """
     pods, variables = parent.run.spec.pods, list[Manifest]()
     if pods.token_secret_name is not None:
         reference = {"name": pods.token_secret_name, "key": "token"}
         variables += [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
-    if pods.model_cache_claim_name is not None:
-        variables += [
-            {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
-            {"name": CACHE_VARIABLE, "value": f"{CACHE_PATH}/models"},
-        ]
+    if parent.run.spec.model.cache is not None:
+        values = {
+            "HF_HOME": f"{CACHE_PATH}/huggingface",
+            CACHE_VARIABLE: f"{CACHE_PATH}/models",
+            "HF_MODULES_CACHE": f"{SCRATCH_PATH}/modules",
+            "HF_DATASETS_CACHE": f"{SCRATCH_PATH}/datasets",
+            **({} if role is Role.MODEL else {"HF_HUB_OFFLINE": "1"}),
+        }
+        variables += [{"name": name, "value": value} for name, value in values.items()]
     return variables
 
 
 def _keys(parent: Parent, role: Role) -> list[Manifest]:
     """Return the variables with the keys that a pod needs, and no others."""
+    if role is Role.MODEL:
+        return []
     secret = parent.run.spec.pods.keys_secret_name or credential_name(parent.name)
     roles = LEARNER_ROLES if role is Role.LEARNER else WORKER_ROLES
     return [
@@ -345,7 +370,7 @@ def transport_arguments(parent: Parent, health_port: int) -> list[str]:
 def downloads_model(spec: VCPORunSpec) -> bool:
     """Whether a pod downloads the model to its own disk."""
     is_mounted = spec.model.name.startswith("/")
-    return not is_mounted and spec.pods.model_cache_claim_name is None
+    return not is_mounted and spec.model.cache is None
 
 
 def near(pods: Mapping[str, str], topology: str) -> Manifest:
@@ -364,7 +389,7 @@ def _certificates(parent: Parent, role: Role) -> list[Manifest]:
     The private key of the run's authority stays in the Secret.
     """
     pods = parent.run.spec.pods
-    if pods.transport is Transport.PLAIN_TEXT:
+    if pods.transport is Transport.PLAIN_TEXT or role is Role.MODEL:
         return []
     stem = role.value if pods.tls_secret_name is None else "tls"
     files = {"ca.crt": "ca.crt", f"{stem}.crt": "tls.crt", f"{stem}.key": "tls.key"}

@@ -137,6 +137,7 @@ BUILTINS = (
         generation=True,
         categories=_ALL,
     ),
+    _builtin("batch/v1", "jobs", "Job", subresources=_STATUS, generation=True, categories=_ALL),
     _builtin(
         "policy/v1",
         "poddisruptionbudgets",

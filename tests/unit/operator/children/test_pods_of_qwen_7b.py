@@ -54,7 +54,11 @@ def variables(container):
 
 def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
     asked = {role: own["resources"]["limits"] for role, (_, own) in pods.items()}
-    assert asked == {"learner": {"nvidia.com/gpu": 8}, "rollout": {"nvidia.com/gpu": 1}}
+    assert asked == {
+        "learner": {"nvidia.com/gpu": 8},
+        "model": {"memory": "32Gi"},
+        "rollout": {"nvidia.com/gpu": 1},
+    }
     run = load_run(EXAMPLE)
     assert list(missing_gpus(run.spec)) == []
 
@@ -77,6 +81,7 @@ def test_a_worker_asks_for_the_memory_in_which_it_loads_a_version(pods):
 
 
 def test_all_pods_find_the_model_in_one_cache_with_the_token_of_the_hub(pods):
+    assert set(pods) == {"learner", "model", "rollout"}
     for pod, own in pods.values():
         assert volume(pod, "model-cache")["persistentVolumeClaim"] == {"claimName": "models"}
         mounts = {each["name"]: each["mountPath"] for each in own["volumeMounts"]}
@@ -107,6 +112,8 @@ def test_all_pods_have_the_pull_secret_and_the_tolerations(pods):
 def test_the_learners_pods_keep_together_and_workers_fill_machines(pods):
     places = {}
     for role, (pod, _) in pods.items():
+        if role == "model":
+            continue
         affinity = pod["affinity"]["podAffinity"]
         (wish,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
         assert wish["podAffinityTerm"]["labelSelector"]["matchLabels"]["vcpo.dev/role"] == role
