@@ -80,7 +80,7 @@ class MeasuredGradients:
             totals = sums.weighted_sums([slot for slot, _ in self._kept])
             for total, (_, factors) in zip(totals, self._kept, strict=True):
                 if total.dtype not in cast:
-                    cast[total.dtype] = coefficients.to(total.dtype)
+                    cast[total.dtype] = coefficients.to(total.dtype)[:, None, None]
                 factors.add_weighted_to(total, cast[total.dtype], is_complete=True)
             self._kept.clear()
             sums.complete(slopes)

@@ -32,6 +32,8 @@ class Factors:
 
     def part(self, samples: slice) -> "Factors":
         """Return the factors of some trajectories."""
+        if samples.start == 0 and samples.stop == self.columns.shape[0]:
+            return self
         return replace(self, rows=self.rows[samples], columns=self.columns[samples])
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
@@ -64,12 +66,12 @@ class Factors:
     ) -> None:
         """Add sum_i c_i G_i to `total`, as one product over all tokens.
 
-        total: of the parameter's shape. coefficients: [batch]
+        total: of the parameter's shape. coefficients: [batch, 1, 1]
         is_complete: whether nothing that is added later cancels it, so that it may be rounded as a
             plain backward pass rounds it.
         """
         total = total if self.matrix is None else total[self.matrix]
-        factor = coefficients.to(total.dtype)[:, None, None]
+        factor = coefficients.to(total.dtype)
         rows, columns = self.rows, self.columns
         if not rows.is_floating_point():
             columns = _scale(columns, factor, total.dtype)

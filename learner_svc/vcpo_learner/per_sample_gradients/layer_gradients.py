@@ -104,7 +104,9 @@ def _factors(
         inputs = rounded.of(_per_token(call.arguments[0]), gradient.dtype, precise)
         # A GPU would wait for the answer, at each module, to leave out next to nothing.
         first = 0 if gradients.is_cuda else _first_busy_token(gradients)
-        return Factors(rows=gradients[:, first:], columns=inputs[:, first:])
+        if first:
+            gradients, inputs = gradients[:, first:], inputs[:, first:]
+        return Factors(rows=gradients, columns=inputs)
     token_ids = call.arguments[0].reshape(batch_size, -1)
     gradients = _per_token(gradient).to(precise)
     scale = 1.0
@@ -161,6 +163,8 @@ def _first_nonzero(values: Tensor) -> int:
 
 def _per_token(values: Tensor) -> Tensor:
     """Values [batch, ..., features] as [batch, tokens, features]."""
+    if values.ndim == 3:
+        return values
     return values.reshape(len(values), -1, values.shape[-1])
 
 

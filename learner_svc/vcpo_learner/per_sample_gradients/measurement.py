@@ -51,8 +51,10 @@ class Measurement:
         weighted_sum: WeightedSum | None,
         packed: Packing | None,
     ) -> None:
+        self.num_trajectories = len(objectives)
+        """Trajectories of the forward pass."""
         self.squared_norms = torch.zeros(
-            len(objectives), dtype=torch.float64, device=objectives.device
+            self.num_trajectories, dtype=torch.float64, device=objectives.device
         )
         self.weighted_sum = weighted_sum
         self.kept: list[tuple[Slot, Factors]] = []
@@ -61,6 +63,8 @@ class Measurement:
         """Slots on which the objectives do not depend."""
         self._recording = recording
         self._packed = packed
+        self._front = (self.num_trajectories,) if packed is None else tuple(packed.segments.shape)
+        """First axes of a module's output."""
         self._products = TokenProducts()
         self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
@@ -84,20 +88,16 @@ class Measurement:
         for start in range(0, self.num_trajectories, size):
             yield slice(start, min(start + size, self.num_trajectories))
 
-    @property
-    def num_trajectories(self) -> int:
-        """Trajectories of the forward pass."""
-        return len(self.squared_norms)
-
-    @torch.no_grad()
     def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
-        """Take a call and the gradient at its output, in the output's shape."""
+        """Take a call and the gradient at its output, in the output's shape.
+
+        In a backward pass, which makes no graph.
+        """
         if isinstance(call, ExpertCall):
             self._receive_experts(call, output_gradient)
             return
-        packed = self._packed
-        front = (self.num_trajectories,) if packed is None else packed.segments.shape
-        if output_gradient.shape[: len(front)] != tuple(front):
+        packed, front = self._packed, self._front
+        if output_gradient.shape[: len(front)] != front:
             shape = (front[0], -1)
             call, output_gradient = call.in_rows(shape), in_rows(output_gradient, shape)
         if packed is not None:
@@ -176,6 +176,15 @@ class Measurement:
 
     def _measure(self, slot: Slot, uses: _Uses) -> None:
         self._measured[slot] = None
+        if len(uses.layers) == 1 and not uses.cross_terms:
+            self._measure_matrix(slot, uses.layers)
+        else:
+            self._measure_uses(slot, uses)
+        if self.weighted_sum is not None and not _is_small(slot):
+            self.weighted_sum.sums.close(slot)
+
+    def _measure_uses(self, slot: Slot, uses: _Uses) -> None:
+        """Measure a slot with several uses, with none, or with one that measured itself."""
         if uses.cross_terms:
             factors = [use.factors for use in uses.layers if use.factors is not None]
             self._measure_beside(slot, uses, factors)
@@ -183,8 +192,6 @@ class Measurement:
             self.unused.add(slot)
         for matrix in () if uses.cross_terms else {use.matrix: None for use in uses.layers}:
             self._measure_matrix(slot, [use for use in uses.layers if use.matrix == matrix])
-        if self.weighted_sum is not None and not _is_small(slot):
-            self.weighted_sum.sums.close(slot)
 
     def _measure_matrix(self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]) -> None:
         """Measure a slot, or one of its matrices, that has nothing to do with the others."""

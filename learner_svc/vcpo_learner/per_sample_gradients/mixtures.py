@@ -40,9 +40,11 @@ def tapped_forward(name: str, module: nn.Module, taps: Taps) -> Callable[..., An
 
 def is_router(module: nn.Module) -> bool:
     """Return whether a module sends tokens to experts by products with its own weight."""
+    if not hasattr(module, "top_k"):
+        return False
     own = dict(module.named_parameters(recurse=False))
     is_matrix = "weight" in own and own["weight"].ndim == 2
-    return is_matrix and hasattr(module, "top_k") and not is_plain(module, nn.Linear)
+    return is_matrix and not is_plain(module, nn.Linear)
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -51,9 +53,12 @@ def is_experts(module: nn.Module) -> bool:
     Its decorator `use_experts_implementation` gives the class the gate, and says that each way to
     compute it may replace another. Biases are not known here.
     """
+    if not hasattr(module, "_apply_gate"):
+        return False
     own = dict(module.named_parameters(recurse=False))
-    is_known = own.keys() <= _EXPERT_MATRICES and all(each.ndim == 3 for each in own.values())
-    return bool(own) and is_known and hasattr(module, "_apply_gate")
+    return bool(own) and all(
+        name in _EXPERT_MATRICES and each.ndim == 3 for name, each in own.items()
+    )
 
 
 def is_mixture(model: nn.Module) -> bool:

@@ -44,8 +44,13 @@ class ModuleCall:
         """Return the module's output with one parameter and all arguments replaced."""
         positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
         keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
-        replaced = {parameter_name: parameter}
-        return torch.func.functional_call(self.module, replaced, positional, keywords)
+        # As `torch.func.functional_call`, which looks names up and takes as long as the module.
+        own: dict[str, Any] = self.module._parameters
+        before, own[parameter_name] = own[parameter_name], parameter
+        try:
+            return self.module(*positional, **keywords)
+        finally:
+            own[parameter_name] = before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +84,11 @@ class CallSite:
     def argument_shapes(self) -> dict[int | str, "torch.Size"]:
         """Shapes of the tensor arguments."""
         return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
+
+    def is_alike(self, inputs: Tensor, output: Any) -> bool:
+        """Return whether a call with one argument has these shapes too."""
+        is_tensor = isinstance(output, Tensor)
+        return is_tensor and output.shape == self.output_shape and inputs.shape == self.arguments[0]
 
     def is_flat(self, num_rows: int) -> bool:
         """Return whether the output and all arguments have the tokens of all rows on one axis."""

@@ -11,7 +11,7 @@ anchor's gradient goes by every tap that the objective depends on and forms no p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import TracebackType
@@ -93,6 +93,7 @@ class Recording:
         """The object that the uses hand their gradients to in a backward pass; None outside of
         one."""
         self._used: list[nn.Parameter] = []
+        self._taps: dict[nn.Module, _ModuleTap] = {}
         self._is_recomputing = False
 
     def expect(self, slot: Slot) -> None:
@@ -132,7 +133,8 @@ class Recording:
         if not slots:
             return output
         if not self._is_recomputing:
-            self.num_uses.update(slots)
+            for slot in slots:
+                self.num_uses[slot] += 1
             self._used.extend(site.parameters)
             if isinstance(site, CallSite):
                 self.sites.append(site)
@@ -145,31 +147,61 @@ class Recording:
         return [self._tap_module(name, module) for name, module in self.slots.modules(root)]
 
     def _tap_module(self, name: str, module: nn.Module) -> Removable:
-        forward = tapped_forward(name, module, self)
-        if forward is not None:
-            return OtherForward(module, forward)
-        return module.register_forward_hook(self._tap_output(name), with_kwargs=True)
+        if module not in self._taps:
+            self._taps[module] = _ModuleTap(name, module, self)
+        return self._taps[module].place()
 
-    def _tap_output(self, name: str) -> Callable[..., Any]:
-        def tap(
-            module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any], output: Any
-        ) -> Any:
-            arguments = dict[int | str, Any](enumerate(positional)) | keywords
-            tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
-            site = CallSite(
-                name=name,
-                module=module,
-                arguments={
-                    key: each.shape if isinstance(each, Tensor) else each
-                    for key, each in arguments.items()
-                },
-                output_shape=tuple(output.shape) if isinstance(output, Tensor) else None,
-                parameter_names=list(self.slots.of(module)),
-                is_linear=is_plain(module, nn.Linear) and arguments.keys() == {0},
-            )
-            return self.tap(output, site, *tensors)
 
-        return tap
+class _ModuleTap:
+    """A tap for the outputs of one module; it keeps the site of a call for those that are alike.
+
+    A host's time for the taps of all modules is a large part of that for a small model.
+    """
+
+    def __init__(self, name: str, module: nn.Module, recording: Recording) -> None:
+        self._name = name
+        self._module = module
+        self._recording = recording
+        self._forward = tapped_forward(name, module, recording)
+        """In the place of the module's own; None if its output is tapped."""
+        self._last: CallSite | None = None
+
+    def place(self) -> Removable:
+        """Put the tap on the module."""
+        if self._forward is not None:
+            return OtherForward(self._module, self._forward)
+        return self._module.register_forward_hook(self, with_kwargs=True)
+
+    def __call__(
+        self,
+        module: nn.Module,
+        positional: tuple[Any, ...],
+        keywords: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        if len(positional) == 1 and not keywords and isinstance(positional[0], Tensor):
+            inputs, last = positional[0], self._last
+            is_alike = last is not None and last.is_alike(inputs, output)
+            site = last if last is not None and is_alike else self._site({0: inputs}, output)
+            self._last = site
+            return self._recording.tap(output, site, inputs)
+        arguments = dict[int | str, Any](enumerate(positional)) | keywords
+        tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
+        return self._recording.tap(output, self._site(arguments, output), *tensors)
+
+    def _site(self, arguments: Mapping[int | str, Any], output: Any) -> CallSite:
+        module = self._module
+        return CallSite(
+            name=self._name,
+            module=module,
+            arguments={
+                key: each.shape if isinstance(each, Tensor) else each
+                for key, each in arguments.items()
+            },
+            output_shape=tuple(output.shape) if isinstance(output, Tensor) else None,
+            parameter_names=list(self._recording.slots.of(module)),
+            is_linear=is_plain(module, nn.Linear) and arguments.keys() == {0},
+        )
 
 
 class Tap(torch.autograd.Function):

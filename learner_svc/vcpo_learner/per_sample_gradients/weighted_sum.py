@@ -112,12 +112,13 @@ class WeightedSum:
     def add_factors(self, slot: Slot, factors: Factors) -> None:
         """Add a matrix's gradients to both sums of a slot, as products over all tokens."""
         (weighted,), (by_group,) = self.sums.weighted_sums([slot]), self.sums.by_groups([slot])
-        factors.add_weighted_to(weighted, self.offsets)
+        factors.add_weighted_to(weighted, self.offsets[:, None, None])
         for group in sorted(set(self.groups)):
             first = self.groups.index(group)
             samples = slice(first, first + self.groups.count(group))
             part = factors.part(samples)
-            part.add_weighted_to(by_group[group], torch.ones_like(self.offsets[samples]))
+            ones = torch.ones_like(self.offsets[samples, None, None])
+            part.add_weighted_to(by_group[group], ones)
 
 
 def fused_sums(gradients: Tensor) -> Callable[..., Tensor] | None:

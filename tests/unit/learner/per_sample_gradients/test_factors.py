@@ -55,9 +55,9 @@ def test_factors_of_bfloat16_stay_in_it_and_their_products_have_the_digits_of_fl
 def test_a_sum_of_factors_of_bfloat16_keeps_its_digits_until_it_is_complete():
     torch.manual_seed(0)
     rows, columns = torch.randn(3, 40, 64).to(BF16), torch.randn(3, 40, 48).to(BF16)
-    coefficients = torch.tensor([1 / 3, -0.7, 1e-3], dtype=F64)
+    coefficients = torch.tensor([1 / 3, -0.7, 1e-3], dtype=F64)[:, None, None]
     each = rows.double().mT @ columns.double()
-    expected = (coefficients[:, None, None] * each).sum(dim=0)
+    expected = (coefficients * each).sum(dim=0)
     total, factors = torch.zeros(64, 48), Factors(rows=rows, columns=columns)
     factors.add_weighted_to(total, coefficients)
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
