@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[Metric, ...]] = {
 FEATURES = (
     Feature.EVALUATION,
     Feature.CHECKPOINT,
+    Feature.CERTIFICATES,
     Feature.STARTING,
     Feature.GRADIENT_NORMS,
 )

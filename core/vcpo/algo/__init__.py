@@ -103,6 +103,7 @@ from vcpo.algo.health.collapse import (
     RewardWatch,
     find_collapse,
     near_rewards,
+    num_low_at_end,
     share_error,
 )
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
@@ -231,6 +232,7 @@ __all__ = [
     "mean_baseline",
     "near_equal_blocks",
     "near_rewards",
+    "num_low_at_end",
     "numbers_wanted",
     "on_policy_mean_weight",
     "optimal_baseline",

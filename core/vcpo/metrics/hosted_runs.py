@@ -81,6 +81,8 @@ class HostedRun:
     """Unix time at which the run was started, resumed or retried last."""
     startup_deadline_s: float | None = None
     """Unix time at which the run fails unless it has taken a step."""
+    certificate_end_s: float | None = None
+    """Unix time at which the first certificate of its pods ends."""
 
 
 def gauge_series(run: HostedRun) -> Series:
@@ -108,6 +110,7 @@ def gauge_series(run: HostedRun) -> Series:
                 (HostMetrics.run_signals_age, run.signals_age_s),
                 (HostMetrics.run_start_timestamp, run.start_s),
                 (HostMetrics.run_startup_deadline, run.startup_deadline_s),
+                (HostMetrics.run_certificate_end, run.certificate_end_s),
             )
             if value is not None
         },

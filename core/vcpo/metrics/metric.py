@@ -37,6 +37,7 @@ class Feature(StrEnum):
     SINKS = "sinks in spec.tracking"
     LOCAL = "`vcpo run` as host"
     STARTING = "a run that has not taken a step"
+    CERTIFICATES = "a run in a cluster whose calls are encrypted"
     CALLED = "a call to the process"
     DELETED_CHILD = "an object of a run that somebody deleted"
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from prometheus_client import Counter as CounterMetric
 from prometheus_client import Gauge as GaugeMetric
 
+from vcpo.algo import num_low_at_end, share_error
 from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
@@ -49,7 +50,10 @@ class LearnerGauges:
         self._groups_seen: set[str] = set()
         self._labels_shown: dict[GaugeMetric, set[str]] = {}
         """Labels that the last step had, of gauges with one."""
+        self._stage_s: dict[Stage, float] = {}
+        """Time since the last step, by stage."""
         self._waited_s = 0.0
+        """Wait for batches up to the last step."""
         self._leased = 0
         self._counted: dict[CounterMetric, Mapping[str, int]] = {}
         """What counters with one label have counted, by label."""
@@ -79,6 +83,7 @@ class LearnerGauges:
         metrics.step_duration_s.observe(record.step_s)
         self._trained_on(record.step - 1, groups)
         metrics.log_importance_weight.observe_all(log_weights)
+        self._show_stages()
         self.show_step(record)
 
     def show_step(self, record: StepRecord) -> None:
@@ -104,6 +109,14 @@ class LearnerGauges:
             is_mixed = len({one.reward for one in group.trajectories}) > 1
             outcome = GroupOutcome.MIXED if is_mixed else GroupOutcome.ALL_EQUAL
             metrics.groups.labels(outcome).inc()
+
+    def _show_stages(self) -> None:
+        """Show where the time since the step before went."""
+        waited_s = self._signals.waited_s()
+        self.add_stage(Stage.WAIT, waited_s - self._waited_s)
+        self._waited_s = waited_s
+        for stage in Stage:
+            self._metrics.step_stage_s.labels(stage).set(self._stage_s.pop(stage, 0.0))
 
     def _last_step(self, record: StepRecord) -> None:
         """Show the numbers of a step; those that it lacks are not shown."""
@@ -142,7 +155,7 @@ class LearnerGauges:
 
     def add_stage(self, stage: Stage, duration_s: float) -> None:
         """Add time that the learner spent in a stage of its work."""
-        self._metrics.stage_s.labels(stage).inc(duration_s)
+        self._stage_s[stage] = self._stage_s.get(stage, 0.0) + duration_s
 
     def record_resume(self, step: int, *, now_unix_s: float, saved_unix_s: float) -> None:
         """Show that the learner resumed from the checkpoint of a step, saved at that time."""
@@ -152,8 +165,14 @@ class LearnerGauges:
         # A learner that resumes is not stalled, however long ago the step was.
         metrics.step_timestamp_s.set(now_unix_s)
 
-    def record_evaluation(self, record: EvaluationRecord) -> None:
-        """Show a finished evaluation."""
+    def record_evaluation(self, record: EvaluationRecord, accuracies: Mapping[int, float]) -> None:
+        """Show a finished evaluation.
+
+        accuracies: of all evaluations of the run up to this one, by step.
+        """
+        values = [accuracies[step] for step in sorted(accuracies)]
+        errors = [share_error(each, record.num_trajectories) for each in values]
+        self._metrics.low_evaluations.set(num_low_at_end(values, errors=errors))
         self._metrics.evaluation_accuracy.set(record.accuracy)
         self._metrics.evaluation_timestamp_s.set(record.time_unix_s)
 
@@ -162,6 +181,10 @@ class LearnerGauges:
         self._metrics.checkpoint_timestamp_s.set(time_unix_s)
         self._metrics.checkpoint_bytes.set(size_bytes)
         self._metrics.disk_free_bytes.set(free_bytes)
+
+    def count_refused_rollback(self) -> None:
+        """Count that the run was to be rolled back and could not be."""
+        self._metrics.rollbacks_refused.inc()
 
     def count_disk_full(self) -> None:
         """Count a write of a checkpoint or a model that failed because the disk was full."""
@@ -187,9 +210,6 @@ class LearnerGauges:
         self._raise(metrics.workers_set_aside, dispatcher.set_aside_workers.counts)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
-        waited_s = self._signals.waited_s()
-        self.add_stage(Stage.WAIT, waited_s - self._waited_s)
-        self._waited_s = waited_s
         signals = self._signals.message()
         self._windows(signals)
         metrics.step.set(signals.step)

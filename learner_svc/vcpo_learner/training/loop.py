@@ -396,7 +396,7 @@ class TrainingLoop:
         answers = evaluation_samples(result.step, result.first_responses, self._tokenizer)
         self._records.evaluation(record, answers)
         self._signals.record_evaluation(record)
-        self._gauges.record_evaluation(record)
+        self._gauges.record_evaluation(record, self._dispatcher.ledger.accuracies)
         _LOGGER.info(
             "evaluation of step %d: accuracy %.3f over %d responses",
             record.step,

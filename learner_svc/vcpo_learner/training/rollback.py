@@ -114,6 +114,7 @@ class Rollback:
     def _refuse(self, reason: str) -> None:
         """Report once that the run is not rolled back."""
         self._is_refused = True
+        self._gauges.count_refused_rollback()
         self._records.event(
             "NotRolledBack", f"step {self._step}: {self._why()}; the run goes on as it is: {reason}"
         )

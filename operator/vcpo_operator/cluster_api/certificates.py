@@ -59,12 +59,12 @@ def renewed_certificates(
     return {**data, **_issue(authority, key, names, now_s)}
 
 
-def first_end_s(data: Mapping[str, bytes], roles: Sequence[str]) -> float:
-    """Return the Unix time at which the first certificate of these roles ends.
+def first_end_s(data: Mapping[str, bytes], names: Sequence[str]) -> float:
+    """Return the Unix time at which the first certificate of these names ends.
 
     Raises: ValueError, KeyError if one is missing or is none.
     """
-    issued = (x509.load_pem_x509_certificate(data[f"{role}.crt"]) for role in roles)
+    issued = (x509.load_pem_x509_certificate(data[f"{name}.crt"]) for name in names)
     return min(each.not_valid_after_utc.timestamp() for each in issued)
 
 

@@ -225,7 +225,9 @@ class ObservedState:
     """Deployments by rollout group, also of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()
     certificates_due: bool = False
-    """Whether the run's certificates end soon, or cannot be read."""
+    """Whether the run's own certificates end soon, or cannot be read."""
+    certificate_end_s: float | None = None
+    """Unix time at which the first certificate of the pods ends; None if none can be read."""
 
     @property
     def lacks_reference(self) -> bool:

@@ -62,4 +62,5 @@ def hosted_run(
         learner_restarts=status.restarts.total,
         start_s=status.start_s,
         startup_deadline_s=startup_deadline_s(snapshot.run.spec, status),
+        certificate_end_s=snapshot.observed.certificate_end_s,
     )

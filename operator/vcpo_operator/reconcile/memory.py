@@ -65,7 +65,9 @@ class RunMemory:
     keys_conflict: Conflict | None = None
     """Why the Secret with the keys could not be read last; None when it could."""
     certificates_due: bool = False
-    """Whether the certificates that were read last end soon, or could not be used."""
+    """Whether the run's own certificates that were read last end soon, or could not be used."""
+    certificate_end_s: float | None = None
+    """Unix time at which the first certificate that was read last ends; None if none was."""
     status: RunStatus | None = None
     """The status that this process wrote last."""
     status_version: int = 0
@@ -140,7 +142,12 @@ class RunMemory:
         """Return the observed state with the children of unwatched kinds."""
         watched = (each for each in observed.children if each.kind not in UNWATCHED)
         children = (*self._unwatched.values(), *watched)
-        return replace(observed, children=children, certificates_due=self.certificates_due)
+        return replace(
+            observed,
+            children=children,
+            certificates_due=self.certificates_due,
+            certificate_end_s=self.certificate_end_s,
+        )
 
     def record_child(self, child: ObservedChild) -> bool:
         """Record a child; return whether it replaces one that somebody else deleted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vcpo.api import VCPORun
@@ -112,13 +112,17 @@ class Observer:
         The connections get the key for steering and the authority; nothing else is kept.
         """
         key, pods, trust = record.key, run.spec.pods, None
+        if pods.transport is Transport.PLAIN_TEXT:
+            memory.certificate_end_s = None
         try:
             if pods.transport is not Transport.PLAIN_TEXT:
-                own = certificates_name(key.name)
+                own, is_own = certificates_name(key.name), pods.tls_secret_name is None
                 data = await self._read_secret(record, memory, own, pods.tls_secret_name)
                 trust = learner_trust(key, data)
-                if pods.tls_secret_name is None:
-                    memory.certificates_due = now_s >= _end_s(key, data) - RENEWED_BEFORE_S
+                ends_s = _end_s(data, list(certificate_hosts(key)) if is_own else ["tls"])
+                memory.certificate_end_s = ends_s
+                if is_own:
+                    memory.certificates_due = now_s >= (ends_s or 0.0) - RENEWED_BEFORE_S
             named, own = pods.keys_secret_name, credential_name(key.name)
             data = await self._read_secret(record, memory, own, named)
         except ApiError as error:
@@ -152,8 +156,8 @@ class Observer:
         return secret_data(body) if is_readable else {}
 
 
-def _end_s(key: RunKey, data: Mapping[str, bytes]) -> float:
-    """Return the Unix time at which the first certificate ends; 0 if one cannot be used."""
+def _end_s(data: Mapping[str, bytes], names: Sequence[str]) -> float | None:
+    """Return the Unix time at which the first of these certificates ends; None if one is none."""
     with contextlib.suppress(ValueError, KeyError):
-        return first_end_s(data, list(certificate_hosts(key)))
-    return 0.0
+        return first_end_s(data, names)
+    return None

@@ -14,4 +14,8 @@ pytestmark = needs_promtool
 def test_from_an_hour_of_load_over_a_restart_to_the_end_only_a_collapse_of_the_reward_alerts(
     tmp_path, pace_s
 ):
-    assert alerts_at(pace_s, tmp_path, collapses=True) == {"VCPORewardCollapsed"}
+    assert alerts_at(pace_s, tmp_path, collapses=True) == {
+        "VCPOEvaluationFalling",
+        "VCPONotRolledBack",
+        "VCPORewardCollapsed",
+    }

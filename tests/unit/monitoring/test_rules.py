@@ -69,8 +69,8 @@ def test_every_alert_has_cases_that_fire_and_cases_that_do_not():
     assert [alert for alert in ALERTS if not (kinds[alert, True] and kinds[alert, False])] == []
 
 
-def test_there_are_38_alerts():
-    assert len(ALERTS) == 38
+def test_there_are_41_alerts():
+    assert len(ALERTS) == 41
 
 
 def test_every_alert_of_a_run_is_joined_with_the_active_runs():

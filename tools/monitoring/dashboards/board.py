@@ -7,7 +7,7 @@ bookmarks link to panels by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Final
@@ -92,6 +92,24 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """A colour for the values from a number on."""
+
+    start: float | None
+    """None: from the least value."""
+    color: Color
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Colours of the values of a label."""
+
+    label: str
+    colors: Mapping[str, Color]
+    """By a regular expression of the whole value; the first that matches counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """A PromQL expression and the name of what it returns."""
 
@@ -103,15 +121,10 @@ class Query:
     role: Role = Role.VALUE
     unit: AxisUnit | None = None
     """Of a table's column."""
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A colour for the values from a number on."""
-
-    start: float | None
-    """None: from the least value."""
-    color: Color
+    bands: tuple[Band, ...] = ()
+    """Colours of the numbers in a table's column."""
+    words: Words | None = None
+    """Colours of a label that is a table's column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +168,7 @@ class Board:
     description: str
     tags: tuple[str, ...]
     has_run: bool
-    """Whether it shows one run, chosen by the variable `run`."""
+    """Whether it shows the runs that the variable `run` chooses, one or several over each other."""
     rows: tuple[Row, ...]
 
     @property

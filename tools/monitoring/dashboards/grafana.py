@@ -64,6 +64,8 @@ _BUILDERS: Final[dict[Kind, Callable[[Panel], _PanelBuilder]]] = {
     Kind.TABLE: table_of,
     Kind.STATES: state_timeline,
 }
+_OVERLAID: Final = frozenset({Kind.LINES, Kind.STACK, Kind.EVENTS, Kind.STATES})
+"""Kinds whose series name their run, as several runs may be chosen."""
 _FORMATS: Final = {
     Kind.HEATMAP: PromQueryFormat.HEATMAP,
     Kind.TABLE: PromQueryFormat.TABLE,
@@ -135,7 +137,10 @@ def _panel(panel: Panel, place: Place) -> _PanelBuilder:
 
 def _target(kind: Kind, letter: str, query: Query) -> prometheus.Dataquery:
     target = prometheus.Dataquery().datasource(_SOURCE).ref_id(letter).expr(query.expression)
-    target.format(_FORMATS.get(kind, PromQueryFormat.TIME_SERIES)).legend_format(query.legend)
+    legend = query.legend
+    if kind in _OVERLAID and "$run" in query.expression:
+        legend = f"{legend} {{{{run}}}}"
+    target.format(_FORMATS.get(kind, PromQueryFormat.TIME_SERIES)).legend_format(legend)
     return target.instant() if kind in INSTANT else target.range()
 
 
@@ -148,7 +153,7 @@ def _variables(board: Board) -> list[builders.DatasourceVariable | builders.Quer
         each.include_all(True).all_value(".*").current(everything) for each in (cluster, namespace)
     ]
     if board.has_run:
-        choices.append(_label_values("run", f"vcpo_run_info{{{RUNS}}}"))
+        choices.append(_label_values("run", f"vcpo_run_info{{{RUNS}}}").multi(True))
     return [source, *choices]
 
 

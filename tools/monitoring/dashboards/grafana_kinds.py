@@ -17,12 +17,17 @@ from grafana_foundation_sdk.models import common as options
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 
-from tools.monitoring.dashboards.board import STATES, Color, Kind, Panel, Role
+from tools.monitoring.dashboards.board import STATES, Color, Kind, Panel, Role, Words
 
 _POINTS_OF_COUNTS: Final = 100
 """Points of a panel that counts events, which come seconds to minutes apart."""
 _DASHES: Final = ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})
 _UNFILLED: Final = ("custom.fillOpacity", 0)
+_COLORED: Final = ("custom.cellOptions", {"type": "color-background", "mode": "basic"})
+_RUN_LINK: Final = {
+    "title": "Board of this run",
+    "url": "/d/vcpo-run?var-namespace=${__data.fields.namespace}&var-run=${__value.text}",
+}
 _ROLE_STYLES: Final[dict[Role, tuple[tuple[str, object], ...]]] = {
     Role.FAINT: (("custom.lineWidth", 1), _UNFILLED),
     Role.REFERENCE: (_DASHES, _UNFILLED, ("color", {"mode": "fixed", "fixedColor": "text"})),
@@ -118,10 +123,32 @@ def table_of(panel: Panel) -> table.Panel:
             )
         )
     )
+    builder.override_by_name("run", _properties((("links", [_RUN_LINK]),)))
     for query in panel.queries:
         if query.unit is not None:
             builder.override_by_name(query.legend, _properties((("unit", query.unit.value),)))
+        if query.bands:
+            steps = [{"value": band.start, "color": band.color.value} for band in query.bands]
+            thresholds = {"mode": "absolute", "steps": steps}
+            colored = (("thresholds", thresholds), _COLORED)
+            builder.override_by_name(query.legend, _properties(colored))
+        if query.words is not None:
+            builder.override_by_name(query.words.label, _properties(_colored_words(query.words)))
     return builder
+
+
+def _colored_words(words: Words) -> tuple[tuple[str, object], ...]:
+    mappings = [
+        {
+            "type": "regex",
+            "options": {
+                "pattern": f"({pattern})",
+                "result": {"color": color.value, "index": place},
+            },
+        }
+        for place, (pattern, color) in enumerate(words.colors.items())
+    ]
+    return (("mappings", mappings), _COLORED)
 
 
 def state_timeline(_: Panel) -> statetimeline.Panel:

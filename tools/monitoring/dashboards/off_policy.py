@@ -16,9 +16,11 @@ from tools.monitoring.dashboards.board import (
     Row,
 )
 from tools.monitoring.dashboards.promql import (
+    RATE_FACTORS,
     ROLLBACKS,
     above_zero,
     buckets,
+    effective_rate,
     hourly_share,
     increase,
     value,
@@ -29,9 +31,6 @@ _WARNING_BANDS: Final = (
     Band(None, Color.GOOD),
     Band(1 / 3, Color.WARNING),
     Band(2 / 3, Color.BAD),
-)
-_RATE_FACTORS: Final = tuple(
-    f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
 )
 _ON_POLICY: Final = value("vcpo_on_policy_ess_ratio")
 _LOW_ESS: Final = f"clamp_min({value('vcpo_run_ess_floor_ratio')}, {threshold('lowRelativeEss'):g})"
@@ -74,8 +73,8 @@ _MAY_WE_STEP: Final = Row(
             maximum=1.0,
             bands=(Band(None, Color.BAD), Band(0.25, Color.GOOD)),
             queries=(
-                Query(" * ".join(map(value, _RATE_FACTORS)), "effective"),
-                *map(Query, map(value, _RATE_FACTORS), ("schedule", "ESS", "backoff")),
+                Query(effective_rate(), "effective"),
+                *map(Query, map(value, RATE_FACTORS), ("schedule", "ESS", "backoff")),
             ),
         ),
         Panel(
@@ -275,6 +274,7 @@ _CONTROLLER: Final = Row(
             queries=(
                 Query(increase("vcpo_run_throttles_total", "direction"), "{{direction}}"),
                 Query(ROLLBACKS, "rolled back"),
+                Query(increase("vcpo_learner_rollbacks_refused_total"), "rollback refused"),
                 Query(
                     increase("vcpo_run_decisions_total", "direction", "reason"),
                     "{{direction}}: {{reason}}",

@@ -4,7 +4,7 @@ A restarted learner is a new target, and a run's own PodMonitor beside the chart
 twice. So series of the one learner and of the one active host are aggregated by `max`, and those of
 workers first by `instance`, then over the workers. A plain `sum` would count twice.
 
-Metrics are of four scopes. `RUN` selects the chosen run, `RUNS` all runs of the chosen namespaces,
+Metrics are of four scopes. `RUN` selects the chosen runs, `RUNS` all runs of the chosen namespaces,
 `OPERATOR` the operator itself. All are variables of the boards.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-RUN: Final = 'cluster=~"$cluster",namespace=~"$namespace",run="$run"'
+RUN: Final = 'cluster=~"$cluster",namespace=~"$namespace",run=~"$run"'
 RUNS: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
 OPERATOR: Final = 'cluster=~"$cluster"'
 _WINDOW: Final = "[$__rate_interval]"
@@ -34,6 +34,17 @@ def selector(metric: str, where: str = "", scope: str = RUN) -> str:
 def value(metric: str, *by: str, where: str = "", scope: str = RUN) -> str:
     """Return a gauge, or the total of a counter, of the learner or of the host."""
     return f"max by ({_labels(*by)}) ({selector(metric, where, scope)})"
+
+
+RATE_FACTORS: Final = tuple(
+    f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
+)
+"""What the spec's learning rate is multiplied with."""
+
+
+def effective_rate(scope: str = RUN) -> str:
+    """Return the share of the spec's learning rate that is taken."""
+    return " * ".join(value(name, scope=scope) for name in RATE_FACTORS)
 
 
 def above_zero(metric: str, *by: str) -> str:

@@ -6,16 +6,20 @@ from typing import Final
 
 from tools.monitoring.dashboards.board import (
     AxisUnit,
+    Band,
     Board,
+    Color,
     Kind,
     Panel,
     Query,
     Role,
     Row,
+    Words,
 )
 from tools.monitoring.dashboards.promql import (
     RUNS,
     buckets,
+    effective_rate,
     selector,
     share,
     total_rate,
@@ -26,6 +30,11 @@ from tools.monitoring.rules import threshold
 
 _STEP: Final = value("vcpo_learner_step", scope=RUNS)
 _LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'
+_WANTED: Final = value("vcpo_run_replicas", "group", where='state="desired"', scope=RUNS)
+_READY: Final = Words(
+    "ready", {"Training": Color.GOOD, "Complete|Succeeded": Color.NEUTRAL, ".*": Color.WARNING}
+)
+_STABLE: Final = Words("stable", {"Critical|Dead": Color.BAD, ".*": Color.GOOD})
 _HEALTH: Final = 'condition!~"Complete|Failed|Suspended"'
 
 
@@ -66,11 +75,12 @@ _WHICH_RUN: Final = Row(
             title="Runs",
             question="How is each run of the chosen namespaces?",
             reading="A run that trains has the reason Training. ESS is that of recent steps over "
-            "that on policy. A run without numbers sends no metrics.",
+            "that on policy, the rate the share of the spec's that is taken; the checkpoint is the "
+            "newest one's age. A run without numbers sends no metrics. A name leads to its board.",
             kind=Kind.TABLE,
             queries=(
-                Query(_reason("Ready", "ready"), ""),
-                Query(_reason("Stable", "stable"), ""),
+                Query(_reason("Ready", "ready"), "", words=_READY),
+                Query(_reason("Stable", "stable"), "", words=_STABLE),
                 Query(_STEP, "step"),
                 Query(value("vcpo_run_steps", scope=RUNS), "of"),
                 Query(
@@ -81,16 +91,33 @@ _WHICH_RUN: Final = Row(
                     unit=AxisUnit.SECONDS,
                 ),
                 Query(value("vcpo_reward_mean", scope=RUNS), "reward"),
+                Query(value("vcpo_evaluation_accuracy", scope=RUNS), "evaluation"),
                 Query(
                     f"{value('vcpo_ess_mean_ratio', scope=RUNS)} / on (namespace, run)"
                     f" {value('vcpo_on_policy_ess_ratio', scope=RUNS)}",
                     "ESS",
+                    unit=AxisUnit.SHARE,
+                    bands=(Band(None, Color.BAD), Band(threshold("lowRelativeEss"), Color.GOOD)),
+                ),
+                Query(
+                    effective_rate(RUNS),
+                    "rate",
+                    unit=AxisUnit.SHARE,
+                    bands=(Band(None, Color.BAD), Band(0.25, Color.GOOD)),
                 ),
                 Query(value("vcpo_learning_rate", scope=RUNS), "learning rate"),
                 Query(value("vcpo_token_lag_max_steps", scope=RUNS), "lag"),
+                Query(value("vcpo_admission_lag_steps", scope=RUNS), "limit"),
+                Query(value("vcpo_run_max_policy_lag_steps", scope=RUNS), "bound"),
                 Query(
                     f"sum by (namespace, run) ({value('vcpo_workers', 'group', scope=RUNS)})",
                     "workers",
+                ),
+                Query(f"sum by (namespace, run) ({_WANTED})", "wanted"),
+                Query(
+                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds', scope=RUNS)}",
+                    "checkpoint",
+                    unit=AxisUnit.SECONDS,
                 ),
                 Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
                 Query(value("vcpo_learner_restored_step", scope=RUNS), "resumed at"),

@@ -27,12 +27,6 @@ from tools.monitoring.dashboards.promql import (
 )
 from tools.monitoring.rules import threshold
 
-_STAGES: Final = (
-    f"{increase('vcpo_learner_stage_seconds_total', 'stage')}"
-    f" / on (namespace, run) group_left () ({increase('vcpo_learner_steps_total')} > 0)"
-)
-"""Both counters jump at the end of a step, so their ratio is right at any pace."""
-
 
 def _resident(part: str) -> str:
     """Return the resident memory of the largest process of a part."""
@@ -99,11 +93,11 @@ HOW_FAST: Final = Row(
             slug="stages",
             title="Where the learner's time goes",
             question="Where do the seconds of a step go?",
-            reading="Seconds of a step, over the steps of the shown interval. `wait` asks for more "
+            reading="Of the last step, from the end of the one before. `wait` asks for more "
             "workers, `publish` for faster storage or network, the rest for a faster device.",
             kind=Kind.STACK,
             unit=AxisUnit.SECONDS,
-            queries=(Query(_STAGES, "{{stage}}"),),
+            queries=(Query(value("vcpo_learner_step_stage_seconds", "stage"), "{{stage}}"),),
         ),
         Panel(
             id=35,

@@ -132,13 +132,30 @@ def find_collapse(
     best_step, best = 0, RewardMean(value=0.0, error=0.0)
     known = errors if errors is not None else [0.0] * len(values)
     for number, ((step, value), error) in enumerate(zip(values, known, strict=True)):
-        if _has_collapsed(best, value):
+        if _has_fallen(best, value, COLLAPSE_SHARE):
             last = values[-1][1]
             return Collapse(step=step, value=value, best=best.value, best_step=best_step, last=last)
         reading = RewardMean(value=value, error=error)
         if number == 0 or reading.lowest > best.lowest:
             best_step, best = step, reading
     return None
+
+
+def num_low_at_end(values: Sequence[float], *, errors: Sequence[float]) -> int:
+    """Return how many of the last values in a row lie below 0.8 of the best one before them.
+
+    A fall within chance is none. Half of the best is a collapse, but evaluations are rare: a run
+    that lost a fifth twice in a row is worth a look.
+
+    values: of one measure, finite, by step; errors: their standard errors.
+    """
+    best, number = RewardMean(value=0.0, error=0.0), 0
+    for position, (value, error) in enumerate(zip(values, errors, strict=True)):
+        number = number + 1 if _has_fallen(best, value, RECOVERED_SHARE) else 0
+        reading = RewardMean(value=value, error=error)
+        if position == 0 or reading.lowest > best.lowest:
+            best = reading
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +195,7 @@ class RewardWatch:
         """Whether the last window is below half of the best one before it, beyond chance."""
         if self.last is None or self.best is None:
             return False
-        return _has_collapsed(self.best, self.last.value)
+        return _has_fallen(self.best, self.last.value, COLLAPSE_SHARE)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rewards as JSON values for a checkpoint."""
@@ -206,5 +223,6 @@ class RewardWatch:
         return replace(watch, best=RewardMean(value=best[0], error=best[1]) if best else None)
 
 
-def _has_collapsed(best: RewardMean, value: float) -> bool:
-    return best.value > 0.0 and value < min(COLLAPSE_SHARE * best.value, best.lowest)
+def _has_fallen(best: RewardMean, value: float, share: float) -> bool:
+    """Whether a value is below a share of the best one, beyond chance."""
+    return best.value > 0.0 and value < min(share * best.value, best.lowest)

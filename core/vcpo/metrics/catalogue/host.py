@@ -139,6 +139,13 @@ class HostMetrics(Instruments):
         appears_with=Feature.STARTING,
     )
 
+    run_certificate_end = gauge(
+        "vcpo_run_certificate_end_timestamp_seconds",
+        "Unix time at which the first certificate of the run's pods ends.",
+        *HOST_LABELS,
+        appears_with=Feature.CERTIFICATES,
+    )
+
     def __init__(self, part: PartRegistry | None = None) -> None:
         super().__init__(part or PartRegistry("host", {}))
 

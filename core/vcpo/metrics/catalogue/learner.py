@@ -108,6 +108,11 @@ class LearnerMetrics(Instruments):
     skipped_steps_in_a_row = gauge(
         "vcpo_skipped_steps_in_a_row", "Optimizer steps since the last one that made an update."
     )
+    rollbacks_refused = counter(
+        "vcpo_learner_rollbacks_refused_total",
+        "Times that the run was to be rolled back and could not be: none was left, or no good "
+        "checkpoint was old enough.",
+    )
     restored_step = gauge(
         "vcpo_learner_restored_step",
         "Step of the checkpoint that this learner resumed from; 0 if it began the run.",
@@ -117,9 +122,9 @@ class LearnerMetrics(Instruments):
         "Time to compute and publish an update; the wait for its batch is not part of it.",
         _STEP_BUCKETS,
     )
-    stage_s = counter(
-        "vcpo_learner_stage_seconds_total",
-        "Time that the learner spent, by stage of its work.",
+    step_stage_s = gauge(
+        "vcpo_learner_step_stage_seconds",
+        "Time from the step before to the last step, by stage of the learner's work.",
         Label("stage", tuple(Stage)),
     )
     idle_ratio = measure(
@@ -300,6 +305,10 @@ class LearnerMetrics(Instruments):
         "vcpo_evaluation_timestamp_seconds",
         "Unix time at which the newest evaluation ended.",
         appears_with=Feature.EVALUATION,
+    )
+    low_evaluations = gauge(
+        "vcpo_low_evaluations_in_a_row",
+        "Evaluations in a row with less than 0.8 of the best accuracy before them, beyond chance.",
     )
     sink_dropped = counter(
         "vcpo_sink_dropped_total",

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcpo.algo import RewardWatch
-from vcpo.algo.health.collapse import find_collapse, near_rewards, reward_limits, share_error
+from vcpo.algo.health.collapse import (
+    find_collapse,
+    near_rewards,
+    num_low_at_end,
+    reward_limits,
+    share_error,
+)
 
 
 def values_of(*numbers):
@@ -47,6 +53,35 @@ def test_a_fall_to_zero_of_a_mean_of_few_rewards_may_be_chance(best, num_rewards
 
 def test_a_reward_that_falls_below_zero_has_collapsed():
     assert find_collapse(values_of(0.5, -0.5)).step == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "num_low"),
+    [
+        ((), 0),
+        ((0.72,), 0),
+        ((0.35, 0.72, 0.41, 0.43), 2),  # 0.8 of 0.72 is 0.576
+        ((0.72, 0.58, 0.57), 1),
+        ((0.72, 0.41, 0.43, 0.6), 0),
+        ((0.72, 0.41, 0.6, 0.41), 1),
+        ((0.0, 0.0, -1.0), 0),
+        ((-0.5, -0.9), 0),
+    ],
+)
+def test_the_last_values_below_eight_tenths_of_the_best_before_them_are_counted(numbers, num_low):
+    assert num_low_at_end(numbers, errors=[0.0] * len(numbers)) == num_low
+
+
+@pytest.mark.parametrize(
+    ("num_rewards", "num_low"),
+    [
+        (256, 1),  # three standard errors are 3 sqrt(0.5 * 0.5 / 256) = 0.094
+        (64, 0),  # 0.188
+    ],
+)
+def test_a_fall_within_three_standard_errors_of_the_best_is_not_counted(num_rewards, num_low):
+    errors = [share_error(each, num_rewards) for each in (0.5, 0.38)]
+    assert num_low_at_end((0.5, 0.38), errors=errors) == num_low
 
 
 @pytest.mark.parametrize(("last", "has_recovered"), [(0.80, True), (0.79, False), (2.0, True)])

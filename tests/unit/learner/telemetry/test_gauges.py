@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
-from vcpo.metrics.label_values import MemoryState, WeightForm
+from vcpo.metrics.label_values import MemoryState, Stage, WeightForm
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.step_record import GAUGES
 from vcpo.wire.guard import CallRefusal
@@ -171,31 +171,41 @@ def test_a_resumed_learner_says_from_where_and_does_not_look_stalled(gauges):
     assert value(gauges, "vcpo_learner_checkpoint_timestamp_seconds") == 100.0
 
 
-def test_waiting_is_counted_while_it_lasts_and_once(gauges, fixture):
+def stages(gauges):
+    """Seconds of the last step by stage, without those of no time."""
+    shown = {
+        stage: value(gauges, "vcpo_learner_step_stage_seconds", stage=stage) for stage in Stage
+    }
+    return {stage: duration_s for stage, duration_s in shown.items() if duration_s}
+
+
+def test_the_stages_of_a_step_are_those_since_the_step_before(gauges, fixture):
     signals = gauges._signals
-    waited = []
-    for act in (signals.start_waiting, lambda: None, signals.start_working):
-        act()
-        fixture.clock.advance(4.0)
+    for waited_s, worked_s in ((4.0, 3.0), (1.0, 2.0)):
+        signals.start_waiting()
+        fixture.clock.advance(waited_s)
         gauges.refresh()
-        waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
-    signals.record_step(step_record())
+        signals.start_working()
+        gauges.add_stage(Stage.BACKWARD, worked_s)
+        gauges.add_stage(Stage.BACKWARD, worked_s)
+        signals.record_step(step_record())
+        gauges.record_step(step_record(), [])
+        assert stages(gauges) == {Stage.WAIT: waited_s, Stage.BACKWARD: 2 * worked_s}
+    gauges.add_stage(Stage.CHECKPOINT, 5.0)
     gauges.refresh()
-    waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
-    signals.start_waiting()
-    fixture.clock.advance(1.0)
-    gauges.refresh()
-    waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
-    assert waited == [4.0, 8.0, 8.0, 8.0, 9.0]
+    assert Stage.CHECKPOINT not in stages(gauges)
+    gauges.record_step(step_record(), [])
+    assert stages(gauges) == {Stage.CHECKPOINT: 5.0}
 
 
-def test_the_wait_for_a_batch_that_broke_the_update_is_counted(gauges, fixture):
+def test_the_wait_for_a_batch_that_broke_the_update_is_part_of_the_next_step(gauges, fixture):
     for _ in range(2):
         gauges._signals.start_waiting()
         fixture.clock.advance(4.0)
         gauges._signals.start_working()
-    gauges.refresh()
-    assert value(gauges, "vcpo_learner_stage_seconds_total", stage="wait") == 8.0
+    gauges._signals.record_step(step_record())
+    gauges.record_step(step_record(), [])
+    assert stages(gauges) == {Stage.WAIT: 8.0}
 
 
 def test_a_cpu_has_no_device_memory_and_a_gpu_has_four_numbers(gauges):
@@ -328,9 +338,25 @@ def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
 
 
 def test_the_last_evaluation_is_shown(gauges):
-    gauges.record_evaluation(evaluation_record(accuracy=0.75, time_unix_s=1700.0))
+    gauges.record_evaluation(evaluation_record(accuracy=0.75, time_unix_s=1700.0), {0: 0.75})
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
     assert value(gauges, "vcpo_evaluation_timestamp_seconds") == 1700.0
+
+
+def test_low_evaluations_are_counted_from_those_before_a_restart(gauges):
+    before = {100: 0.43, 80: 0.41, 60: 0.72, 0: 0.35}  # as a checkpoint has them: in no order
+    record = evaluation_record(step=120, accuracy=0.4, num_trajectories=256)
+    assert value(gauges, "vcpo_low_evaluations_in_a_row") == 0
+    gauges.record_evaluation(record, {**before, 120: 0.4})
+    assert value(gauges, "vcpo_low_evaluations_in_a_row") == 3
+
+
+def test_a_sink_is_shown_before_it_loses_a_record(gauges):
+    gauges.count_sink_drops({"mlflow": 0})
+    assert value(gauges, "vcpo_sink_dropped_total", sink="mlflow") == 0
+    for _ in range(2):
+        gauges.count_sink_drops({"mlflow": 3})
+    assert value(gauges, "vcpo_sink_dropped_total", sink="mlflow") == 3
 
 
 async def test_workers_are_counted_by_what_their_deliveries_say(gauges, fixture):

@@ -193,6 +193,10 @@ async def test_a_run_without_a_good_checkpoint_goes_on_and_says_so_once(make_run
             f"{FELL}; the run goes on as it is: no good checkpoint is at least 11 steps old",
         )
     ]
+    counted = learner.gauges._metrics.registry.get_sample_value(
+        "vcpo_learner_rollbacks_refused_total", {"run": "run"}
+    )
+    assert counted == 1
 
 
 async def test_a_run_that_was_rolled_back_as_often_as_it_may_goes_on_and_says_so(

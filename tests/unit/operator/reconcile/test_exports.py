@@ -8,7 +8,10 @@ import pytest
 
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
 from tests.fixtures.operator.runs import KEY, signals
+from vcpo_operator.cluster_api.certificates import first_end_s, renewed_certificates
+from vcpo_operator.observed.access import secret_data
 
+CERTIFICATE_END = "vcpo_run_certificate_end_timestamp_seconds"
 RUN = f"/apis/vcpo.dev/v1alpha1/namespaces/{KEY.namespace}/vcporuns/{KEY.name}"
 
 
@@ -65,6 +68,24 @@ async def test_the_deadline_of_the_start_goes_with_the_first_step(operator: Reco
     await operator.settle()
     assert operator.exported("vcpo_run_startup_deadline_timestamp_seconds") == {}
     assert operator.exported("vcpo_run_signals_age_seconds") == {(): 2.0}
+
+
+async def test_the_end_of_the_first_certificate_is_exported_also_of_a_secret_of_the_users(
+    operator: ReconcilerFixture,
+):
+    operator.create_run()
+    await operator.settle()
+    made = secret_data(operator.get("", "secrets", "demo-tls"))
+    assert operator.exported(CERTIFICATE_END) == {(): first_end_s(made, ["learner", "rollout"])}
+    operator.create_secret("mine", renewed_certificates(made, {"tls": ["learner"]}, now_s=0.0))
+    operator.change_run(pods={"tlsSecretName": "mine"})
+    operator.now_s += 60.0
+    await operator.settle()
+    assert operator.exported(CERTIFICATE_END) == {(): 90 * 86_400.0}
+    operator.change_run(pods={"tlsSecretName": None, "transport": "PlainText"})
+    operator.now_s += 60.0
+    await operator.settle()
+    assert operator.exported(CERTIFICATE_END) == {}
 
 
 async def test_a_spec_that_cannot_be_used_is_seen_in_the_conditions(operator: ReconcilerFixture):
