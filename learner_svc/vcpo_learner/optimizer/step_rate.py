@@ -62,7 +62,7 @@ class StepRate:
         """Take in a step.
 
         rate: at which it was taken; None if it was skipped.
-        allowed: as `allowed` returned it; None if the batch had no ESS ratio.
+        allowed: as `allowed_rate` returned it; None if the batch had no ESS ratio.
         """
         self._updates_taken += rate is not None
         if self.region is not None:
