@@ -8,11 +8,11 @@ FAULTS ?= 300
 SEED ?= 1
 PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 2)
 BIN := .venv/bin
-TESTS := tests/unit tests/fuzz tests/kube tests/integration tests/e2e tests/chaos
+TESTS := tests/unit tests/walk tests/fuzz tests/kube tests/integration tests/e2e tests/chaos
 # Tests and runs start processes by the hundred, and without bytecode each compiles the tree anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
+.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -56,6 +56,9 @@ test: setup ## lint, types, layers, stub drift, then every test
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+walk: .venv/installed ## make the mistakes of a first day with the installed command, and judge what it says (about 3 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.walk --json
 
 chaos: MINUTES = 30
 chaos: .venv/installed ## a real run under FAULTS=300 random faults of SEED=1, for at most MINUTES=30; a short form is in `make test`

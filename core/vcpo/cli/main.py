@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,21 +134,23 @@ def run(
     refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
     warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
-    try:
-        # Before the directory is made: a run that cannot start takes no number.
-        with serve_metrics(metrics.registry, LOOPBACK, metrics_port) as server:
-            options = HostOptions(
-                resume=resume,
-                metrics=metrics,
-                metrics_port=server.port,
-                ends_with_input=until_input_ends,
-            )
-            with _hold_directory(directory):
-                outcome = _train(loaded, directory, options)
-    except AddressError as error:
-        fail(f"--metrics-port: {error}")
-    # The run's own file has what was set.
-    _show_end(directory.spec if changes else file, directory, outcome, as_json=as_json)
+    with contextlib.ExitStack() as at_end:
+        try:
+            # Before the directory is made: a run that cannot start takes no number.
+            with serve_metrics(metrics.registry, LOOPBACK, metrics_port) as server:
+                options = HostOptions(
+                    resume=resume,
+                    metrics=metrics,
+                    metrics_port=server.port,
+                    ends_with_input=until_input_ends,
+                )
+                with _hold_directory(directory):
+                    outcome = _train(loaded, directory, options)
+                    at_end.enter_context(_last_words(outcome))
+        except AddressError as error:
+            fail(f"--metrics-port: {error}")
+        # The run's own file has what was set.
+        _show_end(directory.spec if changes else file, directory, outcome, as_json=as_json)
     raise typer.Exit(int(outcome.ending))
 
 
@@ -203,7 +206,7 @@ def schema(
 def _hold_directory(directory: RunDir) -> Iterator[None]:
     """Make and lock a run's directory; if no run is created in it, nothing new stays."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
-        undo.callback(directory.remove_unused, is_whole=not directory.path.exists())
+        undo.callback(directory.remove_unused, directory.missing_folders)
         with writing("--run-dir", directory.path):
             directory.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -212,6 +215,19 @@ def _hold_directory(directory: RunDir) -> Iterator[None]:
                 undo.pop_all()  # it is the other host's
                 fail(f"--run-dir: {error}")
         yield
+
+
+@contextlib.contextmanager
+def _last_words(outcome: RunOutcome) -> Iterator[None]:
+    """Let a further Ctrl-C not cut off how an interrupted run can go on; nothing else is left."""
+    if outcome.ending is not Ending.INTERRUPTED:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:

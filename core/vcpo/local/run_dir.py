@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -81,16 +82,22 @@ class RunDir:
                 return day
         return datetime.now(UTC).date()
 
-    def remove_unused(self, *, is_whole: bool) -> None:
+    @property
+    def missing_folders(self) -> list[Path]:
+        """The directory and the folders above it that do not exist, from the innermost."""
+        here = self.path.absolute()
+        return [each for each in (here, *here.parents) if not each.exists()]
+
+    def remove_unused(self, made: Sequence[Path]) -> None:
         """Remove what the start of a run left if it recorded no run; foreign files stay.
 
-        is_whole: whether the start made the directory itself.
+        made: `missing_folders` before the start.
         """
         if self.is_used:
             return
         lock = self.path / f"{LockHolder.HOST}.lock"
         removals = [self._partial_spec.unlink, lock.unlink, self.logs.rmdir, self.processes.rmdir]
-        for remove in [*removals, self.path.rmdir] if is_whole else removals:
+        for remove in [*removals, *(each.rmdir for each in made)]:
             with contextlib.suppress(OSError):  # it is not there, or holds something else
                 remove()
 

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Any, Final
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from vcpo.api.workloads import PromptFormat
@@ -169,10 +169,19 @@ class PromptCodec:
         return self._control_tokens.encode([text], "".join)
 
     def _shows_system_messages(self) -> bool:
-        """Whether the template shows a system message; some refuse one, some drop it."""
+        """Whether the template shows a system message; some refuse one, some drop it.
+
+        Raises: ValueError, naming the field, for a text that is no template.
+        """
         messages = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
         try:
             return _SYSTEM in self._render(messages)
+        except TemplateSyntaxError as error:
+            raise ValueError(
+                "spec.model.name: the chat template of its tokenizer is no Jinja template (line"
+                f" {error.lineno}: {error.message}); correct it, or set"
+                " spec.environment.promptFormat to 'plain'"
+            ) from error
         except TemplateError:
             return False
 

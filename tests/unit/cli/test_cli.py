@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 
 import pytest
@@ -268,6 +269,24 @@ class TestRun:
         assert f"`vcpo run {resumed} --run-dir {new} --resume`" in asked.stdout
         assert load_run(new / "spec.yaml").spec.steps == (7 if changes else 400)
 
+    def test_a_further_interrupt_does_not_cut_off_the_last_words(
+        self, run_file, tmp_path, monkeypatch
+    ):
+        def interrupted(loaded, directory, options):
+            directory.create(loaded)
+            return RunOutcome(ending=Ending.INTERRUPTED)
+
+        def report(directory):
+            os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr("vcpo.cli.main._train", interrupted)
+        monkeypatch.setattr("vcpo.cli.main._report", report)
+        before = signal.getsignal(signal.SIGINT)
+        asked = vcpo("run", run_file, "--run-dir", tmp_path / "new")
+        assert asked.exit_code == Ending.INTERRUPTED
+        assert "--resume` begins with step 1." in asked.stdout
+        assert signal.getsignal(signal.SIGINT) == before
+
     def test_a_used_directory_wants_resume(self, run_file, tmp_path):
         used = tmp_path / "used"
         RunDir(used).create(parse_run(RUN))
@@ -351,6 +370,7 @@ class TestRun:
             " directory\n"
         )
         assert new_run_dir("countdown", tmp_path / "runs").path.name == "countdown-001"
+        assert not (tmp_path / "runs").exists()
 
     def test_a_start_that_fails_changes_nothing_of_a_run_that_it_would_resume(
         self, run_file, tmp_path, taken_port

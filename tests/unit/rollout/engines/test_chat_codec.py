@@ -57,6 +57,13 @@ def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):
         PromptCodec(tokenizer, PromptFormat.CHAT)
 
 
+def test_a_text_that_is_no_template_is_refused_with_the_cure(tokenizer):
+    tokenizer.chat_template = "{% for message in messages %}{{ "
+    said = r"spec\.model\.name: the chat template .* \(line 1: .*promptFormat to 'plain'"
+    with pytest.raises(ValueError, match=said):
+        PromptCodec(tokenizer, PromptFormat.AUTO)
+
+
 def test_the_token_that_ended_a_response_is_not_part_of_its_text(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     end = tokenizer.eos_token_id

@@ -1,0 +1,28 @@
+"""Mistakes of a first day, a few of them; `python -m tests.walk` makes all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.walk.__main__ import sums
+from tests.walk.mistakes import MISTAKES
+from tests.walk.walk import walk
+
+
+def test_there_are_thirty_and_each_is_another_one():
+    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 30
+
+
+def test_a_mistake_is_clear_if_the_command_says_so_and_leaves_nothing(tmp_path):
+    (mistake,) = (each for each in MISTAKES if each.name == "a file that is not there")
+    walked = walk(mistake, tmp_path)
+    assert (walked.unclear, walked.left) == ((), ())
+    silent = replace(walked, said="Traceback (most recent call last):", status=1, left=("runs",))
+    assert silent.unclear == (
+        "says nothing of 'runn.yaml'",
+        "says nothing of 'cannot be read: No such file'",
+        "has status 1, not 2",
+        "shows a traceback",
+    )
+    amount = sums([walked, silent])
+    assert (amount["mistakes"], amount["clear"], amount["left_behind"]) == (2, 1, 1)
