@@ -28,6 +28,7 @@ from research.results.tables import (
     headline_table,
     overview_table,
     plane_table,
+    realised_ess_table,
     safe_rates_table,
     tuning_table,
 )
@@ -106,6 +107,13 @@ untruncated: medians over steps of their quantiles in a batch, and the largest o
 Decades of the mean curve (of each seed's own curve).
 
 {safe}
+
+### How stale the data of {subject} was
+
+ESS ratio of a batch over the on-policy one, by eighths of a run: medians over steps, then over all
+seeds.
+
+{realised}
 
 ### The best rate at each lag
 
@@ -296,6 +304,8 @@ def _section(judged: _Judged) -> str:
         ),
         folder=f"{RESULTS_FOLDER}/{data.name}",
         safe=safe_rates_table(spec, summary.safe),
+        subject=spec.subject,
+        realised=realised_ess_table(summary.realised),
         best=best_rates_table(spec, summary.plane),
         plane="".join(f"\n**k = {lag}**\n\n{plane_table(spec, summary, lag)}\n" for lag in mapped),
     )

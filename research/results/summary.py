@@ -11,6 +11,7 @@ from research.results.claims import ClaimRow, claim_rows
 from research.results.median_ratio import MedianRatio, median_ratio
 from research.results.plane import PlanePoint, SafeRates, plane_points, safe_rates
 from research.results.proportion import Proportion
+from research.results.realised_ess import RealisedEss, realised_ess
 from research.results.tuning import (
     TunedRate,
     synchronous_rates,
@@ -34,6 +35,8 @@ class StudySummary:
     plane: Sequence[PlanePoint]
     safe: Sequence[SafeRates]
     claims: Sequence[ClaimRow]
+    realised: Sequence[RealisedEss]
+    """Of the study's subject."""
 
     def claim(self, method: str, lag: int) -> ClaimRow | None:
         """Return the claims' row of a method at a lag, or None."""
@@ -89,14 +92,23 @@ def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
     tuning = [each for each in records if each.lag == 0 and each.seed in study.tuning.seeds]
     target, tuned = synchronous_target(tuning), tuned_rates(tuning)
     plane = _plane_records(study, records)
+    realised = realised_ess(records, study.subject)
     if target is None:
-        return StudySummary(target=None, tuned=(), plane=plane_points(plane), safe=(), claims=())
+        return StudySummary(
+            target=None,
+            tuned=(),
+            plane=plane_points(plane),
+            safe=(),
+            claims=(),
+            realised=realised,
+        )
     return StudySummary(
         target=target,
         tuned=tuned,
         plane=plane_points(plane),
         safe=safe_rates(plane, study.learning_rates, target),
         claims=claim_rows(claim_records(study, records, tuned), target),
+        realised=realised,
     )
 
 

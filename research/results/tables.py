@@ -11,6 +11,7 @@ from research.results.claims import ClaimRow
 from research.results.median_ratio import MedianRatio
 from research.results.plane import PlanePoint, SafeRates
 from research.results.proportion import Proportion
+from research.results.realised_ess import PARTS, RealisedEss
 from research.results.summary import Headline, StudySummary, headline_lag
 from research.results.tuning import TunedRate
 from research.study import StudySpec
@@ -147,6 +148,21 @@ def plane_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
             is_safe = summary.target is not None and each.final_accuracy_mean >= summary.target
             shown[each.method, each.learning_rate] = f"**{found}**" if is_safe else found
     return _by_method(study, shown, _rates(study))
+
+
+def realised_ess_table(realised: Iterable[RealisedEss]) -> str:
+    """Return a row for each lag and rate, with a column for each part of the run."""
+    columns = ["k", "rate", "seeds", *(f"{part + 1}/{PARTS}" for part in range(PARTS))]
+    lines = (
+        (
+            str(each.lag),
+            compact(each.learning_rate),
+            str(each.num_seeds),
+            *(decimal(ratio, ".2f") for ratio in each.ratios),
+        )
+        for each in realised
+    )
+    return table(columns, lines)
 
 
 def alarm_table(alarms: Iterable[tuple[str, Mapping[str, AlarmQuality]]]) -> str:
