@@ -16,6 +16,9 @@ last line is JSON:
     false_critical_share_default share of the default method's cells without a collapse, of all
                                  seeds and tasks, that are critical; nothing was tuned on them
     default_collapses            its collapses as [lag, number, warned]
+    evaluation_alert             of all cells, of those that collapse and of the others: the number,
+                                 and that of cells with two low evaluations in a row, which alert;
+                                 `default` are those of the default method that do not collapse
 """
 
 from __future__ import annotations
@@ -29,12 +32,16 @@ from typing import Any, Final
 from research.cells.records import CellRecord, table_records
 from research.results.alarms import watched_run
 from research.results.measures import collapse_step
-from vcpo.algo import WarningLevel
+from vcpo.algo import WarningLevel, num_low_at_end, share_error
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 TUNED_TASKS: Final = ("countdown", "countdown-k128", "sort-long")
 OTHER_TASK: Final = "tool"
 DEFAULT: Final = "vcpo2"
+_EVALUATION_PROMPTS: Final = 256
+"""Of all four studies."""
+_LOW_EVALUATIONS: Final = 2
+"""As `VCPOEvaluationFalling` asks for."""
 
 
 class Judged:
@@ -46,6 +53,7 @@ class Judged:
         self.seed = record.seed
         self.collapse = collapse_step(record.evaluations)
         self.alarm = watched_run(record).first_alarms[WarningLevel.CRITICAL]
+        self.is_evaluated_low = _is_evaluated_low([each.accuracy for each in record.evaluations])
 
     @property
     def is_warned(self) -> bool:
@@ -56,6 +64,29 @@ class Judged:
     def lead_steps(self) -> int:
         """Steps from the alarm to the collapse; 0 without one of them."""
         return 0 if self.alarm is None or self.collapse is None else self.collapse - self.alarm
+
+
+def _is_evaluated_low(accuracies: Sequence[float]) -> bool:
+    """Return whether two evaluations in a row are low at any time."""
+    errors = [share_error(each, _EVALUATION_PROMPTS) for each in accuracies]
+    return any(
+        num_low_at_end(accuracies[:end], errors=errors[:end]) >= _LOW_EVALUATIONS
+        for end in range(1, 1 + len(accuracies))
+    )
+
+
+def evaluation_alert(cells: Sequence[Judged]) -> dict[str, list[int]]:
+    """Return numbers of cells and of those that alert by their evaluations."""
+    others = [each for each in cells if each.collapse is None]
+    kinds = {
+        "collapses": [each for each in cells if each.collapse is not None],
+        "others": others,
+        "default": [each for each in others if each.method == DEFAULT],
+    }
+    return {
+        name: [len(those), sum(each.is_evaluated_low for each in those)]
+        for name, those in kinds.items()
+    }
 
 
 def quality(cells: Sequence[Judged]) -> dict[str, Any]:
@@ -103,6 +134,7 @@ def measure(tuned: Iterable[Judged], other: Iterable[Judged]) -> dict[str, Any]:
             for lag in sorted({each.lag for each in fallen})
             for those in [[each for each in fallen if each.lag == lag]]
         ],
+        "evaluation_alert": evaluation_alert([*tuned, *other]),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from vcpo.algo import num_low_at_end, share_error
 from vcpo.records.collapse import is_critical
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord
@@ -70,12 +71,21 @@ def has_recovered(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationR
     return last >= RECOVERED_SHARE * max(before)
 
 
-def due_alerts(steps: Sequence[StepRecord]) -> set[str]:
+def due_alerts(
+    steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()
+) -> set[str]:
     """Return the alerts of which the steps had enough in a row that a scrape cannot have missed it.
 
-    The rules ask for 3 and for 10 steps; a scrape comes every second step or so.
+    The rules ask for 3 and for 10 steps; a scrape comes every second step or so. An evaluation is
+    shown until the next one, but for that after the last step.
     """
+    accuracies = [each.accuracy for each in evaluations][:-1]
+    errors = [share_error(each.accuracy, each.num_trajectories) for each in evaluations][:-1]
     lasted = {
+        "VCPOEvaluationFalling": any(
+            num_low_at_end(accuracies[:end], errors=errors[:end]) >= 2
+            for end in range(1, 1 + len(accuracies))
+        ),
         "VCPOCollapseWarning": max(each.critical_steps for each in steps) >= 3 + _STEPS_SEEN,
         "VCPORewardCollapsed": max(each.collapsed_steps for each in steps) >= 10 + _STEPS_SEEN,
         "VCPOLearningRateBackedOff": sum(each.learning_rate_backoff <= 0.25 for each in steps)

@@ -96,7 +96,7 @@ def alarm(observation: Observation) -> dict[str, Any]:
             each.name for each in fired_alerts(server, healthy.started_s, healthy.ended_s)
         ],
         "fired": [each.name for each in fired],
-        "due": sorted(collapse.due_alerts(steps)),
+        "due": sorted(collapse.due_alerts(steps, evaluations)),
         "fired_after_s": {
             each.name: round(each.first_s - collapsed.started_s, 1) for each in fired
         },

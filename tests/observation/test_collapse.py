@@ -27,7 +27,10 @@ def history(*rows: tuple[str, int, int]) -> list[StepRecord]:
 
 def evaluated(*accuracies: float) -> list[Any]:
     """Evaluations at steps 0, 1, 2 ..."""
-    return [evaluation_record(step=step, accuracy=each) for step, each in enumerate(accuracies)]
+    return [
+        evaluation_record(step=step, accuracy=each, num_trajectories=256)
+        for step, each in enumerate(accuracies)
+    ]
 
 
 def test_steps_are_counted_from_the_first_critical_warning_to_the_first_tightened_batch():
@@ -70,6 +73,12 @@ def test_an_alert_is_due_once_its_steps_in_a_row_lasted_for_a_scrape():
     assert after(critical_steps=5, collapsed_steps=12) == set()
     assert after(critical_steps=6) == {"VCPOCollapseWarning"}
     assert after(collapsed_steps=13) == {"VCPORewardCollapsed"}
+
+
+def test_two_low_evaluations_in_a_row_are_due_before_the_last_one_which_nobody_sees():
+    steps = [step_record(step=1)]
+    assert due_alerts(steps, evaluated(0.72, 0.41, 0.43)) == set()
+    assert due_alerts(steps, evaluated(0.72, 0.41, 0.43, 0.7)) == {"VCPOEvaluationFalling"}
 
 
 def test_a_rate_of_a_quarter_is_due_after_three_steps():
