@@ -12,7 +12,7 @@ TESTS := tests/unit tests/walk tests/fuzz tests/kube tests/integration tests/e2e
 # Tests and runs start processes by the hundred, and without bytecode each compiles the tree anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom chart bench clean
+.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom site chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -105,6 +105,9 @@ digests: .venv/installed ## pin the base images by the digest that their tag has
 
 sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (CycloneDX)
 	@$(BIN)/python -m scripts.supply.sbom
+
+site: .venv/installed ## write the documents as a site, dist/site, and check its links (pip install 'vcpo[site]' first)
+	@$(BIN)/python -m scripts.document_site
 
 chart: .venv/installed ## package the chart, dist/chart; PUSH=oci://HOST/PATH sends it to a registry
 	@$(BIN)/python -m scripts.package_chart $(if $(PUSH),--push $(PUSH))
