@@ -71,7 +71,11 @@ class PacedTask:
         longest = max(self._lengths.draw(self._rng, 0) for _ in range(GROUP_SIZE))
         due_s = self._clock() + longest * self._decoding_step_s
         return PacedPrompt(
-            text=prompt.text, messages=prompt.messages, answer=prompt.answer, due_s=due_s
+            text=prompt.text,
+            messages=prompt.messages,
+            answer=prompt.answer,
+            metadata=prompt.metadata,
+            due_s=due_s,
         )
 
     def reward(self, prompt: Prompt, response: str) -> float | Mapping[str, float]:

@@ -1,6 +1,5 @@
 """Demonstrations: what a warm start imitates, right or wrong as often as its recipe says."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -73,7 +72,7 @@ def countdown(
 ) -> Parts:
     """Return a solution, or with `error_rate` some expression with the same numbers."""
     correct = random.random() < 1.0 - error_rate
-    puzzle = json.loads(prompt.answer)
+    puzzle = prompt.metadata
     numbers = tuple(sorted(puzzle["numbers"], reverse=True))
     if correct:
         expression = simplest_solution(numbers, puzzle["target"])
@@ -107,7 +106,7 @@ def calculator(
     is wrong after a wrong call.
     """
     assert isinstance(environment, MultiTurnEnvironment)
-    call = with_slips(json.loads(prompt.answer)["expression"], error_rate, random)
+    call = with_slips(prompt.metadata["expression"], error_rate, random)
     reply = environment.converse(prompt).next_turn(call)
     assert reply is not None
     answer = marked(with_slips(reply.strip("=\n"), error_rate, random))

@@ -5,7 +5,6 @@ gives it as its answer. The calculator is `arithmetic.calculate`: it runs no pro
 no sandbox, and it takes microseconds.
 """
 
-import json
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -84,7 +83,7 @@ class Calculator:
             object.__setattr__(self, name, value)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its `answer` is JSON with the value and what has to be calculated."""
+        """Return a question; its `answer` is the value, its metadata what is to be calculated."""
         question = draw_item(
             seed=self.seed,
             split=split,
@@ -101,15 +100,15 @@ class Calculator:
             for letter, number in zip(_LETTERS, question.numbers, strict=False)
         )
         wording = _INSTRUCT_TEXT if instruct else _PLAIN_TEXT
-        answer = {"value": str(calculation.value), "expression": question.expression}
         return Prompt(
             text=wording.format(numbers=numbers, formula=question.formula, calls=self.calls),
-            answer=json.dumps(answer),
+            answer=str(calculation.value),
+            metadata={"expression": question.expression},
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
         """Return 1.0 if the marked answer is the number, else 0.0."""
-        return 1.0 if extract_answer(response) == json.loads(prompt.answer)["value"] else 0.0
+        return 1.0 if extract_answer(response) == prompt.answer else 0.0
 
     def converse(self, prompt: Prompt) -> Conversation:
         """Begin a conversation with all calculations left."""

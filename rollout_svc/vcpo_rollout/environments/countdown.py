@@ -99,24 +99,20 @@ class Countdown:
                 self._puzzle(split, index, max_proposals=_TRIAL_PROPOSALS)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a solvable puzzle; its `answer` is JSON that includes a solution as proof."""
+        """Return a solvable puzzle; its `answer` is a solution, as proof."""
         puzzle = self._puzzle(split, index)
         wording = _INSTRUCT_TEXT if self.style is Style.INSTRUCT else _PLAIN_TEXT
         separator = ", " if self.style is Style.INSTRUCT else " "
         shown = separator.join(map(str, puzzle.numbers))
-        answer = {
-            "numbers": puzzle.numbers,
-            "target": puzzle.target,
-            "solution": puzzle.solution,
-        }
         return Prompt(
             text=wording.format(numbers=shown, target=puzzle.target),
-            answer=json.dumps(answer),
+            answer=puzzle.solution,
+            metadata={"numbers": puzzle.numbers, "target": puzzle.target},
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
         """Return 1.0 if the marked answer uses each number once and equals the target, else 0.0."""
-        puzzle = json.loads(prompt.answer)
+        puzzle = prompt.metadata
         expression = extract_answer(response)
         calculation = None if expression is None else calculate(expression)
         if calculation is None or sorted(calculation.numbers) != sorted(puzzle["numbers"]):

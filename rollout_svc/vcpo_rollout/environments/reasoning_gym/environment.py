@@ -60,7 +60,7 @@ class ReasoningGym:
         )
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its `answer` is the item's index and checksum."""
+        """Return a question; its metadata is the item's index and checksum."""
         number, item = draw_item(
             seed=self._seed,
             split=split,
@@ -71,7 +71,7 @@ class ReasoningGym:
         text = item["question"].strip()
         if self._style is Style.INSTRUCT:
             text = f"{text}\n\n{_INSTRUCTION}"
-        return Prompt(text=text, answer=f"{number} {question_sum(item)}")
+        return Prompt(text=text, metadata={"index": number, "sum": question_sum(item)})
 
     def reward(self, prompt: Prompt, response: str) -> float:
         """Return the score of the text in the last tags, or of the plain response; else 0.0.
@@ -81,8 +81,7 @@ class ReasoningGym:
         answer = self._answer(response)
         if not answer or len(answer) > _MAX_CHARACTERS:
             return 0.0
-        number, checksum = prompt.answer.split()
-        verdict = self._judge.ask({"index": int(number), "sum": checksum, "answer": answer})
+        verdict = self._judge.ask({**prompt.metadata, "answer": answer})
         if verdict is not None and "differs" in verdict:
             raise RuntimeError(
                 f"data set {self._name!r} has other items in another process, so no answer can be"

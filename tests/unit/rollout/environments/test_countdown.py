@@ -1,4 +1,3 @@
-import json
 import re
 from itertools import product
 
@@ -14,8 +13,7 @@ EASY = {"numbers": 3, "values": [1, 9], "targets": [1, 50], "operators": "+-*"}
 
 
 def puzzle(numbers, target):
-    answer = {"numbers": numbers, "target": target, "solution": ""}
-    return Prompt(text="", answer=json.dumps(answer))
+    return Prompt(text="", metadata={"numbers": numbers, "target": target})
 
 
 def reachable(numbers):
@@ -88,8 +86,8 @@ def test_any_response_has_a_reward(text, expression):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 9), index=st.integers(0, 10**6), split=st.sampled_from(Split))
 def test_every_puzzle_can_be_solved(seed, index, split):
-    answer = json.loads(Countdown(seed=seed).prompt(split, index).answer)
-    assert answer["target"] in reachable(answer["numbers"])
+    puzzle = Countdown(seed=seed).prompt(split, index).metadata
+    assert puzzle["target"] in reachable(puzzle["numbers"])
 
 
 @settings(max_examples=60)
@@ -97,7 +95,7 @@ def test_every_puzzle_can_be_solved(seed, index, split):
 def test_stored_solution_earns_the_reward_with_the_wanted_operators(index, operators):
     environment = Countdown(seed=1, numbers=(2, 5), operators=operators)
     prompt = environment.prompt(Split.TRAIN, index)
-    solution = json.loads(prompt.answer)["solution"]
+    solution = prompt.answer
     assert environment.reward(prompt, f"<answer>{solution}</answer>") == 1.0
     assert set(re.findall(r"[+\-*/]", solution)) <= set(operators)
 
@@ -106,17 +104,17 @@ def test_stored_solution_earns_the_reward_with_the_wanted_operators(index, opera
 @given(index=st.integers(0, 10**6))
 def test_puzzles_stay_within_their_bounds(index):
     environment = Countdown(seed=0, numbers=(2, 4), values=(5, 12), targets=(20, 40))
-    answer = json.loads(environment.prompt(Split.EVALUATION, index).answer)
-    assert 2 <= len(answer["numbers"]) <= 4
-    assert set(answer["numbers"]) <= set(range(5, 13))
-    assert 20 <= answer["target"] <= 40
+    puzzle = environment.prompt(Split.EVALUATION, index).metadata
+    assert 2 <= len(puzzle["numbers"]) <= 4
+    assert set(puzzle["numbers"]) <= set(range(5, 13))
+    assert 20 <= puzzle["target"] <= 40
 
 
 def test_no_puzzle_is_in_both_splits_even_with_reordered_numbers():
     def items(split, seed):
         environment = Countdown(seed=seed, **EASY)
-        answers = [json.loads(environment.prompt(split, index).answer) for index in range(1000)]
-        return {(*sorted(answer["numbers"]), answer["target"]) for answer in answers}
+        puzzles = [environment.prompt(split, index).metadata for index in range(1000)]
+        return {(*sorted(puzzle["numbers"]), puzzle["target"]) for puzzle in puzzles}
 
     assert not items(Split.TRAIN, 0) & items(Split.EVALUATION, 1)
 
@@ -128,9 +126,9 @@ def test_plain_style_is_a_bare_formula():
 
 def test_instruct_style_shows_the_numbers_the_target_and_the_tags():
     prompt = Countdown(seed=0).prompt(Split.TRAIN, 0)
-    answer = json.loads(prompt.answer)
-    assert ", ".join(map(str, answer["numbers"])) in prompt.text
-    assert f"equals {answer['target']}." in prompt.text
+    puzzle = prompt.metadata
+    assert ", ".join(map(str, puzzle["numbers"])) in prompt.text
+    assert f"equals {puzzle['target']}." in prompt.text
     assert "<answer>" in prompt.text
 
 
@@ -144,14 +142,15 @@ def test_styles_show_the_same_puzzle():
 def test_parentheses_are_written_only_where_they_matter():
     environment = Countdown(seed=0, **EASY)
     for index in range(300):
-        answer = json.loads(environment.prompt(Split.TRAIN, index).answer)
-        inner = re.search(r"\(([^()]*)\)", answer["solution"])
+        prompt = environment.prompt(Split.TRAIN, index)
+        inner = re.search(r"\(([^()]*)\)", prompt.answer)
         if inner is None:
             continue
-        bare = calculate(answer["solution"].replace(inner[0], inner[1]))
+        bare = calculate(prompt.answer.replace(inner[0], inner[1]))
         # Without them the value may by chance be the same only where a factor is 1 or a term is 0.
         assert bare is not None
-        assert bare.value != answer["target"] or {0, 1} & {*answer["numbers"], bare.value}
+        puzzle = prompt.metadata
+        assert bare.value != puzzle["target"] or {0, 1} & {*puzzle["numbers"], bare.value}
 
 
 @pytest.mark.parametrize(

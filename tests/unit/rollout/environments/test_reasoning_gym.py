@@ -108,7 +108,7 @@ def test_an_answer_changes_nothing_for_the_next_one(countdown):
 
 def test_an_item_that_another_process_would_not_make_is_never_scored(sums):
     prompt = sums.prompt(Split.TRAIN, 0)
-    other = Prompt(text=prompt.text, answer="0 0123456789abcdef")
+    other = Prompt(text=prompt.text, metadata={"index": 0, "sum": "0123456789abcdef"})
     with pytest.raises(RuntimeError, match="'chain_sum' has other items in another process"):
         sums.reward(other, "<answer>1</answer>")
 
