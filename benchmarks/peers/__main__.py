@@ -2,8 +2,8 @@
 
 Same model, task, batch, loss (GRPO, on policy) and rate, one thread each; then the default method
 with responses up to six versions old and two workers. Start-up is not compared: clocks begin after
-the first step. It takes the extra `trl`, and for wall-clock a quiet machine with two cores; five minutes. The last
-line is JSON, with ratios of this project to TRL, to a reward of 0.95.
+the first step. It takes the extra `trl`, five minutes, and for wall-clock a quiet machine with two
+cores. The last line is JSON, with ratios of this project to TRL, to a reward of 0.95.
 """
 
 from __future__ import annotations
