@@ -48,6 +48,13 @@ async def operator(endpoint):
         yield started
 
 
+@pytest.fixture
+async def alone():
+    """An operator on the fake server; a real one never settles where no pod may be made."""
+    async with operator_fixture() as started:
+        yield started
+
+
 async def train(operator, key=KEY, **spec):
     """Create a run and let all its pods start."""
     await operator.client.create(RUNS, run_body(key.name, **spec))
@@ -382,7 +389,8 @@ async def test_a_template_may_take_a_default_away(operator):
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
 
 
-async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator, record_property):
+async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(alone, record_property):
+    operator = alone
     await without_room_for_pods(operator)
     told = await condition(operator, "LearnerReady")
     assert told[1] == "FailedCreate"
@@ -395,9 +403,8 @@ async def test_a_restarted_operator_keeps_a_cause_that_only_events_tell(operator
     assert after == before
 
 
-async def test_two_operators_without_a_lease_do_not_contradict_each_other(
-    operator, record_property
-):
+async def test_two_operators_without_a_lease_do_not_contradict_each_other(alone, record_property):
+    operator = alone
     await without_room_for_pods(operator)
     told, first = await condition(operator, "LearnerReady"), operator.reconciler
     version = (await operator.run())["metadata"]["resourceVersion"]

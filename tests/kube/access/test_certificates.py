@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture
-from vcpo.wire.access.tls import NOBODY, Trust
+from vcpo.wire.access.tls import NOBODY
 from vcpo_operator.cluster_api.certificates import first_end_s
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
@@ -31,8 +31,11 @@ def end_s(secret):
     return first_end_s(content(secret), ROLES)
 
 
-def trust_in(authority):
-    return Trust(authority=authority, server_name="demo-learner.default.svc")
+def trusted(operator):
+    """The authority by which the operator knows the learner, by its name."""
+    trust = operator.connections.trusts[operator.key_of()]
+    assert trust.server_name == f"demo-learner.{operator.backend.namespace}.svc"
+    return trust.authority
 
 
 async def template(operator, path):
@@ -45,7 +48,7 @@ async def test_a_run_gets_an_authority_that_the_operator_trusts_and_pods_mount_t
     secret, run = await operator.client.get(SECRET), await operator.run()
     (owner,) = secret["metadata"]["ownerReferences"]
     assert owner["uid"] == run["metadata"]["uid"]
-    assert operator.connections.trusts == {KEY: trust_in(content(secret)["ca.crt"])}
+    assert trusted(operator) == content(secret)["ca.crt"]
     mounted = {}
     for role, path in (("learner", LEARNER), ("rollout", DEPLOYMENT)):
         volumes = (await template(operator, path))["spec"]["volumes"]
@@ -99,7 +102,7 @@ async def test_certificates_that_somebody_spoilt_are_made_anew(operator):
     await operator.settle()
     after = content(await operator.client.get(SECRET))
     assert end_s({"data": {k: base64.b64encode(v) for k, v in after.items()}}) > operator.now_s
-    assert operator.connections.trusts == {KEY: trust_in(after["ca.crt"])}
+    assert trusted(operator) == after["ca.crt"]
 
 
 async def test_a_deleted_secret_is_made_again_and_trusted_at_once(operator):
@@ -111,7 +114,7 @@ async def test_a_deleted_secret_is_made_again_and_trusted_at_once(operator):
     await operator.settle()
     after = content(await operator.client.get(SECRET))
     assert after["ca.crt"] != content(before)["ca.crt"]
-    assert operator.connections.trusts == {KEY: trust_in(after["ca.crt"])}
+    assert trusted(operator) == after["ca.crt"]
 
 
 async def test_a_secret_that_the_run_names_is_trusted_and_left_alone(operator):
@@ -120,7 +123,7 @@ async def test_a_secret_that_the_run_names_is_trusted_and_left_alone(operator):
     theirs = await operator.client.create(f"{NAMESPACE}/secrets", body)
     await operator.create(pods={"tlsSecretName": "mine"})
     await operator.settle()
-    assert operator.connections.trusts == {KEY: trust_in(b"authority")}
+    assert trusted(operator) == b"authority"
     assert await operator.client.get(f"{NAMESPACE}/secrets/mine") == theirs
     listed = await operator.client.get(f"{NAMESPACE}/secrets")
     assert "demo-tls" not in {each["metadata"]["name"] for each in listed["items"]}
@@ -135,13 +138,13 @@ async def test_somebody_elses_secret_of_the_name_is_trusted_by_nobody(operator):
     (ready,) = (each for each in conditions if each["type"] == "Ready")
     assert ready["reason"] == "NameTaken"
     assert "`pods.tlsSecretName`" in ready["message"]
-    assert operator.connections.trusts == {KEY: NOBODY}
+    assert operator.connections.trusts == {operator.key_of(): NOBODY}
 
 
 async def test_plain_text_is_asked_for_by_name(operator):
     await operator.create(pods={"transport": "PlainText"})
     await operator.settle()
-    assert operator.connections.trusts == {KEY: None}
+    assert operator.connections.trusts == {operator.key_of(): None}
     spec = (await template(operator, LEARNER))["spec"]
     assert "certificates" not in {each["name"] for each in spec["volumes"]}
     (container,) = spec["containers"]

@@ -24,7 +24,6 @@ from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
-from vcpo_operator.names import RunKey
 from vcpo_operator.signals.client import LearnerConnections
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
@@ -135,7 +134,7 @@ async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
     await operator.create(pods={"keysSecretName": "mine"})
     await operator.settle()
     assert (await environment(operator))["VCPO_WORKER_KEY"]["secretKeyRef"]["name"] == "mine"
-    assert operator.connections.steering_keys == {KEY: "steering"}
+    assert operator.connections.steering_keys == {operator.key_of(): "steering"}
     listed = await operator.client.get(f"{NAMESPACE}/secrets")
     assert "demo-keys" not in {each["metadata"]["name"] for each in listed["items"]}
 
@@ -149,7 +148,7 @@ async def name_a_secret(operator, **keys):
 
 async def test_a_key_that_ends_in_a_newline_is_shown_without_it(operator):
     await name_a_secret(operator, steering="steering\n")
-    assert operator.connections.steering_keys == {KEY: "steering"}
+    assert operator.connections.steering_keys == {operator.key_of(): "steering"}
 
 
 async def test_a_key_that_nobody_can_show_is_named_with_its_secret_and_the_cure(operator):
@@ -158,7 +157,7 @@ async def test_a_key_that_nobody_can_show_is_named_with_its_secret_and_the_cure(
     assert reason == "KeyUnusable"
     assert message.startswith("Secret mine, key `steering`: must be printable ASCII")
     assert "openssl rand" in message
-    assert operator.connections.steering_keys == {KEY: ""}
+    assert operator.connections.steering_keys == {operator.key_of(): ""}
 
 
 async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_so(operator):
@@ -170,7 +169,9 @@ async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_
     assert reason == "NameTaken"
     assert "`pods.keysSecretName`" in message
     assert await operator.client.get(SECRET) == theirs
-    assert operator.connections.steering_keys == {KEY: ""}, "what is theirs is shown to no learner"
+    assert operator.connections.steering_keys == {operator.key_of(): ""}, (
+        "what is theirs is shown to no learner"
+    )
 
 
 class Learner(control_pb2_grpc.ControlServiceServicer):
@@ -193,7 +194,7 @@ async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answe
     operator, tmp_path
 ):
     operator.now_s = time.time()  # real handshakes look at the real clock
-    runs = {name: RunKey(KEY.namespace, name) for name in ("demo", "other")}
+    runs = {name: operator.key_of(name) for name in ("demo", "other")}
     learners, addresses = {name: Learner() for name in runs}, {}
     for name in runs:
         await operator.client.create(RUNS, run_body(name))
@@ -282,6 +283,6 @@ async def test_a_run_whose_secret_may_not_be_read_is_steered_and_keeps_its_pods(
     assert await unreadable.replicas() == 2
     assert await template_hash(unreadable) == hash_before
     assert await unreadable.client.get(SECRET) == before
-    assert unreadable.connections.steering_keys[KEY] == steering_key_of(before)
+    assert unreadable.connections.steering_keys[unreadable.key_of()] == steering_key_of(before)
     generation = (await unreadable.run())["metadata"]["generation"]
     assert (await unreadable.run())["status"]["observedGeneration"] == generation

@@ -67,6 +67,7 @@ POD_MONITORS = {
 FOR_THE_OWNER_CHECK = {Permission(group="vcpo.dev", resource="vcporuns/finalizers", verb="update")}
 """Only asked of the API server by itself, where it checks `blockOwnerDeletion`."""
 
+CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/demo-learner"
 JOB = "/apis/batch/v1/namespaces/default/jobs/demo-model"
 CERTIFICATES = "/api/v1/namespaces/default/secrets/demo-tls"
 GROUPS = [
@@ -252,7 +253,10 @@ async def until_granted(operator):
         while (await operator.reconcile()).error:
             await asyncio.sleep(POLL_S)
     await operator.client.delete(RUN)
-    await operator.backend.clear()
+    await operator.client.delete(CLAIM)
+    async with asyncio.timeout(PATIENT_S):
+        while list(await operator.backend.objects()):
+            await asyncio.sleep(POLL_S)
 
 
 async def until_status(operator):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Fault
-from tests.fixtures.operator.operator import DEPLOYMENT, KEY, PODS, operator_fixture
+from tests.fixtures.operator.operator import DEPLOYMENT, PODS, operator_fixture
 from vcpo_operator.decisions.stalled import PATIENCE_S, REREAD_S
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
@@ -45,7 +45,7 @@ async def look_until(operator, kind, reason):
     async with asyncio.timeout(PATIENT_S):
         while True:
             await operator.backend.refresh()
-            await operator.reconciler.reconcile(KEY)
+            await operator.reconciler.reconcile(operator.key_of())
             found = await condition(operator, kind)
             if found is not None and found[1] == reason:
                 return found

@@ -15,9 +15,16 @@ SYSTEM = "vcpo-system"
 @pytest.fixture
 async def operator(endpoint):
     async with operator_fixture(endpoint) as started:
-        started.restart_operator(
-            dataclasses.replace(DEFAULTS, ingress_sources=IngressSources(operator_namespace=SYSTEM))
-        )
+        yield started
+
+
+@pytest.fixture
+async def installed():
+    """An operator that runs in a namespace of its own, which only the fake server's view shows."""
+    sources = IngressSources(operator_namespace=SYSTEM)
+    async with operator_fixture() as started:
+        started.restart_operator(dataclasses.replace(DEFAULTS, ingress_sources=sources))
+        await started.client.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
         yield started
 
 
@@ -40,21 +47,19 @@ def pool(name):
     return {"template": {"spec": {"nodeSelector": {"pool": name}}}}
 
 
-async def test_the_status_says_what_came_from_where(operator):
-    await operator.client.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
-    await say(operator, SYSTEM, defaults={"pods": pool("h100")})
-    await say(operator, locked={"pods": {"tokenSecretName": "hub"}})
-    await operator.create(pods={"tokenSecretName": "mine"})
-    await operator.settle()
-    pod = (await learner(operator))["spec"]
+async def test_the_status_says_what_came_from_where(installed):
+    await say(installed, SYSTEM, defaults={"pods": pool("h100")})
+    await say(installed, locked={"pods": {"tokenSecretName": "hub"}})
+    await installed.create(pods={"tokenSecretName": "mine"})
+    await installed.settle()
+    pod = (await learner(installed))["spec"]
     assert pod["nodeSelector"] == {"pool": "h100"}
     variables = {each["name"]: each for each in pod["containers"][0]["env"]}
     assert variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "hub"
-    assert (await operator.run())["status"]["defaultsFrom"] == [
+    assert (await installed.run())["status"]["defaultsFrom"] == [
         {"field": "pods.template", "from": f"{SYSTEM}/default", "how": "Default"},
         {"field": "pods.tokenSecretName", "from": "default/default", "how": "Locked"},
     ]
-    await operator.client.delete(f"/api/v1/namespaces/{SYSTEM}")
 
 
 async def test_changed_defaults_wait_as_an_upgrade_does(operator):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture, signals
+from tests.fixtures.operator.operator import DEPLOYMENT, operator_fixture, signals
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.decisions.actions import Resume
 
@@ -94,7 +94,7 @@ async def test_a_late_watch_does_not_undo_what_an_autoscaler_did_after_a_resumpt
         replicas=1,
         resource_version=resting["metadata"]["resourceVersion"],
     )
-    await Executor(operator.cluster, operator.connections).execute(KEY, late)
+    await Executor(operator.cluster, operator.connections).execute(operator.key_of(), late)
     assert await operator.replicas() == 4
 
 

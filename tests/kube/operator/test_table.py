@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from tests.fixtures.kubernetes.kubectl import kubectl, needs_kubectl
-from tests.fixtures.operator.operator import RUNS, operator_fixture, signals
+from tests.fixtures.operator.operator import KEY, RUNS, operator_fixture, signals
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
@@ -26,9 +26,10 @@ async def table(operator):
     access = operator.backend.access
     token = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     headers = {"Accept": TABLE, **token}
+    runs = RUNS.replace(KEY.namespace, operator.backend.namespace)
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.get(access.url + RUNS, ssl=access.tls or True) as answer,
+        session.get(access.url + runs, ssl=access.tls or True) as answer,
     ):
         return await answer.json()
 
