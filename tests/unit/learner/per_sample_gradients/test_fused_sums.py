@@ -14,6 +14,10 @@ from tests.fixtures.learner.models import llama, mixtral, sampled_groups, seeded
 from tests.fixtures.learner.updates import gradient_of_step, make_spec, with_micro_batches
 from vcpo_learner.per_sample_gradients import measurement, weighted_sum
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array with ndim:DeprecationWarning"
+)
+"""Triton's interpreter does so, and NumPy warns of it."""
 MODULE = "vcpo_learner.per_sample_gradients.fused_sums"
 
 
