@@ -9,7 +9,7 @@ import cel
 import pytest
 
 from tests.fixtures.chart.rendering import of_kind, only
-from tests.unit.operator.crd.test_rules import stored_run
+from tests.fixtures.operator.stored_runs import stored_run
 from vcpo.api import VCPORun, missing_gpus
 
 POLICY = only("ValidatingAdmissionPolicy")["spec"]

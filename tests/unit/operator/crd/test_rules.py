@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,27 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
+from tests.fixtures.operator.stored_runs import SCHEMA, stored_run
 from vcpo.algo import Baseline, BaselineScope, Method
 from vcpo.api import VCPORun
-from vcpo_operator.crd import run_crd
-
-SCHEMA = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-NAMES = {"name": "demo", "namespace": "ml"}
-
-
-def apply_defaults(schema: Mapping[str, Any], value: Any) -> Any:
-    """A value with the defaults of its schema, as the API server fills them in."""
-    if schema.get("type") == "array":
-        return [apply_defaults(schema["items"], item) for item in value]
-    if "properties" not in schema:
-        return value
-    filled = dict(value)
-    for name, field in schema["properties"].items():
-        if name not in filled and "default" in field:
-            filled[name] = copy.deepcopy(field["default"])
-        if name in filled:
-            filled[name] = apply_defaults(field, filled[name])
-    return filled
 
 
 def complaints(
@@ -53,12 +34,6 @@ def complaints(
     if isinstance(value, list):
         for item in value:
             yield from complaints(schema["items"], item)
-
-
-def stored_run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as the API server would hold it."""
-    body = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun", "metadata": NAMES}
-    return apply_defaults(SCHEMA, {**body, "spec": document(**spec)["spec"]})
 
 
 def problems(**spec: Any) -> list[str]:
