@@ -12,7 +12,7 @@ TESTS := tests/unit tests/walk tests/fuzz tests/kube tests/integration tests/e2e
 # Tests and runs start processes by the hundred, and without bytecode each compiles the tree anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom site chart bench clean
+.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom images-check site chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -109,6 +109,9 @@ sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (Cy
 
 site: .venv/installed ## write the documents as a site, dist/site, and check its links (pip install 'vcpo[site]' first)
 	@$(BIN)/python -m scripts.document_site
+
+images-check: .venv/installed ## carry out the Dockerfiles in clean roots, as root with mmdebstrap; PACKAGES=1 installs the gigabytes too
+	@$(BIN)/python -m scripts.supply.images_check $(if $(PACKAGES),--packages)
 
 chart: .venv/installed ## package the chart, dist/chart; PUSH=oci://HOST/PATH sends it to a registry
 	@$(BIN)/python -m scripts.package_chart $(if $(PUSH),--push $(PUSH))
