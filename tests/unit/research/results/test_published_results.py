@@ -79,8 +79,9 @@ def _share(collapse: dict[str, int]) -> str:
     return f"{collapse['count']} of {collapse['trials']}"
 
 
-def _spread(found: dict[str, float]) -> str:
-    return f"{found['final_accuracy_mean']:.2f} ± {found['final_accuracy_std']:.2f}"
+def _spread(found: dict[str, float], digits: int = 2) -> str:
+    mean, deviation = found["final_accuracy_mean"], found["final_accuracy_std"]
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def _readme_rows() -> list[list[str]]:
@@ -173,6 +174,27 @@ def test_the_discussion_shows_what_else_was_tried(method, title):
     }
     row = f"| {title} | {plane[0, 1e-4]} | {plane[32, 1e-4]} | {plane[32, 3e-4]} |"
     discussion = DOCS / "design" / "024-study-results.md"
+    assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("vcpo2", "`vcpo2`"),
+        ("vcpo2-held", "`vcpo2`, rate held at step 48"),
+        ("vcpo-batch", "`vcpo`, one baseline per batch"),
+        ("reinforce-region", "REINFORCE, trust region"),
+    ],
+)
+def test_the_discussion_shows_the_controls(method, title):
+    plane = {
+        (each["lag"], each["learning_rate"]): _spread(each, digits=3)
+        for each in REPORTS[FOLDERS["sort-long-controls"]]["studies"]["sort-long-controls"]["plane"]
+        if each["method"] == method
+    }
+    shown = [plane[lag, rate] for lag in (8, 32) for rate in (1e-4, 3e-4)]
+    discussion = DOCS / "design" / "024-study-results.md"
+    row = f"| {' | '.join([title, *shown])} |"
     assert row in discussion.read_text(encoding="utf-8").splitlines()
 
 
