@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,12 @@ def test_a_run_ends_with_its_program_even_if_that_is_killed_and_can_be_gone_on_w
 
 
 def test_a_run_that_is_closed_has_no_further_steps_and_is_no_error(file: Path) -> None:
-    with vcpo.train(file) as training:
-        pass
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a program in the background
+    try:
+        with vcpo.train(file) as training:
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert list(training) == []
     assert training.wait()["state"] == "interrupted"
 

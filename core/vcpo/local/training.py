@@ -149,14 +149,17 @@ class Training:
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    """End a run as Ctrl-C does in a terminal, and wait; a further Ctrl-C is passed on."""
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
-        process.send_signal(number)  # has no effect on one that has ended
+    """End a run as Ctrl-C does in a terminal, and wait; a further Ctrl-C is passed on.
+
+    The end of its input counts as the first one. Unlike a signal it is not lost on a process that
+    has just begun, or that inherits SIGINT ignored, as what a script starts with `&` does.
+    """
+    assert process.stdin is not None  # it is a pipe
+    process.stdin.close()
+    for number in (signal.SIGINT, signal.SIGKILL):
         try:
             process.wait()
         except KeyboardInterrupt:
-            continue
-        break
-    assert process.stdin is not None  # it is a pipe
-    process.stdin.close()
+            process.send_signal(number)
+    process.wait()
     errors.close()
