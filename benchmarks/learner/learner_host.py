@@ -13,8 +13,9 @@ and backward passes are not.
 
 The model is as small as a model can be: its logits do not depend on its inputs, so what remains of
 a step is the host's. For time, its vocabulary is 8. For memory, it is 260 and tokens come from its
-end, because CPython shares the integers below 257. Norms of `vcpo` are of kind `logitEnergy`, which
-need no backward pass. Tokens are one and two versions old, as tokens of an asynchronous run are.
+end, because CPython shares the integers below 257. Norms are the model's work, so the baseline of
+`vcpo` is the group's mean, which reads none. Tokens are one and two versions old, as tokens of an
+asynchronous run are.
 
     python -m benchmarks.learner.learner_host
 
@@ -177,13 +178,13 @@ def _logprob_bytes(count: int, vocabulary: int, generator: torch.Generator) -> b
 
 
 def _spec(method: str, size: tuple[int, int], micro_batch: int) -> VCPORunSpec:
-    norms = {"gradientNorms": "logitEnergy"} if method == "vcpo" else {}
+    baseline = {"baseline": "groupMean"} if method == "vcpo" else {}
     return VCPORunSpec.model_validate(
         {
             "model": {"name": "constant"},
             "environment": {"name": "countdown"},
             "steps": 1,
-            "algorithm": {"method": method, **norms},
+            "algorithm": {"method": method, **baseline},
             "batch": {
                 "promptsPerStep": size[0] // GROUP_SIZE,
                 "trajectoriesPerPrompt": GROUP_SIZE,
