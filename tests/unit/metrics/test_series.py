@@ -37,10 +37,10 @@ def served(*files: object) -> int:
     return sum(len(service.methods) for service in services)
 
 
-def test_a_learner_has_at_most_330_series():
+def test_a_learner_has_at_most_335_series():
     num_methods = served(work_pb2, policy_pb2, control_pb2)
     own = most_series(catalogue.BUILD_INFO, *catalogue.LEARNER)
-    assert own + calls(num_methods) + OF_THE_PROCESS <= 330
+    assert own + calls(num_methods) + OF_THE_PROCESS <= 335
 
 
 def test_a_worker_has_at_most_95_series_and_100_with_vllm():

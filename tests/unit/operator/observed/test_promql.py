@@ -259,7 +259,7 @@ async def test_what_is_scraped_says_what_the_learner_says():
         window.record_step(record)
         gauges.record_step(record, [])
     window.record_evaluation(evaluation_record(accuracy=0.75))
-    gauges.record_evaluation(evaluation_record(accuracy=0.75))
+    gauges.record_evaluation(evaluation_record(accuracy=0.75), {0: 0.75})
     assert skipped_in_a_row(metrics) == 0.0
     skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess", **WARNED)
     window.record_step(skipped)
