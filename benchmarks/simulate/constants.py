@@ -39,7 +39,7 @@ VERSION_S: Final = Constant(
 STEP_HOST_TOKEN_S: Final = Constant(
     value=1.1e-7,
     unit="CPU s of the tensor thread's Python for a response token, on each step's path",
-    source="python -m benchmarks.learner.learner_host: host_us_per_token",
+    source="assumed; python -m benchmarks.learner.learner_host has .27 us on a slower machine",
 )
 COPIED_S_PER_GB: Final = Constant(
     value=0.54,

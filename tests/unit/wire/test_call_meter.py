@@ -9,6 +9,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from tests.fixtures.rollout.worker import eventually
 from tests.unit.wire.echo_service import IDENTITY, KEY, KEYS, SERVICE, Echo, manifest
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.call_meter import METHODS, CallMeter
@@ -29,7 +30,10 @@ class Slow(Echo):
 
 @contextlib.asynccontextmanager
 async def metered(servicer=None, *, keys=KEYS):
-    """A channel to a server, and a function that returns its calls by method and code."""
+    """A channel to a server, and a function that waits for a number of calls and returns them.
+
+    A caller may have its answer before the server has counted the call.
+    """
     registry = CollectorRegistry()
     meter = CallMeter(
         Counter("calls", "Calls.", ("method", "code"), registry=registry),
@@ -40,7 +44,7 @@ async def metered(servicer=None, *, keys=KEYS):
     port = await server.start("127.0.0.1:0", [SERVICE])
     channel = open_channel(f"127.0.0.1:{port}", key=KEY, identity=IDENTITY)
 
-    def counted():
+    def read():
         samples = [each for family in registry.collect() for each in family.samples]
         calls = {
             (each.labels["method"], each.labels["code"]): each.value
@@ -54,6 +58,10 @@ async def metered(servicer=None, *, keys=KEYS):
         }
         return calls, timed
 
+    async def counted(number):
+        await eventually(lambda: sum(read()[0].values()) >= number)
+        return read()
+
     try:
         yield channel, counted
     finally:
@@ -65,7 +73,7 @@ async def test_calls_are_counted_and_timed():
     async with metered() as (channel, counted):
         assert await manifest(channel) == 7
         assert await manifest(channel) == 7
-        calls, timed = counted()
+        calls, timed = await counted(2)
     assert calls == {("GetManifest", "OK"): 2}
     assert timed == {"GetManifest": 2}
 
@@ -78,7 +86,7 @@ async def test_an_error_is_counted_under_its_code(worker_id, code):
     async with metered() as (channel, counted):
         with pytest.raises(grpc.aio.AioRpcError):
             await manifest(channel, worker_id)
-        calls, _ = counted()
+        calls, _ = await counted(1)
     assert calls == {("GetManifest", code): 1}
 
 
@@ -86,7 +94,7 @@ async def test_a_call_that_the_guard_refuses_is_counted():
     async with metered(keys={CallerRole.WORKER: "another"}) as (channel, counted):
         with pytest.raises(grpc.aio.AioRpcError):
             await manifest(channel)
-        calls, _ = counted()
+        calls, _ = await counted(1)
     assert calls == {("GetManifest", "UNAUTHENTICATED"): 1}
 
 
@@ -94,7 +102,7 @@ async def test_a_bug_is_counted_as_unknown():
     async with metered(Broken()) as (channel, counted):
         with pytest.raises(grpc.aio.AioRpcError):
             await manifest(channel)
-        calls, _ = counted()
+        calls, _ = await counted(1)
     assert calls == {("GetManifest", "UNKNOWN"): 1}
 
 
@@ -102,11 +110,7 @@ async def test_a_call_that_its_caller_gave_up_is_counted_as_cancelled():
     async with metered(Slow()) as (channel, counted):
         with pytest.raises(grpc.aio.AioRpcError):
             await manifest(channel, timeout=0.2)
-        for _ in range(200):
-            if counted()[0]:
-                break
-            await asyncio.sleep(0.01)
-        calls, _ = counted()
+        calls, _ = await counted(1)
     assert calls == {("GetManifest", "CANCELLED"): 1}
 
 
@@ -117,7 +121,7 @@ async def test_methods_that_nobody_serves_do_not_become_labels():
         for number in range(3):
             with pytest.raises(grpc.aio.AioRpcError):
                 await channel.unary_unary(f"/made.up/Method{number}")(b"", timeout=5)
-        calls, timed = counted()
+        calls, timed = await counted(4)
     assert calls == {("Lease", "UNIMPLEMENTED"): 1, ("other", "UNIMPLEMENTED"): 3}
     assert timed == {}
 
