@@ -160,6 +160,22 @@ _LEARNER: Final = _fields(
     furthestStep=_count("Furthest step at a restart; a later step is progress."),
     lastTermination=_TERMINATION,
 )
+_LEARNING_RATE: Final = _fields(
+    "Learning rate of the last step that made an update: the spec's times the factors.",
+    effective=_number("The rate."),
+    schedule=_ratio("Factor of warm-up and schedule."),
+    scale=_ratio("Factor of the ESS or of the trust region."),
+    backoff=_ratio("Factor that critical warnings and rollbacks have left."),
+)
+_WARNING: Final = _fields(
+    "Early warning of a collapse after the last step.",
+    level={
+        "type": "string",
+        "enum": list(map(str, WarningLevel)),
+        "description": "How near a collapse seems; `critical` is shortly before one.",
+    },
+    score=_ratio("Severity of the worst sign: 1/3 warns, 2/3 is critical, 1 is dead."),
+)
 
 
 def status_schema() -> Schema:
@@ -192,13 +208,7 @@ def status_schema() -> Schema:
             buffered=_count("Trajectories that wait for training."),
             inFlight=_count("Trajectories that workers generate."),
         ),
-        learningRate=_fields(
-            "Learning rate of the last step that made an update: the spec's times the factors.",
-            effective=_number("The rate."),
-            schedule=_ratio("Factor of warm-up and schedule."),
-            scale=_ratio("Factor of the ESS or of the trust region."),
-            backoff=_ratio("Factor that critical warnings and rollbacks have left."),
-        ),
+        learningRate=_LEARNING_RATE,
         evaluationAccuracy=_number(
             "Mean reward of the newest evaluation, in the environment's units."
         ),
@@ -209,15 +219,7 @@ def status_schema() -> Schema:
             p50=_count("Median lag."),
             max=_count("Largest lag."),
         ),
-        warning=_fields(
-            "Early warning of a collapse after the last step.",
-            level={
-                "type": "string",
-                "enum": list(map(str, WarningLevel)),
-                "description": "How near a collapse seems; `critical` is shortly before one.",
-            },
-            score=_ratio("Severity of the worst sign: 1/3 warns, 2/3 is critical, 1 is dead."),
-        ),
+        warning=_WARNING,
         learner=_LEARNER,
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _GROUP),
         workers=_text("Rollout workers, ready/desired.", 16),

@@ -100,12 +100,7 @@ def desired_state(
         with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
         running=not suspended and not awaits_model,
     )
-    names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
-    paused: Iterable[Child] = (
-        rollout_deployment(parent, group, defaults, paused=True)
-        for group in spec.rollouts
-        if rollout_name(parent.name, group.name) in names
-    )
+    paused: Iterable[Child] = _paused(parent, defaults, children)
     newest, revision = Revision.of(parent, children), None
     in_force = kept or newest  # a run that has ended starts no other pods
     if newest is not None and not verdict.has_ended:
@@ -136,6 +131,18 @@ def desired_state(
         lag_limit_steps=None if decision is None else decision.lag_limit_steps,
         lag_reason="" if decision is None else decision.lag_reason,
         revision=revision,
+    )
+
+
+def _paused(
+    parent: Parent, defaults: OperatorDefaults, children: Iterable[Child]
+) -> tuple[Child, ...]:
+    """Return the Deployments among the children as they are while the run is paused."""
+    names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
+    return tuple(
+        rollout_deployment(parent, group, defaults, paused=True)
+        for group in parent.run.spec.rollouts
+        if rollout_name(parent.name, group.name) in names
     )
 
 

@@ -50,18 +50,22 @@ def overdue_workers(
 def overdue(pod: ObservedPod, spec: VCPORunSpec, now_s: float) -> ExceededLimit | None:
     """Return which deadline a pod that starts has exceeded; None if it has not."""
     cause = "" if pod.cause is None else f" {pod.cause.reason}: {pod.cause.message}"
-    limit_s = spec.pull_deadline_seconds
-    if pod.pulls_since_s is not None and now_s >= pod.pulls_since_s + limit_s:
-        return ExceededLimit(
-            reason=LimitReason.PULL_DEADLINE_EXCEEDED,
-            message=f"`spec.pullDeadlineSeconds`: pod {pod.name} has a node, and no container of it"
-            f" started within {limit_s} s.{cause}",
-        )
-    limit_s = spec.load_deadline_seconds
-    if pod.loads_since_s is not None and now_s >= pod.loads_since_s + limit_s:
-        return ExceededLimit(
-            reason=LimitReason.LOAD_DEADLINE_EXCEEDED,
-            message=f"`spec.loadDeadlineSeconds`: pod {pod.name} did not download and load its"
-            f" model within {limit_s} s.{cause}",
-        )
+    name = pod.name
+    deadlines = (
+        (
+            LimitReason.PULL_DEADLINE_EXCEEDED,
+            pod.pulls_since_s,
+            spec.pull_deadline_seconds,
+            f"`spec.pullDeadlineSeconds`: pod {name} has a node, and no container of it started",
+        ),
+        (
+            LimitReason.LOAD_DEADLINE_EXCEEDED,
+            pod.loads_since_s,
+            spec.load_deadline_seconds,
+            f"`spec.loadDeadlineSeconds`: pod {name} did not download and load its model",
+        ),
+    )
+    for reason, since_s, limit_s, what in deadlines:
+        if since_s is not None and now_s >= since_s + limit_s:
+            return ExceededLimit(reason=reason, message=f"{what} within {limit_s} s.{cause}")
     return None

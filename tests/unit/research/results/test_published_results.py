@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +198,30 @@ def test_the_discussion_shows_the_controls(method, title):
     discussion = DOCS / "design" / "024-study-results.md"
     row = f"| {' | '.join([title, *shown])} |"
     assert row in discussion.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_discussion_has_the_gap_to_the_control_and_its_rates():
+    (table,) = (DOCS / "ablation" / "results").glob("sort-long-controls/cells.jsonl.bz2")
+    heads, *columns = map(json.loads, bz2.decompress(table.read_bytes()).splitlines())
+    finals: dict[tuple[Any, ...], float] = {}
+    kept: dict[int, list[float]] = {8: [], 32: []}
+    for cell, rates in zip(heads, dict(columns)["learning_rate"], strict=True):
+        last = [accuracy for step, accuracy in cell["evaluations"] if step > 0.75 * 384]
+        place = cell["lag"], cell["learning_rate"], cell["seed"]
+        finals[cell["method"], *place] = sum(last) / len(last)
+        if cell["method"] == "vcpo2-held" and cell["lag"] > 0 and cell["learning_rate"] == 3e-4:
+            kept[cell["lag"]].append(max(rates[48:]))
+    places = [place for method, *place in finals if method == "vcpo2-held" and place[0] > 0]
+    gaps = [finals["vcpo2", *place] - finals["vcpo2-held", *place] for place in places]
+    mean = statistics.fmean(gaps)
+    reach = 2.201 * statistics.stdev(gaps) / len(gaps) ** 0.5  # Student's t, 11 degrees of freedom
+    page = " ".join((DOCS / "design" / "024-study-results.md").read_text(encoding="utf-8").split())
+    assert len(gaps) == 12
+    assert f"is {mean:.3f} ({mean - reach:.3f} to {mean + reach:.3f}) over the twelve" in page
+    shown = {
+        lag: f"{min(all_) * 1e4:.1f}e-4 to {max(all_) * 1e4:.1f}e-4" for lag, all_ in kept.items()
+    }
+    assert f"keep {shown[32]} on sorting at k = 32, and {shown[8]} at k = 8" in page
 
 
 @pytest.mark.parametrize(
