@@ -145,7 +145,7 @@ class Model(Section):
     def _cache_has_something_to_hold(self) -> Self:
         if self.cache is not None and self.name.startswith("/"):
             message = f"may not be given for the mounted volume '{self.name}'; remove it"
-            refuse([conflict("cache", value={}, message=message)])
+            refuse([conflict("cache", value="given", message=message)])
         return self
 
 

@@ -7,6 +7,7 @@ It downloads what learner and workers read: from the hub (`HF_HOME`), or from a 
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 from vcpo.api import SpecError, load_run
@@ -15,6 +16,7 @@ from vcpo.service import logs
 from vcpo.service.lifecycle import CANNOT_START, START_ERROR_MARK, StartError, start_errors
 from vcpo.service.model_files import PATTERNS, is_url, local_model
 
+_LOGGER = logging.getLogger(__name__)
 _NOT_LOADED = ["original/*", "onnx/*", "openvino/*"]
 """Folders with the same parameters in other forms."""
 
@@ -53,7 +55,9 @@ def main() -> int:
     try:
         with start_errors():
             logs.configure("model")
-            download(load_run(path).spec.model)
+            model = load_run(path).spec.model
+            _LOGGER.info("downloading %s", model.name)
+            _LOGGER.info("%s is in %s", model.name, download(model))
     except (SpecError, StartError) as error:
         logs.report_end(str(error), mark=START_ERROR_MARK)
         return CANNOT_START
