@@ -19,6 +19,9 @@ after every step, and the learning rate is lowered by the learner's own update.
     python -m benchmarks.estimators.critical_policy              three methods, two seeds each
     python -m benchmarks.estimators.critical_policy --methods vcpo --seeds 101 --policies none
     python -m benchmarks.estimators.critical_policy --learning-rate 3e-5 --seeds 1 2   healthy cells
+    python -m benchmarks.estimators.critical_policy --study examples/studies/countdown.yaml
+        --methods vcpo2 --learning-rate 1e-4 --seeds 1 2 3 4 --policies roll_back
+        --false-alarm 100 --evaluate-every 8           what one false alarm costs a healthy cell
     python -m benchmarks.estimators.critical_policy --study examples/studies/sort-long.yaml
         --methods vcpo-batch --seeds 1 2 3 --policies throttle          another study's cells
 
@@ -32,6 +35,9 @@ A cell takes about 25 seconds. The last line printed is JSON. For each policy, o
     steps_critical         mean number of steps with a critical warning
     mean_lag               mean lag of the batches, in policy versions; a small one costs throughput
     learning_rate_factor   mean of what the backoff left of the learning rate
+    rate_steps_lost        mean number of whole steps that the backoff took: the sum of 1 - factor
+    steps_to_target        mean number of steps until three evaluations in a row have a mean of at
+                           least `--target`; the length of a cell that never has
     rollbacks              mean number of rollbacks, at most 2; checkpoints are 25 steps apart
 """
 
@@ -58,15 +64,19 @@ from research.cells.lag_control import LagControl
 from research.cells.records import EvaluationRow
 from research.results.measures import final_accuracy
 from research.study import StudySpec, cell_spec, load_study, model_directory
-from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, WarningLevel
+from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, StepHealth, WarningLevel
 from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
+from vcpo.api import VCPORunSpec
 from vcpo.api.health import GuardLevel, Health, RollbackTrigger
 from vcpo.control import RunSignals
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.result import UpdateResult
+from vcpo_learner.update.run_health import RunHealth
 
 _CHECKPOINT_STEPS = 25
+_FALSE_STEPS = 8
+"""Steps of a false alarm. Seven at 0 take the mean of a healthy run below the critical 0.22."""
 
 
 class _Halving(LagControl):
@@ -83,6 +93,20 @@ class _LastingBackoff(RateBackoff):
 
     def observe(self, *, is_warned: bool, is_well: bool = False) -> Self:
         return super().observe(is_warned=is_warned)
+
+
+class _FalselyAlarmed(RunHealth):
+    """The health of a run of which some steps are read as if no response were good."""
+
+    def __init__(self, spec: VCPORunSpec, first_step: int) -> None:
+        super().__init__(spec)
+        self._false_steps = range(first_step, first_step + _FALSE_STEPS)
+        self._step = 0
+
+    def _observe(self, step: StepHealth, rewards: Sequence[float]) -> None:
+        self._step += 1
+        is_false = self._step in self._false_steps
+        super()._observe(replace(step, relative_ess=0.0) if is_false else step, rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +157,8 @@ class _Outcome:
     steps_critical: int
     mean_lag: float
     learning_rate_factor: float
+    rate_steps_lost: float
+    steps_to_target: int
     rollbacks: int
 
     @property
@@ -186,13 +212,15 @@ class _RollingExperiment(Experiment):
         return result
 
 
-def _run(cell: Cell, model: str, policy: _Policy) -> _Outcome:
+def _run(cell: Cell, model: str, policy: _Policy, options: argparse.Namespace) -> _Outcome:
     """Train one cell under one policy."""
     kind = _Halving if policy.halves else _SinceRollback if policy.controls_lag else _Unlimited
     cell = replace(cell, spec=cell.spec.model_copy(update={"health": policy.health}))
     lag_control = kind(cell.spec)
     with TemporaryDirectory() as folder:
         experiment = _RollingExperiment(cell, model, lag_control, Path(folder))
+        if options.false_alarm is not None:
+            experiment.update.health = _FalselyAlarmed(cell.spec, options.false_alarm)
         experiment.update.health.backoff = policy.backoff
         steps, evaluations = experiment.run()
         experiment.update.close()
@@ -207,6 +235,8 @@ def _run(cell: Cell, model: str, policy: _Policy) -> _Outcome:
         steps_critical=sum(level.is_at_least(WarningLevel.CRITICAL) for level in levels),
         mean_lag=fmean(min(step, lag) for step, lag in enumerate(lag_control.lags)),
         learning_rate_factor=steps[-1].learning_rate_backoff,
+        rate_steps_lost=sum(1.0 - step.learning_rate_backoff for step in steps),
+        steps_to_target=_steps_to(options.target, evaluations),
         rollbacks=experiment.update.health.rollbacks.number,
     )
 
@@ -224,6 +254,14 @@ def _steps_lost(evaluations: Sequence[EvaluationRow]) -> int:
     return lost
 
 
+def _steps_to(target: float, evaluations: Sequence[EvaluationRow]) -> int:
+    """Return the step of the first evaluation that begins three with a mean of the target."""
+    for first in range(len(evaluations) - 2):
+        if fmean(each.accuracy for each in evaluations[first : first + 3]) >= target:
+            return evaluations[first].step
+    return evaluations[-1].step
+
+
 def _summary(outcomes: Sequence[_Outcome]) -> dict[str, float]:
     """Return the numbers of one policy over its cells."""
     finals = [each.final_accuracy for each in outcomes]
@@ -238,6 +276,8 @@ def _summary(outcomes: Sequence[_Outcome]) -> dict[str, float]:
         "mean_lag": round(fmean(each.mean_lag for each in outcomes), 1),
         "rollbacks": round(fmean(each.rollbacks for each in outcomes), 2),
         "learning_rate_factor": round(fmean(each.learning_rate_factor for each in outcomes), 3),
+        "rate_steps_lost": round(fmean(each.rate_steps_lost for each in outcomes), 1),
+        "steps_to_target": round(fmean(each.steps_to_target for each in outcomes), 1),
     }
 
 
@@ -251,6 +291,10 @@ def _cells(study: StudySpec, options: argparse.Namespace) -> Iterable[Cell]:
                 learning_rate=options.learning_rate,
                 seed=seed,
             )
+            if options.evaluate_every is not None:
+                changes = {"every_steps": options.evaluate_every}
+                evaluation = spec.evaluation.model_copy(update=changes)
+                spec = spec.model_copy(update={"evaluation": evaluation})
             yield Cell(
                 method=name,
                 lag=options.lag,
@@ -269,6 +313,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=_POLICIES, default=list(_POLICIES))
     parser.add_argument("--lag", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--false-alarm", type=int, help="first step of one that all cells have")
+    parser.add_argument("--evaluate-every", type=int, help="steps; default: as the study says")
+    parser.add_argument("--target", type=float, default=0.5, help="of `steps_to_target`")
     return parser.parse_args()
 
 
@@ -283,13 +330,15 @@ def main() -> None:
     for cell in _cells(loaded.spec, options):
         for name in options.policies:
             started_s = time.monotonic()
-            outcome = _run(cell, model, _POLICIES[name])
+            outcome = _run(cell, model, _POLICIES[name], options)
             outcomes[name].append(outcome)
             print(
                 f"{cell.name:36s} {name:18s} final {outcome.final_accuracy:.3f}"
                 f" lowest {outcome.lowest_accuracy:.2f} lost {outcome.steps_lost:3d}"
                 f" critical {outcome.steps_critical:3d} lag {outcome.mean_lag:5.1f}"
                 f" rate x {outcome.learning_rate_factor:g} rollbacks {outcome.rollbacks}"
+                f" rate lost {outcome.rate_steps_lost:.1f} target {outcome.steps_to_target}"
+                f" mean {outcome.mean_accuracy:.4f}"
                 f" ({time.monotonic() - started_s:.0f} s)",
                 flush=True,
             )

@@ -41,6 +41,18 @@ def rules() -> tuple[Rule, ...]:
     )
 
 
+def limit(alert: str, metric: str) -> float:
+    """Return the number with which an alert compares a metric alone; boards draw it.
+
+    Raises: KeyError if the alert does not.
+    """
+    expressions = [rule.expression for rule in rules() if rule.name == alert]
+    found = re.search(rf"\({metric}\) [<>]=? ([0-9.]+)", "\n".join(expressions))
+    if found is None:
+        raise KeyError(f"{alert}: {metric}")
+    return float(found[1])
+
+
 def threshold(name: str) -> float:
     """Return a number of the file that the chart's values can replace; boards draw it.
 

@@ -151,10 +151,8 @@ def test_every_other_metric_of_the_catalogue_is_on_a_board():
     """A number that no board shows is one that nobody looks at."""
     of_rules_and_variables = {
         "vcpo_learner_phase",
-        "vcpo_low_evaluations_in_a_row",
         "vcpo_mismatch_exceeded",
         "vcpo_run_certificate_end_timestamp_seconds",
-        "vcpo_run_checkpoint_interval_steps",
         "vcpo_run_info",
         "vcpo_run_start_timestamp_seconds",
         "vcpo_run_startup_deadline_timestamp_seconds",

@@ -31,7 +31,13 @@ _RUN_LINK: Final = {
 _ROLE_STYLES: Final[dict[Role, tuple[tuple[str, object], ...]]] = {
     Role.FAINT: (("custom.lineWidth", 1), _UNFILLED),
     Role.REFERENCE: (_DASHES, _UNFILLED, ("color", {"mode": "fixed", "fixedColor": "text"})),
-    Role.LIMIT: (_DASHES, _UNFILLED, ("color", {"mode": "fixed", "fixedColor": Color.BAD.value})),
+    Role.LIMIT: (
+        _DASHES,
+        _UNFILLED,
+        ("custom.lineWidth", 1),
+        ("custom.stacking", {"mode": "none", "group": "A"}),
+        ("color", {"mode": "fixed", "fixedColor": Color.BAD.value}),
+    ),
 }
 
 

@@ -25,16 +25,35 @@ from tools.monitoring.dashboards.promql import (
     increase,
     value,
 )
-from tools.monitoring.rules import threshold
+from tools.monitoring.rules import limit, threshold
 
 _WARNING_BANDS: Final = (
     Band(None, Color.GOOD),
     Band(1 / 3, Color.WARNING),
     Band(2 / 3, Color.BAD),
+    Band(limit("VCPOLearnerDead", "vcpo_collapse_warning_ratio"), Color.BAD),
 )
+_LOW_BACKOFF: Final = limit("VCPOLearningRateBackedOff", "vcpo_learning_rate_backoff_ratio")
 _ON_POLICY: Final = value("vcpo_on_policy_ess_ratio")
 _LOW_ESS: Final = f"clamp_min({value('vcpo_run_ess_floor_ratio')}, {threshold('lowRelativeEss'):g})"
 """Where the alert begins: the run's floor, or the chart's threshold if that is higher."""
+
+_IN_A_ROW: Final = {
+    "VCPOCollapseWarning": "vcpo_critical_steps_in_a_row",
+    "VCPOCollapseImminent": "vcpo_critical_steps_in_a_row",
+    "VCPORewardCollapsed": "vcpo_collapsed_steps_in_a_row",
+    "VCPOEvaluationFalling": "vcpo_low_evaluations_in_a_row",
+    "VCPOThrottledForLong": "vcpo_throttled_steps_in_a_row",
+}
+_ROW_LIMITS: Final = sorted({limit(alert, metric) for alert, metric in _IN_A_ROW.items()})
+_UNSAVED_INTERVALS: Final = f"3 * {value('vcpo_run_checkpoint_interval_steps')}"
+_UNSAVED_TIME: Final = (
+    f"{threshold('staleCheckpointSeconds'):g} / {value('vcpo_learner_step_interval_seconds')}"
+)
+_UNSAVED_STEPS: Final = (
+    f"{_UNSAVED_INTERVALS} > on (namespace, run) ({_UNSAVED_TIME}) or {_UNSAVED_TIME}"
+)
+"""The larger one of two limits, as the alert asks for both."""
 
 _SKIPPED: Final = hourly_share(
     "vcpo_learner_skipped_steps_total", "reason", "vcpo_learner_steps_total"
@@ -71,7 +90,7 @@ _MAY_WE_STEP: Final = Row(
             reading="The effective rate is schedule x ESS x backoff of the spec's. ESS (or the "
             "trust region) acts step by step; a critical warning or a rollback halves the backoff.",
             maximum=1.0,
-            bands=(Band(None, Color.BAD), Band(0.25, Color.GOOD)),
+            bands=(Band(None, Color.BAD), Band(_LOW_BACKOFF, Color.GOOD)),
             queries=(
                 Query(effective_rate(), "effective"),
                 *map(Query, map(value, RATE_FACTORS), ("schedule", "ESS", "backoff")),
@@ -93,17 +112,20 @@ _MAY_WE_STEP: Final = Row(
             slug="in-a-row",
             title="Steps in a row",
             question="For how many steps has something lasted?",
-            reading="Three critical steps are a ticket, ten under a limit of 0 or with a collapsed "
-            "reward a page, sixty throttled ones a ticket. Unsaved: what a crash would repeat.",
+            reading="Two low evaluations are a ticket, as are three critical steps; ten under a "
+            "limit of 0 or with a collapsed reward are a page, sixty throttled ones a ticket. "
+            "Unsaved: what a crash would repeat.",
             unit=AxisUnit.STEPS,
             queries=(
                 Query(value("vcpo_critical_steps_in_a_row"), "critical"),
                 Query(value("vcpo_collapsed_steps_in_a_row"), "reward collapsed"),
                 Query(value("vcpo_throttled_steps_in_a_row"), "throttled"),
                 Query(value("vcpo_skipped_steps_in_a_row"), "without an update"),
+                Query(value("vcpo_low_evaluations_in_a_row"), "low evaluations"),
                 Query(value("vcpo_learner_unsaved_steps"), "unsaved"),
                 Query(value("vcpo_calibration_age_steps"), "since calibration", role=Role.FAINT),
-                Query("10", "alert", role=Role.LIMIT),
+                *(Query(f"{each:g}", f"alert, {each:g}", role=Role.LIMIT) for each in _ROW_LIMITS),
+                Query(_UNSAVED_STEPS, "alert, unsaved", role=Role.LIMIT),
             ),
         ),
         Panel(

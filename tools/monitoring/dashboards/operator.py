@@ -25,10 +25,16 @@ from tools.monitoring.dashboards.promql import (
     selector,
     value,
 )
+from tools.monitoring.rules import threshold
 
-_TOO_LONG_S: Final = 120.0
-"""The liveness probe of the operator, and the alerts, act beyond this."""
-_TOO_LONG: Final = (Band(None, Color.GOOD), Band(_TOO_LONG_S, Color.BAD))
+_DELAYS: Final = (
+    Band(None, Color.GOOD),
+    *(
+        Band(each, Color.BAD)
+        for each in sorted({threshold("queueOldestSeconds"), threshold("watchLagSeconds")})
+    ),
+)
+"""The alerts act beyond these, and so does the liveness probe of the operator."""
 
 
 _SINCE_EVENT: Final = "time() - " + operator_value(
@@ -143,6 +149,12 @@ _DOES_IT_KEEP_UP: Final = Row(
                 Query(
                     operator_rate("vcpo_operator_recreated_total", "kind"), "{{kind}} created again"
                 ),
+                Query(
+                    f"{threshold('reconcileErrorsRatio'):g}"
+                    f" * {operator_rate('vcpo_operator_reconciles_total', over=('result',))}",
+                    "alert: errors",
+                    role=Role.LIMIT,
+                ),
                 Query(_API_REQUESTS, "API: {{verb}} {{code}}", role=Role.FAINT),
             ),
         ),
@@ -165,7 +177,7 @@ _DOES_IT_KEEP_UP: Final = Row(
             "seconds is a call that blocks, or too little CPU. A quiet cluster sends no "
             "events.",
             unit=AxisUnit.SECONDS,
-            bands=_TOO_LONG,
+            bands=_DELAYS,
             queries=(
                 Query(
                     operator_value("max", "vcpo_operator_queue_oldest_seconds"),

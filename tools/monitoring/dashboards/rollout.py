@@ -19,6 +19,7 @@ from tools.monitoring.dashboards.promql import (
     worker_rates,
     worker_values,
 )
+from tools.monitoring.rules import threshold
 
 
 def _replicas(state: str) -> str:
@@ -31,6 +32,15 @@ _PREFIX_HITS: Final = (
     f"{worker_rates('sum', 'vcpo_rollout_engine_prefix_cache_hits_total')}"
     " / on (namespace, run)"
     f" {worker_rates('sum', 'vcpo_rollout_engine_prefix_cache_queries_total')}"
+)
+
+_FAILING: Final = (
+    f"{threshold('environmentFailuresRatio'):g}"
+    f" * {worker_rates('sum', 'vcpo_rollout_environment_seconds_count')}"
+)
+_LATE_WEIGHTS: Final = (
+    f"clamp_min({threshold('weightSyncLagShare'):g} * {value('vcpo_run_max_policy_lag_steps')}, 1)"
+    f" * on (namespace, run) {value('vcpo_learner_step_interval_seconds')}"
 )
 
 _ARE_THEY_THERE: Final = Row(
@@ -170,6 +180,7 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
                 ),
                 Query(worker_quantile(0.5, "vcpo_rollout_environment_seconds"), "call, p50"),
                 Query(worker_quantile(0.95, "vcpo_rollout_environment_seconds"), "call, p95"),
+                Query(_LATE_WEIGHTS, "alert: weights, p95", role=Role.LIMIT),
             ),
         ),
         Panel(
@@ -219,6 +230,7 @@ _WHAT_HOLDS_THEM_UP: Final = Row(
                     "generation: {{cause}}",
                 ),
                 Query(worker_rates("sum", "vcpo_rollout_truncated_total"), "truncated prompts"),
+                Query(_FAILING, "alert: calls", role=Role.LIMIT),
             ),
         ),
         Panel(

@@ -26,8 +26,9 @@ from tools.monitoring.dashboards.promql import (
     value,
 )
 from tools.monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
-from tools.monitoring.rules import threshold
+from tools.monitoring.rules import limit, threshold
 
+_LOW_BACKOFF: Final = limit("VCPOLearningRateBackedOff", "vcpo_learning_rate_backoff_ratio")
 _STEP: Final = value("vcpo_learner_step", scope=RUNS)
 _LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'
 _WANTED: Final = value("vcpo_run_replicas", "group", where='state="desired"', scope=RUNS)
@@ -103,7 +104,7 @@ _WHICH_RUN: Final = Row(
                     effective_rate(RUNS),
                     "rate",
                     unit=AxisUnit.SHARE,
-                    bands=(Band(None, Color.BAD), Band(0.25, Color.GOOD)),
+                    bands=(Band(None, Color.BAD), Band(_LOW_BACKOFF, Color.GOOD)),
                 ),
                 Query(value("vcpo_learning_rate", scope=RUNS), "learning rate"),
                 Query(value("vcpo_token_lag_max_steps", scope=RUNS), "lag"),

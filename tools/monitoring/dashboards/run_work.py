@@ -33,6 +33,7 @@ def _resident(part: str) -> str:
     return f"max by (namespace, run) ({of_part(part, selector('process_resident_memory_bytes'))})"
 
 
+_GPU_TOTAL: Final = value("vcpo_learner_device_memory_bytes", where='state="total"')
 _STALLED: Final = (
     f"clamp_min(5 * {value('vcpo_learner_step_interval_seconds')},"
     f" {threshold('stalledLearnerSeconds'):g})"
@@ -189,6 +190,14 @@ AFTER_A_CRASH: Final = Row(
                 Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
                 Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
                 Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
+                Query(
+                    f"{threshold('gpuMemoryRatio'):g} * {_GPU_TOTAL}", "alert: GPU", role=Role.LIMIT
+                ),
+                Query(
+                    f"2 * {value('vcpo_learner_checkpoint_bytes')}",
+                    "alert: disk, free",
+                    role=Role.LIMIT,
+                ),
             ),
         ),
         Panel(
