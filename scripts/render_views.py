@@ -1,23 +1,29 @@
-"""Write pictures of what a terminal shows of runs into the docs; with ``--check`` only compare.
+"""Write pictures of how runs are shown into the docs; with ``--check`` only compare.
 
-The runs are made up: one that learns, and one whose data is far off policy. Each picture is SVG.
+The runs are made up: one that learns, and one whose data is far off policy. Each picture is SVG, as
+rich writes what a terminal shows; the top of the report is its own HTML, which a browser lays out.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import math
 import sys
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console, RenderableType
 
-from tests.fixtures.run_views import view_with
+from tests.fixtures.records import evaluation_record, step_record
+from tests.fixtures.run_views import RUN, view_with
 from vcpo.local.terminal.panel import RunPanel
 from vcpo.local.terminal.run_view import RunView
 from vcpo.monitor.run_row import RunRow
 from vcpo.monitor.screen import TopScreen
+from vcpo.records.journal import Metrics
+from vcpo.records.step_record import StepRecord
+from vcpo.report import RecordedRun, render_report
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs" / "pictures"
@@ -33,6 +39,8 @@ _WELL: Final = {
     "lag_limit_steps": 8,
 }
 """Of a run that learns, where it differs from the throttled one of the tests."""
+_PAGE: Final = (1000, 584)
+"""Width and height of the top of a report, in pixels."""
 
 
 def rendered_files() -> dict[Path, str]:
@@ -48,6 +56,7 @@ def rendered_files() -> dict[Path, str]:
     return {
         FOLDER / "panel.svg": _picture(_panel(throttled), "vcpo run"),
         FOLDER / "top.svg": _picture(screen.render(width=_WIDTH), "vcpo top"),
+        FOLDER / "report.svg": _top_of(render_report(_throttled_run())),
     }
 
 
@@ -80,6 +89,59 @@ def _picture(shown: RenderableType, title: str) -> str:
     )
     console.print(shown)
     return console.export_svg(title=title)
+
+
+def _throttled_run() -> RecordedRun:
+    """Return the throttled run of the panel, as its records tell it."""
+    steps = tuple(map(_step, range(1, 121)))
+    evaluations = [
+        evaluation_record(step=step, time_unix_s=30.0 * step, accuracy=accuracy)
+        for step, accuracy in ((0, 0.11), (40, 0.34), (80, 0.41), (120, 0.38))
+    ]
+    return RecordedRun(run=RUN, metrics=Metrics(steps=steps, evaluations=tuple(evaluations)))
+
+
+def _step(number: int) -> StepRecord:
+    is_stale = number > 112
+    return step_record(
+        step=number,
+        time_unix_s=30.0 * number,
+        reward_mean=0.45 - 0.3 * math.exp(-number / 40),
+        ess_ratio=0.17 if is_stale else 0.71,
+        on_policy_ess_ratio=0.92,
+        learning_rate=1.25e-7 if is_stale else 1e-6,
+        learning_rate_scale=0.5 if is_stale else 1.0,
+        learning_rate_backoff=0.25 if is_stale else 1.0,
+        warning_level="critical" if is_stale else "ok",
+        warning_score=0.71 if is_stale else 0.12,
+        lag_mean=2.4,
+        lag_p50=2,
+        lag_max=5,
+        lag_limit_steps=4 if is_stale else 8,
+        step_s=24.0,
+        idle_s=3.0,
+        tokens_per_s=1234.0,
+        response_tokens_mean=212.0,
+        workers=2,
+        leased=16 * number + 144,
+        in_flight=96,
+        buffered=48,
+        consumed=16 * number,
+    )
+
+
+def _top_of(page: str) -> str:
+    """Return what a report says above its curves, as a picture."""
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    header = page.partition("<body>")[2].partition('<div class="toolbar"')[0]
+    width, height = _PAGE
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
+        f"<style><![CDATA[{style}]]></style>"
+        f'<foreignObject width="{width}" height="{height}">'
+        f'<body xmlns="http://www.w3.org/1999/xhtml">{header}</main></body>'
+        "</foreignObject></svg>\n"
+    )
 
 
 def _holds(path: Path, text: str) -> bool:
