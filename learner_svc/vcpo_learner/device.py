@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -11,30 +10,6 @@ from torch import Tensor
 
 _ALLOCATOR_VARIABLES: Final = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 """Those that set up the allocator; PyTorch 2.11 to 2.13 read both."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Memory of a GPU in bytes, as PyTorch's allocator counts it."""
-
-    allocated: int
-    reserved: int
-    peak: int
-    """Most memory allocated since the process started."""
-    total: int
-    """Memory of the whole GPU."""
-
-
-def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Return the memory of a GPU; None for a CPU. It asks PyTorch and not the device."""
-    if device.type != "cuda":
-        return None
-    return DeviceMemory(
-        allocated=torch.cuda.memory_allocated(device),
-        reserved=torch.cuda.memory_reserved(device),
-        peak=torch.cuda.max_memory_allocated(device),
-        total=torch.cuda.get_device_properties(device).total_memory,
-    )
 
 
 def let_segments_grow(environment: MutableMapping[str, str]) -> None:
@@ -47,6 +22,11 @@ def let_segments_grow(environment: MutableMapping[str, str]) -> None:
     """
     if not _ALLOCATOR_VARIABLES & environment.keys():
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def gpu_name(device: torch.device) -> str | None:
+    """Return the name of a GPU as its driver gives it; None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def free_bytes(device: torch.device) -> int | None:

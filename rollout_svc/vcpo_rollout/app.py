@@ -174,7 +174,7 @@ def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:
     options, spec, group = setting.options, setting.run.spec, setting.group
     gauges = RolloutGauges(setting.metrics)
     if isinstance(loaded.engine, ObservableEngine):
-        loaded.engine.export_steps(gauges)
+        loaded.engine.export_to(gauges)
     learner = LearnerClient(
         cast("grpc.aio.Channel", setting.channel),
         worker_id=options.worker_id,

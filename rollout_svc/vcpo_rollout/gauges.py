@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.metrics import RolloutMetrics
 from vcpo.metrics.catalogue.rollout import EngineMetrics
-from vcpo.metrics.label_values import EnvironmentFault, WeightSource
+from vcpo.metrics.label_values import EnvironmentFault, MemoryState, WeightSource
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 
@@ -95,6 +95,11 @@ class RolloutGauges:
         engine.preemptions.inc(step.preemptions)
         engine.prefix_cache_queries.inc(step.prefix_cache_queries)
         engine.prefix_cache_hits.inc(step.prefix_cache_hits)
+
+    def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
+        """Set the memory of the engine's GPU; of several it is that of the fullest one."""
+        for state, size in size_bytes.items():
+            self._metrics.device_memory_bytes.labels(state).set(size)
 
     def set_in_flight(self, num_trajectories: int) -> None:
         """Set the number of trajectories that are being generated or judged."""

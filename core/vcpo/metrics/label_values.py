@@ -26,7 +26,6 @@ class Stage(StrEnum):
 class MemoryState(StrEnum):
     """Memory of a GPU, as PyTorch's allocator counts it."""
 
-    ALLOCATED = "allocated"
     RESERVED = "reserved"
     PEAK = "peak"
     """Most memory allocated since the start."""

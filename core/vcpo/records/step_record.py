@@ -249,6 +249,18 @@ class UpdateRecord:
             name="vcpo_top_gradient_ratio",
             help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
         ),
+        StepGauge(
+            entry="advantage_p05",
+            name="vcpo_advantage_p05",
+            help="Fifth percentile of the advantages of the last step's trajectories.",
+            unit=Unit.REWARD,
+        ),
+        StepGauge(
+            entry="advantage_p95",
+            name="vcpo_advantage_p95",
+            help="95th percentile of the advantages of the last step's trajectories.",
+            unit=Unit.REWARD,
+        ),
         StepChart(
             topic=ChartTopic.OFF_POLICY,
             entry="token_ess_ratio",
@@ -538,6 +550,31 @@ class StepRecord(UpdateRecord):
     ] = 0.0
     """Most memory that a worker's process has had resident since its start; of the largest
     worker."""
+    mfu: Annotated[
+        float | None,
+        StepGauge(
+            name="vcpo_learner_mfu_ratio",
+            help="Arithmetic that the last step's tokens need over the peak of the learner's GPUs.",
+        ),
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="MFU",
+            unit="share of the GPUs' peak",
+            label="MFU",
+            caption="6 x parameters x response tokens over the step's time, its wait included.",
+        ),
+    ] = None
+    """Share of what the learner's GPUs could compute in the step and the wait before it; None
+    without a GPU whose peak is known."""
+    gpu_s: Annotated[
+        float | None,
+        StepGauge(
+            name="vcpo_gpu_seconds",
+            help="Time of the GPUs of learner and workers so far, in steps and waits before them.",
+        ),
+    ] = None
+    """GPUs of the learner, and those that the workers heard of ask for, times the seconds of the
+    steps so far; steps that were undone do not count. None without a GPU."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

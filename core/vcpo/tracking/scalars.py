@@ -25,6 +25,8 @@ _GROUPS: Final = {
         "vcpo_gradient_norm",
         "vcpo_learner_step_interval_seconds",
         "vcpo_learner_tokens_per_second",
+        "vcpo_learner_mfu_ratio",
+        "vcpo_gpu_seconds",
     ),
 }
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names}

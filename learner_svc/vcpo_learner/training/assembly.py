@@ -13,12 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.api import VCPORun
 from vcpo_learner.clock import Clock
+from vcpo_learner.device import gpu_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.redo_log.log import RedoLog
+from vcpo_learner.telemetry.cost import StepCost
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -106,6 +108,9 @@ class TrainingAssembly:
             records=self.records,
             traces=self.traces,
             step_log=step_log,
+            cost=StepCost.of(
+                spec, parameters=self.model.num_parameters(), gpu_name=gpu_name(self.ranks.device)
+            ),
             clock=self.clock,
         )
 

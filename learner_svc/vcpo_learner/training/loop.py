@@ -15,15 +15,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from vcpo.algo import WarningLevel
 from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
-from vcpo.metrics.label_values import MemoryState, Stage
+from vcpo.metrics.label_values import Stage
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
@@ -37,6 +36,7 @@ from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.redo_log.progress import DISK_FULL
 from vcpo_learner.redo_log.redo import RecordedStep
+from vcpo_learner.telemetry.cost import StepCost
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -82,6 +82,7 @@ class TrainingLoop:
         records: RunRecords,
         traces: TrajectoryTraces,
         step_log: StepLog,
+        cost: StepCost,
         clock: Clock,
     ) -> None:
         self._spec = spec
@@ -102,6 +103,7 @@ class TrainingLoop:
         self._records = records
         self._traces = traces
         self._step_log = step_log
+        self._cost = cost
         self._clock = clock
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
@@ -202,7 +204,8 @@ class TrainingLoop:
             await self._publication.begin()
             record = self._record(
                 result,
-                batch_fields(step.groups, step.policy_version),
+                step.groups,
+                step.policy_version,
                 lag_limit_steps=self._dispatcher.lag_limit_steps,
                 idle_s=0.0,
                 step_s=0.0,
@@ -269,7 +272,8 @@ class TrainingLoop:
         finished_s = self._clock()
         record = self._record(
             result,
-            batch_fields(groups, version),
+            groups,
+            version,
             lag_limit_steps=lag_limit_steps,
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
@@ -408,13 +412,17 @@ class TrainingLoop:
     def _record(
         self,
         result: UpdateResult,
-        batch: Mapping[str, Any],
+        groups: Sequence[Lease],
+        version: int,
         *,
         lag_limit_steps: int,
         idle_s: float,
         step_s: float,
     ) -> StepRecord:
-        """Return the record of a step, after the accounting was checked; batch: `batch_fields`."""
+        """Return the record of a step, after the accounting was checked.
+
+        groups: that the step consumed; version: of the parameters before it.
+        """
         dispatcher, health = self._dispatcher, self._health
         counts = dispatcher.ledger.counts()
         counts.check()
@@ -440,6 +448,12 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
+            **self._cost.fields(
+                self._signals.last_step,
+                tokens=sum(one.num_sampled_tokens for each in groups for one in each.trajectories),
+                seconds=step_s + idle_s,
+                groups=[one.rollout_group for one in workers],
+            ),
             unsaved_steps=dispatcher.policy_version - max(0, self._saver.saved_step),
             rollbacks=health.rollbacks.number,
             **streak_fields(
@@ -450,7 +464,7 @@ class TrainingLoop:
                 max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             ),
             mismatch=self._mismatch.record(result.mismatch),
-            **batch,
+            **batch_fields(groups, version),
             **update_fields(result),
         )
 
@@ -459,11 +473,4 @@ class TrainingLoop:
         for stage, duration_s in result.times.by_stage().items():
             self._gauges.add_stage(Stage(stage), duration_s)
         if (memory := result.memory) is not None:
-            self._gauges.set_device_memory(
-                {
-                    MemoryState.ALLOCATED: memory.allocated,
-                    MemoryState.RESERVED: memory.reserved,
-                    MemoryState.PEAK: memory.peak,
-                    MemoryState.TOTAL: memory.total,
-                }
-            )
+            self._gauges.set_device_memory(memory)

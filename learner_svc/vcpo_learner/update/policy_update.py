@@ -37,6 +37,7 @@ from torch import nn
 from vcpo.algo import EssReading, NonFiniteWeightError, RateBackoff, RefusalReason, StepVerdict
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
+from vcpo.metrics.device_memory import device_memory
 from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import rate_fields
@@ -44,7 +45,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
 from vcpo_learner.clock import Clock
-from vcpo_learner.device import computes, device_memory, random_states, restore_random_states
+from vcpo_learner.device import computes, random_states, restore_random_states
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
@@ -230,7 +231,10 @@ class PolicyUpdate:
         self._pending = None
         times = pending.times.after(score_s=scored_s - started_s, step_s=self._clock() - scored_s)
         return replace(
-            result, times=times, memory=device_memory(self._device), attention_calls=take_calls()
+            result,
+            times=times,
+            memory=device_memory(torch.cuda, self._device),
+            attention_calls=take_calls(),
         )
 
     def _conclude(self, pending: PendingStep, fresh: FreshBlocks) -> UpdateResult:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vcpo.algo import FreshTokens, MismatchReview, NonFiniteWeightError, TokenSums
+from vcpo.metrics.label_values import MemoryState
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.device import DeviceMemory
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.update.batch_decision import BatchSummary
 from vcpo_learner.update.fresh_tokens import FreshBlocks
@@ -59,8 +59,8 @@ class UpdateResult(UpdateRecord):
     """Smallest and largest reward that is not far from those of the steps before; None for the
     first step."""
     times: UpdateTimes = field(default_factory=UpdateTimes, compare=False)
-    memory: DeviceMemory | None = field(default=None, compare=False)
-    """Memory of the device after the update; None on a CPU."""
+    memory: Mapping[MemoryState, int] | None = field(default=None, compare=False)
+    """Bytes of the device after the update; None on a CPU."""
     skip_detail: str | None = None
     """The number because of which the step was skipped, for people; None when there is none."""
 

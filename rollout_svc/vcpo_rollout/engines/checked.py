@@ -77,10 +77,10 @@ class CheckedEngine:
         """Strings that end a response; None if only end tokens do."""
         return self._engine.stop_strings
 
-    def export_steps(self, gauges: RolloutGauges) -> None:
-        """Export each decoding step from now on, if the engine knows what its steps do."""
+    def export_to(self, gauges: RolloutGauges) -> None:
+        """Export what the engine knows of itself from now on."""
         if isinstance(self._engine, ObservableEngine):
-            self._engine.export_steps(gauges)
+            self._engine.export_to(gauges)
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None

@@ -254,7 +254,7 @@ class Engine(SequenceSampler, Protocol):
 
 @runtime_checkable
 class ObservableEngine(Protocol):
-    """An engine that knows what its decoding steps do."""
+    """An engine that knows what its decoding steps do, or what its device holds."""
 
-    def export_steps(self, gauges: RolloutGauges) -> None:
-        """Export each decoding step from now on."""
+    def export_to(self, gauges: RolloutGauges) -> None:
+        """Export what it knows from now on."""

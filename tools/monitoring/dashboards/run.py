@@ -120,6 +120,7 @@ _WHICH_RUN: Final = Row(
                     "checkpoint",
                     unit=AxisUnit.SECONDS,
                 ),
+                Query(f"{value('vcpo_gpu_seconds', scope=RUNS)} / 3600", "GPU hours"),
                 Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
                 Query(value("vcpo_learner_restored_step", scope=RUNS), "resumed at"),
             ),

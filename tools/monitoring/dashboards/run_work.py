@@ -24,6 +24,7 @@ from tools.monitoring.dashboards.promql import (
     value,
     worker_mean,
     worker_rates,
+    worker_values,
 )
 from tools.monitoring.rules import threshold
 
@@ -107,11 +108,12 @@ HOW_FAST: Final = Row(
             question="Who waits for whom?",
             reading="The learner for data: raise `maxReplicas`. The workers for leases: the "
             "learner is the bottleneck, and fewer workers do; under a throttle it is on purpose. "
-            "Above one half it alerts.",
+            "Above one half it alerts. MFU: what the trained tokens need of the GPUs' peak.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
             queries=(
                 Query(value("vcpo_learner_idle_ratio"), "learner"),
+                Query(value("vcpo_learner_mfu_ratio"), "learner, MFU", role=Role.FAINT),
                 Query(
                     worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"
                 ),
@@ -188,6 +190,11 @@ AFTER_A_CRASH: Final = Row(
                 Query(_resident("learner"), "learner"),
                 Query(_resident("rollout"), "worker, most"),
                 Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
+                Query(
+                    worker_values("max", "vcpo_rollout_device_memory_bytes", "state"),
+                    "a worker's GPU, {{state}}",
+                    role=Role.FAINT,
+                ),
                 Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
                 Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
                 Query(

@@ -18,7 +18,7 @@ Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from statistics import fmean, median, pstdev
 from typing import Self
 
@@ -119,6 +119,9 @@ class BatchDiagnostics:
     """Mean over groups of the baseline minus the mean reward; 0 for the group-mean baseline."""
     baseline_shift_max: float
     """Largest absolute value of that difference over groups."""
+    advantage_p05: float
+    advantage_p95: float
+    """Advantages below which 5 % and 95 % of the trajectories lie, in units of the reward."""
     norms: NormStatistics | None
     """Unweighted norms of the trajectories' gradients; None if they were not measured."""
 
@@ -148,6 +151,7 @@ def diagnose(
     whole = WeightMoments.of(log_weights)
     groups = matrix(advantages, "advantages")
     shifts = [-fmean(group) for group in groups]
+    ordered = sorted(chain.from_iterable(groups))
     return BatchDiagnostics(
         ess_ratio=whole.ess_ratio,
         truncated_ess_ratio=WeightMoments.of(truncated_logs(log_weights, cap)).ess_ratio,
@@ -162,8 +166,15 @@ def diagnose(
         top_gradient_share=top_gradient_share(norms, factors),
         baseline_shift_mean=fmean(shifts),
         baseline_shift_max=max(map(abs, shifts)),
+        advantage_p05=_percentile(ordered, 5),
+        advantage_p95=_percentile(ordered, 95),
         norms=None if norms is None else norm_statistics(norms),
     )
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return the value with so many percent of the others below it, the nearest by rank."""
+    return ordered[round(percent / 100 * (len(ordered) - 1))]
 
 
 def k3(log_ratio: float) -> float:

@@ -41,8 +41,13 @@ _STEP_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0, 1800.0)
 _LOG_WEIGHT_BUCKETS = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _REWARD_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DROP_REASON = Label("reason", tuple(DropReason))
-_FROM_NORMS = frozenset({"top_gradient_share", "baseline_weight_concentration"})
-"""Diagnostics that need gradient norms: none where all rewards of every group are equal."""
+_FEATURES: Final = {
+    "vcpo_top_gradient_ratio": Feature.GRADIENT_NORMS,
+    "vcpo_baseline_weight_concentration_ratio": Feature.GRADIENT_NORMS,
+    "vcpo_learner_mfu_ratio": Feature.GPU,
+    "vcpo_gpu_seconds": Feature.GPU,
+}
+"""What numbers of a step need; norms are none where all rewards of every group are equal."""
 
 _MOST_EDGES: Final = 12
 
@@ -76,7 +81,7 @@ STEP_GAUGES: dict[str, Metric[Gauge]] = {
         one.name,
         one.help,
         unit=one.unit or unit_in_name(one.name),
-        appears_with=Feature.GRADIENT_NORMS if one.entry in _FROM_NORMS else None,
+        appears_with=_FEATURES.get(one.name),
     )
     for _, one in GAUGES
 }

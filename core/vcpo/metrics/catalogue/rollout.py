@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vcpo.metrics.label_values import (
     EnvironmentFault,
+    MemoryState,
     SampleOutcome,
     WeightSource,
 )
@@ -128,6 +129,12 @@ class RolloutMetrics(Instruments):
     environment_hung_calls = gauge(
         "vcpo_rollout_environment_hung_calls",
         "Calls to the environment that were given up and have not returned.",
+    )
+    device_memory_bytes = gauge(
+        "vcpo_rollout_device_memory_bytes",
+        "Memory of the worker's fullest GPU after a swap; peak is the most that was allocated.",
+        Label("state", tuple(MemoryState)),
+        appears_with=Feature.GPU,
     )
     lease_wait_s = counter(
         "vcpo_rollout_lease_wait_seconds_total",

@@ -24,6 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
+from vcpo.metrics.device_memory import device_memory
 from vcpo.service.lifecycle import StartError, gpu_memory_ratio
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -40,6 +41,7 @@ from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.loading import load_model_skeleton, place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, read_weights, stage_weights
 from vcpo_rollout.engines.stop_strings import StopStrings
+from vcpo_rollout.gauges import RolloutGauges
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,7 @@ class HfEngine:
         self._open: set[Future[Any]] = set()
         self._ended: str | None = None
         self._swap_order = asyncio.Lock()
+        self._gauges: RolloutGauges | None = None
         self._thread = threading.Thread(target=self._serve, name="hf-engine", daemon=True)
         self._thread.start()
 
@@ -217,6 +220,10 @@ class HfEngine:
         await interrupt.wait()
         self._commands.put(_Interrupt(command))
 
+    def export_to(self, gauges: RolloutGauges) -> None:
+        """Export the memory of the GPU after each swap from now on."""
+        self._gauges = gauges
+
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; return once they are in use.
 
@@ -234,7 +241,11 @@ class HfEngine:
             # The lock keeps other swaps out: the version in use stays until this swap.
             command = await asyncio.to_thread(self._stage, weights)
             self._submit(command)
-            return await asyncio.wrap_future(command.future)
+            num_running = await asyncio.wrap_future(command.future)
+        memory = device_memory(torch.cuda, self._model.device)
+        if self._gauges is not None and memory is not None:
+            self._gauges.set_device_memory(memory)
+        return num_running
 
     def _stage(self, weights: PolicyWeights) -> _Swap:
         return _Swap(

@@ -30,6 +30,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from vcpo.api.workloads import KvCache, Lora
+from vcpo.metrics.label_values import MemoryState
 from vcpo.service.vocabulary import vocabulary_of
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -108,6 +109,7 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._policy_version: int | None = None
         self._keeps_keys = kv_cache is KvCache.KEEP
+        self._gauges: RolloutGauges | None = None
         self._keys_version: int | None = None
         """Oldest version of keys and values that a request may read that comes now."""
         self._ready = asyncio.Event()
@@ -156,9 +158,10 @@ class VllmEngine:
             last_error=last_error,
         )
 
-    def export_steps(self, gauges: RolloutGauges) -> None:
-        """Export each decoding step from now on."""
+    def export_to(self, gauges: RolloutGauges) -> None:
+        """Export each decoding step, and the memory of the GPUs after each swap, from now on."""
         gauges.watch_engine()
+        self._gauges = gauges
         step_logger(self._llm).gauges = gauges
 
     @property
@@ -348,6 +351,11 @@ class VllmEngine:
             await self._loader.load(self._llm, update, policy_version)
             if self._keeps_keys:
                 self._keys_version = policy_version
+            if self._gauges is not None:
+                found = await self._llm.collective_rpc("memory_of_device")
+                if sizes := [each for each in found if each]:
+                    fullest = max(sizes, key=lambda each: each[MemoryState.PEAK])
+                    self._gauges.set_device_memory(fullest)
         except BaseException as error:  # also a cancelled swap
             # After half a swap some layers have no values, and a decoding step would kill vLLM's
             # process: the engine must end before the pause does.

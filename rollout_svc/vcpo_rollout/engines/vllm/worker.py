@@ -41,6 +41,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
+from vcpo.metrics.device_memory import device_memory
 from vcpo.service.lifecycle import wake_at_parent_exit
 from vcpo.service.persistent_buffers import own_buffers
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
@@ -58,6 +59,13 @@ class WorkerExtension:
 
     Its methods become those of vLLM's workers.
     """
+
+    def memory_of_device(self) -> dict[str, int]:
+        """Return bytes of this worker's GPU by `MemoryState`; empty on a CPU."""
+        device: torch.device = self.device  # type: ignore[attr-defined]  # of vLLM's worker
+        return {
+            state.value: size for state, size in (device_memory(torch.cuda, device) or {}).items()
+        }
 
     def sample_only(self, num_tokens: int, holes: list[int]) -> None:
         """Leave rows of the head without a token out of every softmax; see `Vocabulary`.

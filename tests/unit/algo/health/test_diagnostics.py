@@ -137,3 +137,13 @@ def test_a_cap_out_of_range_is_refused(cap):
 def test_a_weight_that_is_no_number_does_not_hide_under_the_cap():
     with pytest.raises(NonFiniteWeightError, match=r"log_weights\[0\]"):
         truncated_logs([math.inf], 8.0)
+
+
+def test_advantages_have_percentiles_over_all_groups():
+    # 0, 0.05, ..., 1 in two groups of unequal size, in any order: one of 20 gaps is 5 %
+    values = [number / 20 for number in range(21)]
+    found = diagnosis(
+        advantages=[values[::-2], values[1::2]],
+        log_weights=[0.0] * 21,
+    )
+    assert (found.advantage_p05, found.advantage_p95) == (0.05, 0.95)

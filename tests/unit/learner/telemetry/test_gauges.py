@@ -208,14 +208,14 @@ def test_the_wait_for_a_batch_that_broke_the_update_is_part_of_the_next_step(gau
     assert stages(gauges) == {Stage.WAIT: 8.0}
 
 
-def test_a_cpu_has_no_device_memory_and_a_gpu_has_four_numbers(gauges):
+def test_a_cpu_has_no_device_memory_and_a_gpu_has_three_numbers(gauges):
     assert gauges._metrics.device_memory_bytes.collect()[0].samples == []
-    gauges.set_device_memory(dict(zip(MemoryState, (1, 3, 2, 8), strict=True)))
+    gauges.set_device_memory(dict(zip(MemoryState, (3, 2, 8), strict=True)))
     shown = {
         state: value(gauges, "vcpo_learner_device_memory_bytes", state=state)
-        for state in ("allocated", "reserved", "peak", "total")
+        for state in ("reserved", "peak", "total")
     }
-    assert shown == {"allocated": 1, "reserved": 3, "peak": 2, "total": 8}
+    assert shown == {"reserved": 3, "peak": 2, "total": 8}
 
 
 def test_a_checkpoint_shows_its_time_its_size_and_what_is_free(gauges):

@@ -138,7 +138,7 @@ class TestEngine:
             labels = {"run": "run", "group": "main"}
             return metrics.registry.get_sample_value(f"vcpo_rollout_engine_{name}", labels)
 
-        engine.export_steps(RolloutGauges(metrics))
+        engine.export_to(RolloutGauges(metrics))
         assert (value("running"), value("prefix_cache_queries_total")) == (0.0, 0.0)
         await engine.swap_weights(publish(build(seed=31), 31))
         request = make_request(LONG_PROMPT, max_new_tokens=200)
