@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/reward.proto\x12\x0cvcpo.wire.v1\"@\n\x0cScoreRequest\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x10\n\x08response\x18\x03 \x01(\t\"\x1f\n\rScoreResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x32Q\n\rRewardService\x12@\n\x05Score\x12\x1a.vcpo.wire.v1.ScoreRequest\x1a\x1b.vcpo.wire.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/reward.proto\x12\x0cvcpo.wire.v1\"R\n\x0cScoreRequest\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x10\n\x08response\x18\x03 \x01(\t\x12\x10\n\x08metadata\x18\x04 \x01(\t\"\x1f\n\rScoreResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x32Q\n\rRewardService\x12@\n\x05Score\x12\x1a.vcpo.wire.v1.ScoreRequest\x1a\x1b.vcpo.wire.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'vcpo.wire.v1.reward_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCOREREQUEST']._serialized_start=43
-  _globals['_SCOREREQUEST']._serialized_end=107
-  _globals['_SCORERESPONSE']._serialized_start=109
-  _globals['_SCORERESPONSE']._serialized_end=140
-  _globals['_REWARDSERVICE']._serialized_start=142
-  _globals['_REWARDSERVICE']._serialized_end=223
+  _globals['_SCOREREQUEST']._serialized_end=125
+  _globals['_SCORERESPONSE']._serialized_start=127
+  _globals['_SCORERESPONSE']._serialized_end=158
+  _globals['_REWARDSERVICE']._serialized_start=160
+  _globals['_REWARDSERVICE']._serialized_end=241
 # @@protoc_insertion_point(module_scope)

@@ -23,22 +23,28 @@ class ScoreRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Text of the prompt, without a chat template."""
     answer: _builtins.str
     """Ground truth in the environment's own format; may be empty."""
     response: _builtins.str
     """Text of the model's response."""
+    metadata: _builtins.str
+    """The prompt's metadata, such as the other columns of a data set: an object in JSON. A value that
+    JSON does not know is its text.
+    """
     def __init__(
         self,
         *,
         prompt: _builtins.str = ...,
         answer: _builtins.str = ...,
         response: _builtins.str = ...,
+        metadata: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "metadata", b"metadata", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,6 @@
 """A user's server judges responses, over gRPC.
 
-Prompt, ground truth and response go to a `RewardService` (`protos/vcpo/wire/v1/reward.proto`),
+Prompt, ground truth, metadata and response go to a `RewardService` (`protos/vcpo/wire/v1/reward.proto`),
 which may run a reward model, a compiler farm or a database.
 """
 
@@ -76,7 +76,10 @@ class RewardServer:
         Raises: grpc.RpcError when the server refuses, or does not respond in time.
         """
         request = reward_pb2.ScoreRequest(
-            prompt=prompt.text, answer=prompt.answer, response=response
+            prompt=prompt.text,
+            answer=prompt.answer,
+            response=response,
+            metadata=json.dumps(dict(prompt.metadata), default=str),
         )
         result = self._stub.Score(
             request, timeout=self._timeout_s, metadata=self._metadata, wait_for_ready=True

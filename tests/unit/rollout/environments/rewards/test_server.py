@@ -1,4 +1,5 @@
 import asyncio
+import json
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
 from vcpo_rollout.environments import Prompt
 from vcpo_rollout.environments.rewards.server import RewardServer
 
-PROMPT = Prompt(text="sort 21=", answer="12")
+PROMPT = Prompt(text="sort 21=", answer="12", metadata={"numbers": (2, 1), "kind": int})
 
 
 class Judge(reward_pb2_grpc.RewardServiceServicer):
@@ -48,6 +49,7 @@ async def test_the_server_is_shown_prompt_truth_and_response_and_its_word_counts
         assert await asyncio.to_thread(RewardServer(address=address), PROMPT, "123") == 1.5
     (request,) = judge.requests
     assert (request.prompt, request.answer, request.response) == ("sort 21=", "12", "123")
+    assert json.loads(request.metadata) == {"numbers": [2, 1], "kind": "<class 'int'>"}
 
 
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again():
