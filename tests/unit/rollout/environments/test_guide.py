@@ -120,3 +120,9 @@ def test_the_programs_of_the_guide_run_with_their_tests():
     solutions = "def double(x): return 2 * x\ntotal = sum\ndef last(xs): return xs[-1]"
     rewards = judged("programs.yaml", lambda _: [f"```python\n{solutions}\n```", "Sorry."])
     assert rewards == [{"unit_tests": 1.0}, {"unit_tests": 0.0}]
+
+
+def test_the_contest_of_the_guide_runs_programs_on_their_inputs():
+    program = "line = input()\nprint(len(line) if line.isalpha() else sum(map(int, line.split())))"
+    rewards = judged("contest.yaml", lambda _: [f"```python\n{program}\n```", "```python\n```"])
+    assert rewards == [{"unit_tests": 1.0}, {"unit_tests": 0.0}]

@@ -46,6 +46,40 @@ def test_a_program_that_ends_or_prints_or_replaces_what_runs_it_passes_no_test(p
     assert reward_of(program) == 0.0
 
 
+SUM = Prompt(
+    text="?",
+    metadata={
+        "tests": [{"input": "1 2\n", "output": "3"}, {"input": "4\n5 6\n", "output": "4\n11\n"}]
+    },
+)
+READS = "import sys\nfor line in sys.stdin.buffer:\n    print(sum(map(int, line.split())), '')"
+ENDS = """\
+import sys
+def main():
+    while True:
+        try:
+            print(sum(map(int, input().split())))
+        except EOFError:
+            sys.exit()
+if __name__ == '__main__':
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "share"),
+    [(READS, 1.0), (ENDS, 1.0), ("print(3)", 0.5), ("print(3)\nraise SystemExit(1)", 0.0)],
+)
+def test_a_program_that_reads_and_prints_is_run_for_each_input(program, share):
+    assert reward_of(program, SUM, partial=True) == share
+
+
+def test_a_list_may_have_tests_of_both_kinds():
+    tests = [*TESTS, {"input": "7", "output": "14"}]
+    program = "double = lambda x: 2 * x\nif __name__ == '__main__': print(double(int(input())))"
+    assert reward_of(program, Prompt(text="?", metadata={"tests": tests})) == 1.0
+
+
 def test_a_response_without_a_program_is_wrong():
     assert UnitTests(sandbox=best_sandbox())(PROMPT, "def double(x): return 2 * x") == 0.0
 
