@@ -36,6 +36,7 @@ from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
+from vcpo.local.models import hub_problems
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
 from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
@@ -132,6 +133,7 @@ def run(
     _end_if_complete(loaded, directory, as_json=as_json)
     found = watch_inspection(loaded)
     refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
+    refuse(file, hub_problems(loaded))
     warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
     with contextlib.ExitStack() as at_end:

@@ -14,7 +14,7 @@ from rich.text import Text
 from vcpo.api import with_gpu_defaults
 from vcpo.cli.console import ERR, OUT, fail, require_run
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse
-from vcpo.local.models import model_problems
+from vcpo.local.models import hub_problems, model_problems
 from vcpo.local.processes.gpu_check import local_gpu_use
 from vcpo.local.terminal.run_view import printable
 from vcpo.local.terminal.samples import (
@@ -60,6 +60,7 @@ def try_file(
     """
     given = load_file(file, model_problems, changes)
     refuse(file, model_problems(given), modules=_MODULES)
+    refuse(file, hub_problems(given))
     spec = with_gpu_defaults(given.spec, local_gpu_use(given.spec))
     loaded = given.model_copy(update={"spec": spec})
     found: list[Sample] = []

@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from vcpo.local.models import date_of_hub
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.service.gpu_driver import cuda_version, driver_problem, driver_version
 
@@ -46,7 +45,7 @@ def findings() -> Iterator[Finding]:
     yield _room("disk", tempfile.gettempdir(), _LEAST_DISK_GIB, "free some, or set TMPDIR")
     yield user_finding(getpass.getuser)
     yield _isolation()
-    yield from hub_findings(_hub_date, time.time())
+    yield from hub_findings(date_of_hub, time.time())
 
 
 def driver_finding(driver: str | None, cuda: int | None) -> Finding:
@@ -129,13 +128,3 @@ def _isolation() -> Finding:
     tried = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603 - our own command
     found = tried.stderr.strip() or "works"
     return Finding(name="isolation", is_well=tried.returncode == 0, found=found, cure=cure)
-
-
-def _hub_date() -> str:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the user's own address
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            return str(answer.headers["Date"])
-    except urllib.error.HTTPError as error:  # it answers
-        return str(error.headers["Date"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from vcpo.service.rotary_table import table_problems
 
 _NAME = "spec.model.name"
 _NEIGHBORS = 8
+_HUB_TIMEOUT_S = 10.0
+_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers that have no end token of their own."""
 _OBSTACLES_TO_NORMS = {
     "gpt_oss": "the attention sinks",
     "minimax": "the linear attention",
@@ -84,6 +89,40 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     yield from table_problems(run.spec, config)
     yield from _norm_problems(run.spec, config)
     yield from _template_problems(run.spec, folder)
+    yield from _end_problems(name, folder)
+
+
+def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
+    """Yield a problem if the model must come from the hub, and the hub does not answer.
+
+    The libraries that download it try for minutes, once in each process.
+    run: a run with local paths, whose model has no other problem.
+    """
+    model = run.spec.model
+    if is_url(model.name) or _is_offline() or model_folder(model) is not None:
+        return
+    try:
+        date_of_hub()
+    except OSError as error:
+        message = (
+            f"is not in the Hugging Face cache, and the hub does not answer ({error}); open the way"
+            " to it (HF_ENDPOINT), or give a model's directory"
+        )
+        yield FieldProblem(path=_NAME, value=repr(model.name), message=message)
+
+
+def date_of_hub() -> str:
+    """Return the hub's date, as its header `Date` has it.
+
+    Raises: OSError if the hub does not answer within 10 s.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the user's own address
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S) as answer:  # noqa: S310
+            return str(answer.headers["Date"])
+    except urllib.error.HTTPError as error:  # it answers
+        return str(error.headers["Date"])
 
 
 def _is_given(name: str) -> bool:
@@ -169,6 +208,31 @@ def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem
         cure = f"{message}; remove it"
         value = repr(environment.template_arguments)
         yield FieldProblem(path="spec.environment.templateArguments", value=value, message=cure)
+
+
+def _end_problems(name: str, folder: Path) -> Iterator[FieldProblem]:
+    """Yield a problem if no file of the model names an end token; no response would ever end."""
+    tokenizer = _read_settings(folder / "tokenizer_config.json")
+    if tokenizer.get("tokenizer_class") not in _PLAIN_TOKENIZERS:
+        return
+    others = _read_settings(folder / "special_tokens_map.json")
+    generation = _read_settings(folder / "generation_config.json")
+    ends = (tokenizer.get("eos_token"), others.get("eos_token"), generation.get("eos_token_id"))
+    if all(end is None for end in ends):
+        message = (
+            "names no end token, so no response would ever end; set eos_token in its"
+            " tokenizer_config.json"
+        )
+        yield FieldProblem(path=_NAME, value=repr(name), message=message)
+
+
+def _read_settings(path: Path) -> Mapping[str, Any]:
+    """Return a mapping in JSON; an empty one if there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:

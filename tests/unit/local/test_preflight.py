@@ -14,7 +14,7 @@ from tests.fixtures.models import write_model
 from vcpo.api import VCPORun, parse_run, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local import preflight
-from vcpo.local.models import context_tokens, model_problems
+from vcpo.local.models import context_tokens, hub_problems, model_problems
 from vcpo.local.preflight import (
     RUN_MODULES,
     MachineFindings,
@@ -482,3 +482,39 @@ class TestRanks:
         local = with_one_replica(run)
         assert local.spec.learner.fsdp_size == here
         assert parse_run(run_to_yaml(local)) == local
+
+
+def test_a_hub_that_does_not_answer_is_a_problem_of_a_model_that_must_come_from_it(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    (problem,) = hub_problems(run_of("nobody/model"))
+    assert str(problem).startswith("spec.model.name: is not in the Hugging Face cache, and the hub")
+    assert "HF_ENDPOINT" in str(problem)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not list(hub_problems(run_of("nobody/model")))
+
+
+def test_a_hub_is_not_asked_for_a_model_that_is_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    write_model(tmp_path / "model")
+    assert not list(hub_problems(run_of(str(tmp_path / "model"))))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "generation", "is_named"),
+    [
+        ({"tokenizer_class": "TokenizersBackend"}, {}, True),
+        ({"tokenizer_class": "TokenizersBackend", "eos_token": "<eos>"}, {}, False),
+        ({"tokenizer_class": "TokenizersBackend"}, {"eos_token_id": 2}, False),
+        ({"tokenizer_class": "LlamaTokenizer"}, {}, False),
+    ],
+)
+def test_a_model_of_which_no_file_names_an_end_token_is_told(
+    tokenizer, generation, is_named, tmp_path
+):
+    write_model(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
+    told = of_model(run_of("model"), tmp_path)
+    assert any("names no end token" in each for each in told) is is_named
