@@ -19,6 +19,7 @@ from vcpo.service.lifecycle import (
     Ready,
     StartError,
     end_within,
+    freeze_loaded,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -254,6 +255,7 @@ class _Learner:
             weights = self.weight_server
             if weights is not None:
                 weights.start()
+            freeze_loaded()
             refreshing = asyncio.create_task(self._refresh(server))
             try:
                 return await self._train(options.linger_s)

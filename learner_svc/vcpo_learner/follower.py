@@ -18,6 +18,7 @@ from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
+    freeze_loaded,
     on_stop_request,
     split_address,
     start_errors,
@@ -101,6 +102,7 @@ async def _follow(
             event_loop=asyncio.get_running_loop(),
         )
         _LOGGER.info("rank %d follows rank 0", environment.rank)
+        freeze_loaded()
         try:
             await asyncio.to_thread(policy.commands.follow)
             await asyncio.to_thread(policy.close)

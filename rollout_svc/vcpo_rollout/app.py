@@ -19,6 +19,7 @@ from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
+    freeze_loaded,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -157,6 +158,7 @@ async def run_worker(options: Options) -> RunPhase:
             loaded = await asyncio.to_thread(load_sampler, setting.run, group, seed=seed)
         parts = _worker_parts(setting, loaded)
         worker = Worker(parts)
+        freeze_loaded()
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
         readiness = asyncio.create_task(_serve_when_ready(parts.receiver, server))
         try:

@@ -34,7 +34,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.advantage import BASELINES, BaselineScope, numbers_wanted
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.learning_rate import LearningRateRule
@@ -105,6 +105,15 @@ class Clipping(StrEnum):
     """`CLIP`, and no gradient from rewarded tokens of low probability and low entropy (STAPO)."""
     TAPERED = "tapered"
     """Factor min(1, W) for trajectories with a negative advantage, 1 for the others (TOPR)."""
+
+
+_CLIPS_OF_ONE_TRAJECTORY: Final = (
+    Clipping.OPEN,
+    Clipping.CLIP,
+    Clipping.OFF_POLICY_MASK,
+    Clipping.TAPERED,
+)
+"""Clips that compare a trajectory with no other, and need no further input."""
 
 
 class KLPenalty(StrEnum):
@@ -205,6 +214,18 @@ class LossConfig:
         )
         is_open = self.clipping is Clipping.OPEN and not self.has_critic
         return is_open and shares_baseline and self.is_shipped
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether k_it needs no more than the rewards and the tokens of its own trajectory."""
+        return (
+            self.is_shipped
+            and numbers_wanted(BASELINES[Baseline(self.baseline)]) == ("rewards",)
+            and self.clipping in _CLIPS_OF_ONE_TRAJECTORY
+            and self.kl_penalty is KLPenalty.NONE
+            and not self.is_whitened
+            and not self.has_critic
+        )
 
 
 _SEQUENCE_TIS = LossConfig(weight=Weight.SEQUENCE, weight_cap=8.0)

@@ -6,7 +6,8 @@ The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_
                 with one number b for those that share a baseline: each micro-batch is run forward
                 and backward once. The backward pass measures the norms for b, and b completes the
                 gradient with the last micro-batch of the group, or of the batch if all groups
-                share one baseline (`vcpo_learner.per_sample_gradients`).
+                share one baseline (`vcpo_learner.per_sample_gradients`). Also if k_it needs no
+                more than the rewards and its own trajectory, as GRPO's: no norms are measured.
     two passes  if k_it depends on the whole batch in another way, or those that share a baseline
                 exceed a micro-batch and their norms are not exact: score the batch, with norms if
                 the baseline needs them; compute all k_it; run backward.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -42,6 +43,7 @@ from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import (
     regularized_rewards,
     shaped_rewards,
+    surrogate_coefficients,
     token_coefficients,
     trajectory_advantages,
 )
@@ -49,7 +51,7 @@ from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
+from vcpo_learner.forward.token_batch import BatchTokens, batch_tokens
 from vcpo_learner.per_sample_gradients.coverage import require_gradients
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums, SlotSums
 from vcpo_learner.ranks.commands import Groups
@@ -71,33 +73,8 @@ from vcpo_learner.update.micro_batches import (
     mesh_place,
 )
 from vcpo_learner.update.open_groups import OpenGroups
-from vcpo_learner.update.result import BatchGradient, UpdateTimes
+from vcpo_learner.update.result import BatchGradient, Graph, ScoredBatch, UpdateTimes
 from vcpo_learner.update.token_inputs import TokenInputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Graph:
-    """A forward pass whose graph is kept: one backward pass may use it."""
-
-    positions: Sequence[int]
-    """Positions in the batch of the trajectories that it scored."""
-    logprobs: Tensor
-    """[positions, width] nats."""
-    batch: TokenBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScoredBatch:
-    """A batch after the first pass."""
-
-    record: BatchRecord
-    tokens: BatchTokens
-    summary: BatchSummary
-    is_accumulated: bool
-    """Whether the gradient is complete."""
-    graph: Graph | None = None
-    """Graph of the first pass, if one micro-batch held all trajectories that the second pass may
-    use."""
 
 
 class GradientAccumulation:
@@ -170,11 +147,17 @@ class GradientAccumulation:
         graph = None
         members = split_groups(range(len(trajectories)), shared)
         # Sums of exact norms stay open over several micro-steps; a proxy's is one backward pass.
-        is_one_pass = self._fits_one_pass and (
-            self._estimator is GradientNormEstimator.EXACT
-            or self._runner.holds_each(tokens, members)
+        is_one_pass = self._config.is_separable or (
+            self._fits_one_pass
+            and (
+                self._estimator is GradientNormEstimator.EXACT
+                or self._runner.holds_each(tokens, members)
+            )
         )
-        if is_one_pass:
+        if self._config.is_separable:
+            norms = [0.0] * len(trajectories)
+            self._accumulate_separable(record, tokens, split_groups(rewards, sizes), flags)
+        elif is_one_pass:
             norms = self._accumulate_groups(
                 record, tokens, shaped, flags, members, on_policy_weight
             )
@@ -240,10 +223,12 @@ class GradientAccumulation:
 
         Raises: NonFiniteWeightError if a coefficient is not a number.
         """
-        if batch.is_accumulated:
+        if batch.is_accumulated and not self._config.is_separable:
             return 0.0
         record, graph = batch.record, batch.graph
         found = token_coefficients(record, advantages_of_batch, self._config)
+        if batch.is_accumulated:
+            return found.masked_share
         if graph is not None:
             weights = record.select(found.values, graph.positions)
             backward(graph.logprobs, graph.batch.place_trained(weights))
@@ -333,6 +318,32 @@ class GradientAccumulation:
             if keep_graph:
                 graph = Graph(positions=positions, logprobs=logprobs, batch=step.batch)
         return self._ranks.share(norms).tolist(), graph
+
+    def _accumulate_separable(
+        self,
+        record: BatchRecord,
+        tokens: BatchTokens,
+        rewards: Sequence[Sequence[float]],
+        flags: Sequence[bool],
+    ) -> None:
+        """Both passes in one, for coefficients that need no more than rewards and one trajectory.
+
+        rewards: [num_groups][n_g], shaped. flags: as for `_score`; what has none is scored only.
+        """
+        zeros = [[0.0] * len(own) for own in rewards]
+        advantages = record.rewards.new_tensor(
+            trajectory_advantages(rewards, zeros, zeros, self._config)
+        )
+        chosen = [position for position, flag in enumerate(flags) if flag]
+        self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
+        for step in self._runner.split(tokens, chosen):
+            positions = list(step.positions)
+            logprobs = self._runner.logprobs(step.batch)
+            trained = step.select_trained(logprobs.detach())
+            record.write(record.learner_logprobs, positions, trained)
+            part = record.part(positions)
+            found = surrogate_coefficients(part, advantages[positions], self._config)
+            backward(logprobs, step.place_trained(found.values))
 
     def _accumulate_groups(
         self,

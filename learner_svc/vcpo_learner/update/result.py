@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from vcpo.algo import FreshTokens, MismatchReview, NonFiniteWeightError, TokenSums
 from vcpo.metrics.label_values import MemoryState
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.update.batch_decision import BatchSummary
 from vcpo_learner.update.fresh_tokens import FreshBlocks
 
@@ -92,3 +95,28 @@ class PendingStep:
     """Tokens of that version to pass to `finish` for calibration, if there are any."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
     """Time that the step has taken so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """A forward pass whose graph is kept: one backward pass may use it."""
+
+    positions: Sequence[int]
+    """Positions in the batch of the trajectories that it scored."""
+    logprobs: Tensor
+    """[positions, width] nats."""
+    batch: TokenBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredBatch:
+    """A batch after the first pass."""
+
+    record: BatchRecord
+    tokens: BatchTokens
+    summary: BatchSummary
+    is_accumulated: bool
+    """Whether the gradient is complete."""
+    graph: Graph | None = None
+    """Graph of the first pass, if one micro-batch held all trajectories that the second pass may
+    use."""

@@ -1,7 +1,7 @@
 """A user's server judges responses, over gRPC.
 
-Prompt, ground truth, metadata and response go to a `RewardService` (`protos/vcpo/wire/v1/reward.proto`),
-which may run a reward model, a compiler farm or a database.
+Prompt, ground truth, metadata and response go to a `RewardService`
+(`protos/vcpo/wire/v1/reward.proto`), which may run a reward model, a compiler farm or a database.
 """
 
 import json

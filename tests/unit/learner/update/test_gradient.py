@@ -313,6 +313,28 @@ def passes_with_gradient(model, spec, groups):
     return torch.cat([each.grad.flatten() for each in model.parameters()]), sizes
 
 
+@pytest.mark.parametrize(
+    ("method", "baseline"), [("grpo", "grpo"), ("opsm", "grpo"), ("sequenceTis", "groupMean")]
+)
+def test_a_loss_of_rewards_and_single_trajectories_is_gone_through_once(method, baseline):
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
+    found = {}
+    for size in (12, 5):
+        model = seeded_model(llama, dtype=torch.float64)
+        spec = with_micro_batches(make_spec(method=method, baseline=baseline), size)
+        passes = []
+        model.get_input_embeddings().register_forward_hook(
+            lambda _, inputs, __, passes=passes: passes.append(len(inputs[0]))
+        )
+        accumulation = GradientAccumulation(model, spec, PAD)
+        passes.clear()
+        scored = accumulation.score(groups, policy_version=0)
+        assert sum(passes) == 12
+        assert scored.is_accumulated
+        found[size] = torch.cat([each.grad.flatten() for each in model.parameters()])
+    assert_same(found[5], found[12])
+
+
 @pytest.mark.parametrize("checkpoints", ["none", "layers"])
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
 def test_a_group_larger_than_a_micro_batch_is_gone_through_once(family, checkpoints):
