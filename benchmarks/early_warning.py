@@ -12,6 +12,10 @@ last line is JSON:
                                  `all`: `precision`, `recall`, `lead_steps_median` (over the warned
                                  collapses), and the numbers of `cells` and `collapses`
     other_task                   the same for the task that nothing was tuned on
+    other_task_missed            of its collapses without a warning before, as above: the number,
+                                 how many are critical within an evaluation's interval after the
+                                 one that shows the collapse (`late`), and how many of the rest end
+                                 with 0.8 of their best (`recovered`)
     recall_by_lag                of all methods, both tasks; at lag 0 the ESS shows nothing
     false_critical_share_default share of the default method's cells without a collapse, of all
                                  seeds and tasks, that are critical; nothing was tuned on them
@@ -33,6 +37,7 @@ from research.cells.records import CellRecord, table_records
 from research.results.alarms import watched_run
 from research.results.measures import collapse_step
 from vcpo.algo import WarningLevel, num_low_at_end, share_error
+from vcpo.algo.health.collapse import RECOVERED_SHARE
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 TUNED_TASKS: Final = ("countdown", "countdown-k128", "sort-long")
@@ -40,6 +45,8 @@ OTHER_TASK: Final = "tool"
 DEFAULT: Final = "vcpo2"
 _EVALUATION_PROMPTS: Final = 256
 """Of all four studies."""
+_EVALUATION_STEPS: Final = 16
+"""Steps from one evaluation to the next in `OTHER_TASK`."""
 _LOW_EVALUATIONS: Final = 2
 """As `VCPOEvaluationFalling` asks for."""
 
@@ -53,7 +60,9 @@ class Judged:
         self.seed = record.seed
         self.collapse = collapse_step(record.evaluations)
         self.alarm = watched_run(record).first_alarms[WarningLevel.CRITICAL]
-        self.is_evaluated_low = _is_evaluated_low([each.accuracy for each in record.evaluations])
+        accuracies = [each.accuracy for each in record.evaluations]
+        self.is_recovered = accuracies[-1] > RECOVERED_SHARE * max(accuracies)
+        self.is_evaluated_low = _is_evaluated_low(accuracies)
 
     @property
     def is_warned(self) -> bool:
@@ -104,6 +113,18 @@ def quality(cells: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
+def missed(cells: Sequence[Judged]) -> dict[str, int]:
+    """Return what became of the collapses that came without a warning; see the module."""
+    plain = [each for each in cells if each.method != DEFAULT]
+    unseen = [each for each in plain if each.collapse is not None and not each.is_warned]
+    rest = [each for each in unseen if each.alarm is None or -each.lead_steps > _EVALUATION_STEPS]
+    return {
+        "collapses": len(unseen),
+        "late": len(unseen) - len(rest),
+        "recovered": sum(each.is_recovered for each in rest),
+    }
+
+
 def by_method(cells: Sequence[Judged]) -> dict[str, Any]:
     """Return the quality for each method without a trust region, and for all of them."""
     plain = [each for each in cells if each.method != DEFAULT]
@@ -124,6 +145,7 @@ def measure(tuned: Iterable[Judged], other: Iterable[Judged]) -> dict[str, Any]:
     return {
         "by_method": by_method(odd),
         "other_task": by_method(other),
+        "other_task_missed": missed(other),
         "recall_by_lag": {
             lag: quality([each for each in plain if each.lag == lag])["recall"] for lag in lags
         },
