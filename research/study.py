@@ -176,6 +176,9 @@ class StudySpec(_SeededPart):
     learning_rates: _Rates
     """Candidates, the same for every method; half-decades from too low to one above the best."""
     tuning: Tuning
+    development_seeds: Annotated[tuple[_Seed, ...], Field(max_length=64)] = ()
+    """Seeds of the plane on which settings of a method were chosen. The plane shows them, and
+    neither safe rates nor gaps between methods count them."""
     claims: Claims | None = None
     """None makes no cells beside plane and tuning."""
     subject: DnsLabel
@@ -222,6 +225,7 @@ class StudySpec(_SeededPart):
             *self._wrong_lags(),
             *self._shared_seeds(),
             *self._wrong_more_seeds(),
+            *self._unknown_development_seeds(),
         ]
         for index, method in enumerate(self.methods):
             try:
@@ -262,6 +266,12 @@ class StudySpec(_SeededPart):
         for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
             if shared := sorted(set(seeds) & set(self.tuning.seeds)):
                 yield conflict(*location, value=shared, message=_SEEDS_OF_TUNING)
+
+    def _unknown_development_seeds(self) -> Iterator[InitErrorDetails]:
+        known = self.all_seeds
+        if unknown := [seed for seed in self.development_seeds if seed not in known]:
+            message = f"must be seeds of the plane, {list(known)}; remove the others"
+            yield conflict("developmentSeeds", value=unknown, message=message)
 
     def _wrong_more_seeds(self) -> Iterator[InitErrorDetails]:
         names = [method.name for method in self.methods]

@@ -158,7 +158,7 @@ class StepRule:
         reading = ess_reading(unit, WeightMoments.of(log_weights))
         missing_nats = math.log(reading.on_policy_ess_ratio / reading.ess_ratio)
         by_lag = Counter(int(lag) for lag in lags.tolist())
-        region = self._region.observe(missing_nats, by_lag, reading.chance_nats)
+        region = self._region.observe(missing_nats, by_lag, reading.chance_nats, size)
         verdict = judge_step(
             reading.ess_ratio,
             reading.on_policy_ess_ratio,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from vcpo.algo import TrustRegion
+from vcpo.algo import TARGET_BATCH, TrustRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,17 @@ class HeldRegion(TrustRegion):
         return cls(held_at_step=held_at_step, **observed)
 
     def observe(
-        self, missing_nats: float, tokens_by_lag: Mapping[int, int], chance_nats: float = 0.0
+        self,
+        missing_nats: float,
+        tokens_by_lag: Mapping[int, int],
+        chance_nats: float = 0.0,
+        num_weights: int = TARGET_BATCH,
     ) -> Self:
         """Return the region after one more batch; a held one has not looked."""
         if self._is_held:
             return self
         # With slots the decorator makes another class, of which `super()` does not know.
-        return TrustRegion.observe(self, missing_nats, tokens_by_lag, chance_nats)
+        return TrustRegion.observe(self, missing_nats, tokens_by_lag, chance_nats, num_weights)
 
     def largest_rate(self, base_rate: float) -> float:
         """Return the rate that is allowed to the next step, in [0, base_rate]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -27,7 +27,7 @@ class PlanePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafeRates:
-    """The learning rates at which a method still reaches the synchronous target at one lag."""
+    """The learning rates at which a method still reaches a target at one lag."""
 
     method: str
     lag: int
@@ -37,6 +37,11 @@ class SafeRates:
     """None when no rate reaches the target."""
     seed_decades: tuple[float, ...]
     """The same width for each seed alone, from the lowest to the highest."""
+    own_decades: float
+    """Width for the method's own target, its share of the best accuracy that it has at lag 0."""
+    taken: tuple[float, float] | None
+    """Lowest and highest of the rates at which steps were really taken, over the requested rates
+    that reach the target; None when none does."""
 
 
 _Curve = Mapping[float, float]
@@ -62,15 +67,25 @@ def plane_points(records: Iterable[CellRecord]) -> list[PlanePoint]:
 
 
 def safe_rates(
-    records: Iterable[CellRecord], rates: Sequence[float], target: float
+    records: Iterable[CellRecord],
+    rates: Sequence[float],
+    target: float,
+    *,
+    own_targets: Mapping[str, float],
+    taken_rate: Callable[[CellRecord], float],
 ) -> list[SafeRates]:
     """Return the safe rates of each method and lag of which every rate was run.
 
-    rates: the learning rates of the plane. target: accuracy that a safe rate reaches.
+    rates: the learning rates of the plane. target: accuracy that a safe rate reaches. own_targets:
+    the same by method, from its own accuracy without lag. taken_rate: that of a cell's steps.
     """
+    records = list(records)
     curves: dict[tuple[str, int], dict[float, Mapping[int, float]]] = defaultdict(dict)
     for (method, lag, rate), finals in _finals(records).items():
         curves[method, lag][rate] = finals
+    taken: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    for record in records:
+        taken[record.method, record.lag, record.learning_rate].append(taken_rate(record))
     found = []
     for (method, lag), by_rate in curves.items():
         if set(by_rate) != set(rates):
@@ -79,6 +94,7 @@ def safe_rates(
         seeds = set.intersection(*(set(finals) for finals in by_rate.values()))
         own = ({rate: by_rate[rate][seed] for rate in by_rate} for seed in seeds)
         safe = _range(means, target)
+        steps = [fmean(taken[method, lag, rate]) for rate in means if means[rate] >= target]
         found.append(
             SafeRates(
                 method=method,
@@ -86,6 +102,8 @@ def safe_rates(
                 decades=_decades(safe),
                 range=safe,
                 seed_decades=tuple(sorted(_decades(_range(curve, target)) for curve in own)),
+                own_decades=_decades(_range(means, own_targets[method])),
+                taken=(min(steps), max(steps)) if steps else None,
             )
         )
     return found

@@ -25,6 +25,7 @@ from research.results.tables import (
     alarm_table,
     best_rates_table,
     claim_table,
+    gaps_table,
     headline_table,
     overview_table,
     plane_table,
@@ -104,9 +105,18 @@ untruncated: medians over steps of their quantiles in a batch, and the largest o
 
 ### Safe rates
 
-Decades of the mean curve (of each seed's own curve).
-
+Decades of the mean curve (of each seed's own curve); decades for the method's own target, 0.95 of
+its own best accuracy without lag; and the rates at which steps were really taken, from the lowest
+to the highest requested rate that reaches the common target.
+{development}
 {safe}
+
+### What {subject} gains
+
+Final accuracy of {subject} minus that of each other method, each at its synchronous rate, mean over
+pairs of one seed (interval of 95 %); steps to the target over those of the method.
+
+{gaps}
 
 ### How stale the data of {subject} was
 
@@ -210,6 +220,8 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
         "collapse_probability": {each.data.name: _collapses(each.summary) for each in judged},
         "safe_rate_decades": {each.data.name: _widths(each.summary) for each in judged},
         "steps_ratio_k32": _ratios(comparable),
+        "accuracy_gap": {each.data.name: _gaps(each.summary) for each in judged},
+        "steps_over": {each.data.name: _steps_over(each.summary) for each in judged},
         "best_other_safe_decades_k32": {
             name: found.best_other_safe_decades for name, found in comparable.items()
         },
@@ -250,6 +262,24 @@ def _widths(summary: StudySummary) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for row in summary.safe:
         found.setdefault(row.method, {})[str(row.lag)] = row.decades
+    return found
+
+
+def _gaps(summary: StudySummary) -> dict[str, dict[str, list[float | None]]]:
+    """Return what the subject gains, its interval and the number of pairs, by method and lag."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for row in summary.gaps:
+        numbers = [row.accuracy, row.low, row.high, row.num_pairs]
+        found.setdefault(row.method, {})[str(row.lag)] = numbers
+    return found
+
+
+def _steps_over(summary: StudySummary) -> dict[str, dict[str, float | None]]:
+    """Return the subject's steps to the target over those of each method, by lag."""
+    found: dict[str, dict[str, float | None]] = {}
+    for row in summary.gaps:
+        ratio = None if row.steps_over is None else row.steps_over.ratio
+        found.setdefault(row.method, {})[str(row.lag)] = ratio
     return found
 
 
@@ -304,6 +334,8 @@ def _section(judged: _Judged) -> str:
         ),
         folder=f"{RESULTS_FOLDER}/{data.name}",
         safe=safe_rates_table(spec, summary.safe),
+        development=_development(spec),
+        gaps=gaps_table(spec, summary.gaps),
         subject=spec.subject,
         realised=realised_ess_table(summary.realised),
         best=best_rates_table(spec, summary.plane),
@@ -328,6 +360,12 @@ def _never_arrived(summary: StudySummary) -> str:
     return (
         f"\nNo rate reaches the target; the one that ends highest is taken: {', '.join(names)}.\n"
     )
+
+
+def _development(spec: StudySpec) -> str:
+    """Return a sentence about seeds that no claim counts, else nothing."""
+    seeds = ", ".join(map(str, spec.development_seeds))
+    return f"Settings were chosen on seeds {seeds}, which do not count here.\n" if seeds else ""
 
 
 def _controlled(spec: StudySpec) -> list[str]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from research.cells.records import CellRecord
 from research.results.claims import ClaimRow, claim_rows
+from research.results.gaps import Gap, gaps
 from research.results.median_ratio import MedianRatio, median_ratio
 from research.results.plane import PlanePoint, SafeRates, plane_points, safe_rates
 from research.results.proportion import Proportion
 from research.results.realised_ess import RealisedEss, realised_ess
+from research.results.taken_rate import taken_rate
 from research.results.tuning import (
     TunedRate,
+    own_targets,
     synchronous_rates,
     synchronous_target,
     tuned_rates,
@@ -35,6 +39,8 @@ class StudySummary:
     plane: Sequence[PlanePoint]
     safe: Sequence[SafeRates]
     claims: Sequence[ClaimRow]
+    gaps: Sequence[Gap]
+    """Between the study's subject and the other methods."""
     realised: Sequence[RealisedEss]
     """Of the study's subject."""
 
@@ -100,16 +106,40 @@ def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
             plane=plane_points(plane),
             safe=(),
             claims=(),
+            gaps=(),
             realised=realised,
         )
+    claimed = claim_records(study, records, tuned)
     return StudySummary(
         target=target,
         tuned=tuned,
         plane=plane_points(plane),
-        safe=safe_rates(plane, study.learning_rates, target),
-        claims=claim_rows(claim_records(study, records, tuned), target),
+        safe=safe_rates(
+            _without_development(study, plane),
+            study.learning_rates,
+            target,
+            own_targets=own_targets(tuning),
+            taken_rate=functools.partial(_taken_rate, study),
+        ),
+        claims=claim_rows(claimed, target),
+        gaps=gaps(_without_development(study, claimed), study.subject, target),
         realised=realised,
     )
+
+
+def _without_development(study: StudySpec, records: Iterable[CellRecord]) -> list[CellRecord]:
+    return [each for each in records if each.seed not in study.development_seeds]
+
+
+def _taken_rate(study: StudySpec, record: CellRecord) -> float:
+    spec = cell_spec(
+        study,
+        study.method(record.method),
+        lag=record.lag,
+        learning_rate=record.learning_rate,
+        seed=record.seed,
+    )
+    return taken_rate(spec, record)
 
 
 def claim_records(

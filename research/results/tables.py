@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from research.cells.records import LOG_WEIGHT_QUANTILES
 from research.results.alarms import AlarmQuality
 from research.results.claims import ClaimRow
+from research.results.gaps import Gap
 from research.results.median_ratio import MedianRatio
 from research.results.plane import PlanePoint, SafeRates
 from research.results.proportion import Proportion
@@ -117,12 +118,27 @@ def claim_table(study: StudySpec, summary: StudySummary, lag: int) -> str:
 
 
 def safe_rates_table(study: StudySpec, safe: Iterable[SafeRates]) -> str:
-    """Return the width of each method's safe rates by lag, with the seeds' own widths."""
+    """Return by lag how wide each method's safe rates are, also for its own target, and taken."""
     shown = {}
     for each in safe:
         sign = ">= " if each.range is not None and each.range.is_cut else ""
         seeds = ", ".join(f"{width:.2f}" for width in each.seed_decades)
-        shown[each.method, each.lag] = f"{sign}{each.decades:.2f} ({seeds})"
+        text = f"{sign}{each.decades:.2f} ({seeds}); own {each.own_decades:.2f}"
+        if each.taken is not None:
+            text += f"; taken {' to '.join(f'{rate:.1e}' for rate in each.taken)}"
+        shown[each.method, each.lag] = text
+    return _by_method(study, shown, _lags(shown))
+
+
+def gaps_table(study: StudySpec, found: Iterable[Gap]) -> str:
+    """Return by lag what the subject gains over each method, and its steps over the method's."""
+    shown = {}
+    for each in found:
+        text = f"{each.accuracy:+.3f}"
+        if each.low is not None and each.high is not None:
+            text += f" ({each.low:+.3f} to {each.high:+.3f})"
+        ratio = None if each.steps_over is None else each.steps_over.ratio
+        shown[each.method, each.lag] = f"{text}, {decimal(ratio, '.2f')}"
     return _by_method(study, shown, _lags(shown))
 
 

@@ -44,6 +44,17 @@ def synchronous_target(tuning: Iterable[CellRecord]) -> float | None:
     return TARGET_SHARE * max(means) if means else None
 
 
+def own_targets(tuning: Iterable[CellRecord]) -> Mapping[str, float]:
+    """Return 0.95 of each method's own best mean final accuracy, by method.
+
+    tuning: records of cells at lag 0.
+    """
+    best: dict[str, float] = defaultdict(float)
+    for (method, _), records in _by_rate(tuning).items():
+        best[method] = max(best[method], TARGET_SHARE * _mean_final(records))
+    return best
+
+
 def tuned_rates(tuning: Sequence[CellRecord]) -> list[TunedRate]:
     """Judge every rate of every method, and choose the synchronous rate of each method.
 

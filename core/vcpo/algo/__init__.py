@@ -74,7 +74,7 @@ from vcpo.algo.ess.calibration import (
     STALE_STEPS,
     MismatchCalibration,
 )
-from vcpo.algo.ess.finite_batch import FiniteBatchLaw, finite_batch_law
+from vcpo.algo.ess.finite_batch import FiniteBatchLaw, finite_batch_law, nats_at_size
 from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
     effective_sample_size,
@@ -85,7 +85,13 @@ from vcpo.algo.ess.importance_weights import (
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
-from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, DriftMeans, TrustRegion, horizon_of_lag
+from vcpo.algo.ess.trust_region import (
+    TARGET_BATCH,
+    TARGET_ESS_RATIO,
+    DriftMeans,
+    TrustRegion,
+    horizon_of_lag,
+)
 from vcpo.algo.ess.unit import (
     EssKind,
     EssReading,
@@ -158,6 +164,7 @@ __all__ = [
     "SHARED_NUMBERS",
     "STALE_STEPS",
     "SURROGATE_LOSS",
+    "TARGET_BATCH",
     "TARGET_ESS_RATIO",
     "WINDOW_BLOCKS",
     "AdvantageFunction",
@@ -230,6 +237,7 @@ __all__ = [
     "log_sum_exp",
     "lower_median",
     "mean_baseline",
+    "nats_at_size",
     "near_equal_blocks",
     "near_rewards",
     "num_low_at_end",

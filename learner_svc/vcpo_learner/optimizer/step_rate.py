@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vcpo.algo import EssReading
+from vcpo.algo import TARGET_BATCH, EssKind, EssReading
 from vcpo.api import VCPORunSpec
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 
@@ -41,7 +41,9 @@ class StepRate:
         """Return a base rate as a share of the spec's rate: the factor of warm-up and schedule."""
         return base_rate / self._settings.learning_rate
 
-    def observe(self, reading: EssReading, tokens_by_lag: Mapping[int, int]) -> None:
+    def observe(
+        self, reading: EssReading, tokens_by_lag: Mapping[int, int], num_trajectories: int
+    ) -> None:
         """Take in the batch of the next step.
 
         tokens_by_lag: lags in policy versions.
@@ -52,7 +54,10 @@ class StepRate:
         if self._dead_band is not None:
             reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
         missing_nats = math.log(reference / reading.ess_ratio)
-        self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats)
+        # Blocks are so many, and each so short, that the size of a batch hardly shows in them.
+        is_whole = reading.kind is EssKind.SEQUENCE
+        num_weights = num_trajectories if is_whole else TARGET_BATCH
+        self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats, num_weights)
 
     def allowed_rate(self, base_rate: float) -> float:
         """Return the rate that the trust region allows to the next step, in [0, base_rate]."""

@@ -409,7 +409,8 @@ class PolicyUpdate:
         """
         version = pending.policy_version
         base = self.step_rate.base(steps_taken=version)
-        self.step_rate.observe(reading, tokens_by_lag(pending.trajectories, version))
+        lags = tokens_by_lag(pending.trajectories, version)
+        self.step_rate.observe(reading, lags, len(pending.trajectories))
         allowed = self.step_rate.allowed_rate(base)
         scale, rate = 0.0, 0.0
         if verdict is not None:

@@ -134,6 +134,12 @@ def test_more_seeds_name_lags_and_methods_of_their_part(part, given, problem):
     assert problems(with_more_seeds(part, f"seeds: [7], {given}")) == [f"spec.{problem}"]
 
 
+def test_development_seeds_are_seeds_of_the_plane():
+    text = STUDY.replace("  tuning:", "  developmentSeeds: [1, 9]\n  tuning:")
+    message = "must be seeds of the plane, [1, 2]; remove the others (got [9])"
+    assert problems(text) == [f"spec.developmentSeeds: {message}"]
+
+
 @pytest.mark.parametrize(
     ("part", "field"), [("plane", "moreSeeds"), ("claims", "claims.moreSeeds")]
 )

@@ -42,6 +42,9 @@ _GRID: Final = 8
 _SIZE_GRID: Final = 4
 """Simulated laws per factor of 2 in the number of weights."""
 
+_BISECTIONS: Final = 20
+"""Halvings of the variances that a mean may have come from; they leave 2e-5 nats^2."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteBatchLaw:
@@ -81,6 +84,27 @@ def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchL
         bias=law.bias * variance / near / growth,
         deviation=law.deviation * variance / near / math.sqrt(growth),
     )
+
+
+def nats_at_size(nats: Scalar, num_weights: SupportsInt, other_size: SupportsInt) -> float:
+    """Return what batches of another size miss on average where batches of this size miss `nats`.
+
+    Small batches miss less of the same weights, because most of them lack the rare large one. Where
+    the mean is at the floor of its size, log N, the variance is read as 16 nats^2.
+
+    nats: mean of -log rho, finite; at or below 0, which is chance, every size reads the same.
+    num_weights, other_size: N of the batches that were read, and of the others, at least 1.
+    Raises: ValueError if a number is out of range.
+    """
+    nats = float(nats)
+    if nats <= 0.0 or int(num_weights) == int(other_size):
+        return nats
+    low, high = min(nats, _MOST_NATS), _MOST_NATS
+    for _ in range(_BISECTIONS):
+        variance = 0.5 * (low + high)
+        reads_less = variance - finite_batch_law(variance, num_weights).bias < nats
+        low, high = (variance, high) if reads_less else (low, variance)
+    return low - finite_batch_law(low, other_size).bias
 
 
 @cache

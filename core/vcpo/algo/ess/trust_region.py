@@ -25,6 +25,11 @@ mean over H steps, from step H on, which fades over ten thousand. The rate falls
 and hardly rises again. Means are of e and of d apart, so that chance around e = 0 cancels. What
 chance alone explains of a mean counts as 0, so batches that are not stale do not bound the rate.
 
+Size of the batch. Most small batches lack the rare large weight, so they miss less than large ones
+of the same policy (`finite_batch`): at the target 8 weights miss 0.6 of what an infinite batch
+does, and 64 miss 0.9. So a mean is read as batches of 64 would have it, which is the size of those
+that the target was chosen on. The same policy then allows the same rate at every size.
+
 Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
 from one step that is taken to the next. So the first steps of a run do not move the policy out of
 the region before data shows it. With H = 0 there is no region.
@@ -39,8 +44,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from vcpo.algo.ess.finite_batch import nats_at_size
+
 TARGET_ESS_RATIO: Final = 0.35
 """Share of the on-policy ESS ratio that data has left at the edge of the region."""
+
+TARGET_BATCH: Final = 64
+"""Number of weights of the batches to which the target applies."""
 
 SHORT_STEPS: Final = 10
 """Steps of the short means; the long ones are over the horizon, if that is longer."""
@@ -86,18 +96,21 @@ class DriftMeans:
             distance=(1.0 - share) * self.distance + share * distance,
         )
 
-    def drift(self, chance_nats: float) -> float:
-        """Return a, nats per unit of distance, at least 0.
+    def drift(self, chance_nats: float, num_weights: int = TARGET_BATCH) -> float:
+        """Return a, nats per unit of distance, at least 0, as batches of `TARGET_BATCH` have it.
 
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0. The mean of
             n independent batches scatters by 1/sqrt(n) of it; here n = 2 steps - 1.
+        num_weights: of each batch, at least 1.
         """
         reach = chance_nats / math.sqrt(2 * self.steps - 1)
         nats = self.missing_nats
         drifted = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
         if drifted <= 0.0:
             return 0.0
-        return drifted / self.distance if self.distance > 0.0 else 0.0
+        if self.distance == 0.0:
+            return 0.0
+        return nats_at_size(drifted, num_weights, TARGET_BATCH) / self.distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +150,11 @@ class TrustRegion:
             )
 
     def observe(
-        self, missing_nats: float, tokens_by_lag: Mapping[int, int], chance_nats: float = 0.0
+        self,
+        missing_nats: float,
+        tokens_by_lag: Mapping[int, int],
+        chance_nats: float = 0.0,
+        num_weights: int = TARGET_BATCH,
     ) -> Self:
         """Return the region after it has seen one more batch.
 
@@ -148,6 +165,7 @@ class TrustRegion:
         tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
             are not remembered count as none.
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
+        num_weights: of the batch, at least 1; see "Size of the batch" above.
         """
         if self.horizon_steps == 0:
             return self
@@ -160,8 +178,8 @@ class TrustRegion:
         short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
         peak = 0.0
         if len(self.squared_rates) >= self.horizon_steps:
-            peak = max(self.peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))
-        drift = max(short.drift(chance_nats), peak)
+            peak = max(self.peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats, num_weights))
+        drift = max(short.drift(chance_nats, num_weights), peak)
         return replace(self, means=means, peak=peak, drift=drift)
 
     def largest_rate(self, base_rate: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.algo import ess_ratio, finite_batch_law
+from vcpo.algo import ess_ratio, finite_batch_law, nats_at_size
 
 
 def log_ess_ratios(variance: float, num_weights: int, batches: int) -> list[float]:
@@ -70,3 +70,29 @@ def test_four_times_the_weights_scatter_less_and_show_more_of_the_truth(
 def test_numbers_out_of_range_are_refused(variance: float, num_weights: int) -> None:
     with pytest.raises(ValueError, match="give at least 0 and 1"):
         finite_batch_law(variance, num_weights)
+
+
+@pytest.mark.parametrize(
+    ("variance", "size", "other"), [(1.0, 8, 64), (0.5, 64, 16), (1.0, 512, 8)]
+)
+def test_what_one_size_misses_tells_what_another_would(
+    variance: float, size: int, other: int
+) -> None:
+    missed = {n: -fmean(log_ess_ratios(variance, n, batches=64_000 // n)) for n in (size, other)}
+    assert nats_at_size(missed[size], size, other) == pytest.approx(missed[other], rel=0.1)
+
+
+@given(st.floats(-1.0, 5.0), st.integers(1, 5000))
+def test_a_batch_reads_as_itself_at_its_own_size(nats: float, size: int) -> None:
+    assert nats_at_size(nats, size, size) == nats
+
+
+def test_what_chance_adds_to_a_batch_is_left_as_it_is() -> None:
+    assert nats_at_size(-0.1, 8, 64) == -0.1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.01, 1.5), st.floats(0.01, 1.5), st.sampled_from([2, 8, 32, 300]))
+def test_who_misses_more_misses_more_at_every_size(one: float, other: float, size: int) -> None:
+    less, more = sorted((one, other))
+    assert nats_at_size(less, size, 64) <= nats_at_size(more, size, 64) * (1 + 0.02) + 1e-3

@@ -1,11 +1,13 @@
 import json
 import math
+import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import DriftMeans, TrustRegion, horizon_of_lag
+from vcpo.algo import DriftMeans, TrustRegion, ess_ratio, horizon_of_lag
 
 BASE = 1e-3
 ALLOWED_NATS = math.log(1 / 0.35)
@@ -161,6 +163,29 @@ def test_fresh_batches_that_miss_nats_show_no_drift():
 def test_nats_that_last_leave_the_smallest_share_of_the_rate():
     region = TrustRegion(horizon_steps=8, squared_rates=(1e-18,), bound=BASE)
     assert region.observe(0.5, {1: 64}).largest_rate(BASE) == BASE / 64
+
+
+def mean_missing_nats(size, variance, draws=1 << 16):
+    """What batches of log-normal weights miss on average, by drawing them."""
+    rng = random.Random(29)
+    nats = []
+    for _ in range(draws // size):
+        batch = [rng.gauss(-variance / 2, math.sqrt(variance)) for _ in range(size)]
+        nats.append(-math.log(ess_ratio(batch)))
+    return fmean(nats)
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 256, 2048])
+@pytest.mark.parametrize("target", [0.35, 0.6])
+def test_the_same_policy_allows_the_same_rate_at_every_size_of_batch(size, target):
+    # As read, 8 weights at the target of 0.35 miss 0.59 of the truth, and 2,048 miss 1.
+    variance = -math.log(target)
+    rates = []
+    for weights in (64, size):
+        region = TrustRegion(horizon_steps=4, squared_rates=(1.0,) * 4, bound=1e9)
+        nats = mean_missing_nats(weights, variance)
+        rates.append(region.observe(nats, {4: 1}, num_weights=weights).largest_rate(1e9))
+    assert rates[1] == pytest.approx(rates[0], rel=0.1)
 
 
 def test_a_skipped_step_is_no_distance():

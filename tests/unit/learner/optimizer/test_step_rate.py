@@ -28,7 +28,7 @@ def taken(rate, readings, lag=1):
     """The rates of steps on these readings, each taken as allowed."""
     found = []
     for each in readings:
-        rate.observe(each, {lag: 64})
+        rate.observe(each, {lag: 64}, 64)
         allowed = rate.allowed_rate(BASE)
         rate.take(allowed, allowed)
         found.append(allowed)
@@ -51,7 +51,7 @@ def test_the_target_is_that_of_the_spec():
     rate = step_rate(targetEssRatio=0.9)
     for _ in range(4):
         rate.take(BASE, BASE)
-    rate.observe(reading(0.9), {4: 1})
+    rate.observe(reading(0.9), {4: 1}, 64)
     assert rate.allowed_rate(BASE) == pytest.approx(BASE / 4)
 
 
@@ -80,7 +80,7 @@ def test_the_start_does_not_go_on_while_steps_are_skipped():
     rate = step_rate()
     taken(rate, [reading(1.0)])
     for _ in range(10):
-        rate.observe(reading(1.0), {1: 64})
+        rate.observe(reading(1.0), {1: 64}, 64)
         rate.take(None, rate.allowed_rate(BASE))
     assert taken(rate, [reading(1.0)] * 2) == [BASE / 32, BASE / 16]
 
@@ -90,7 +90,7 @@ def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
     spec = make_spec(learningRateRule="trustRegion")
     rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
     assert rate.base(steps_taken=1) == 0.0
-    rate.observe(reading(0.5), {1: 1})
+    rate.observe(reading(0.5), {1: 1}, 64)
     assert rate.allowed_rate(0.0) == 0.0
 
 

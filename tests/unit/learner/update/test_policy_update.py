@@ -17,7 +17,7 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
-from vcpo.algo import ess_ratio
+from vcpo.algo import ess_ratio, nats_at_size
 from vcpo.api.optimizer import Schedule
 from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan
@@ -61,7 +61,10 @@ def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
 
 
 def region_rates(base, batches, *, target, horizon):
-    """Rates of a trust region's steps, as its formulas say; batches: (ESS ratio, lag in steps)."""
+    """Rates of a trust region's steps, as its formulas say.
+
+    batches: ESS ratio of four weights, and lag in steps.
+    """
     squares, nats, distance, bound = [], 0.0, 0.0, None
     for ratio, lag in batches:
         walked = math.sqrt(sum(squares[-lag:])) if lag else 0.0
@@ -69,7 +72,8 @@ def region_rates(base, batches, *, target, horizon):
             nats, distance = 0.9 * nats - 0.1 * math.log(ratio), 0.9 * distance + 0.1 * walked
         allowed = base / horizon if bound is None else 2.0 * bound
         if nats > 0.0:
-            allowed = min(allowed, -math.log(target) * distance / nats / math.sqrt(horizon))
+            as_of_64 = nats_at_size(nats, 4, 64)
+            allowed = min(allowed, -math.log(target) * distance / as_of_64 / math.sqrt(horizon))
         bound = min(base, max(allowed, base / 64))
         rate = bound * min(1.0, math.sqrt(ratio / target))
         squares.append(rate * rate)

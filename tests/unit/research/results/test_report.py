@@ -125,9 +125,22 @@ def test_a_claim_shows_collapse_spread_steps_dip_ess_and_weights(document):
     assert "| plain | 0.0001 | 1 of 1 (0.03 to 1.00) | 0.200 (0.200) | - (- to -) |" in document
 
 
-def test_safe_rates_show_an_end_of_the_rates_tried_and_each_seeds_own_width(document):
+def test_safe_rates_show_an_end_of_the_rates_tried_the_own_target_and_the_rates_taken(document):
     head = "| method | k = 0 | k = 32 |\n|---|---|---|\n"
-    assert f"{head}| VCPO | >= 0.08 (0.08) | >= 0.50 (0.50) |" in document
+    row = (
+        "| VCPO | >= 0.08 (0.08); own 0.08; taken 1.0e-04 to 1.0e-04 "
+        "| >= 0.50 (0.50); own 0.50; taken 1.0e-04 to 1.0e-04 |"
+    )
+    assert head + row in document
+
+
+def test_what_the_subject_gains_is_told_by_method_and_lag(document, numbers):
+    # One seed of both: 0.8 and 0.2, which never arrives.
+    assert "| plain | +0.600, - |" in document
+    assert numbers["accuracy_gap"]["small"] == {
+        "plain": {"32": [pytest.approx(0.6), None, None, 1]}
+    }
+    assert numbers["steps_over"]["small"] == {"plain": {"32": None}}
 
 
 def test_the_best_rate_at_a_lag_is_the_one_that_ends_highest(document):

@@ -153,3 +153,20 @@ def test_a_study_without_lag_32_is_judged_at_its_largest_lag():
 def test_the_headline_of_cells_that_were_not_run_is_empty():
     found = headline_of(claimed("vcpo", 0, [0.8]))
     assert (found.collapse, found.safe_decades, found.widest_other) == (None, None, None)
+
+
+def test_development_seeds_are_shown_and_count_for_no_claim():
+    text = STUDY.replace("  tuning:", "  developmentSeeds: [1]\n  tuning:")
+    lucky = [*both_rates("vcpo", 32, 1.0, 1.0), claimed("plain", 32, [0.1], seed=1)]
+    other = [
+        record("vcpo", 32, [0.3], seed=2, learning_rate=1e-4),
+        claimed("vcpo", 32, [0.8], seed=2),
+        claimed("plain", 32, [0.7], seed=2),
+    ]
+    found = summarize(study_document(text).spec, [*TUNING, *lucky, *other])
+    (point, _) = (each for each in found.plane if (each.method, each.lag) == ("vcpo", 32))
+    assert (point.num_seeds, point.final_accuracy_mean) == (2, pytest.approx(0.65))
+    # From 0.3 up to 0.8 it is at 0.76 for the last 0.04 / 0.5 of the decade.
+    assert found.safe_decades("vcpo", 32) == pytest.approx(0.08)
+    (gap,) = (each for each in found.gaps if each.lag == 32)
+    assert (gap.num_pairs, gap.accuracy) == (1, pytest.approx(0.1))
