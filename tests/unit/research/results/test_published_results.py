@@ -332,6 +332,30 @@ def test_rates_recomputed_from_ess_ratios_are_those_that_were_recorded():
     assert compared > 10
 
 
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("p3o", "P3O"),
+        ("dppo", "DPPO, total variation 0.2"),
+        ("trm", "TRM, sequence mask"),
+        ("vcpo2", "`vcpo2`"),
+    ],
+)
+def test_the_discussion_shows_newer_losses_at_every_rate(method, title):
+    found = REPORTS[DOCS / "ablation"]["studies"]["sort-long-rows"]
+    finals = {
+        (each["lag"], each["learning_rate"]): f"{each['final_accuracy_mean']:.2f}"
+        for each in found["plane"]
+        if each["method"] == method
+    }
+    places = ((0, 1e-4), (32, 3e-5), (32, 1e-4), (32, 3e-4))
+    row = f"| {' | '.join([title, *(finals[place] for place in places)])} |"
+    discussion = DOCS / "design" / "024-study-results.md"
+    assert row in discussion.read_text(encoding="utf-8").splitlines()
+    (chosen,) = (each for each in found["tuned"] if each["method"] == method and each["chosen"])
+    assert chosen["learning_rate"] == 1e-4
+
+
 @pytest.mark.parametrize("method", SHORT_TITLES)
 def test_the_page_of_the_trust_region_shows_every_rate_and_the_collapses(method):
     rates = [
