@@ -3,14 +3,17 @@ import math
 import pytest
 import torch
 
-from benchmarks.estimators.region_rule import inverted, missing_nats, recovery_steps
+from benchmarks.estimators.region_rule import largest_error, missing_nats, recovery_steps
 
 
-def test_a_mean_of_finite_batches_is_taken_back_to_the_infinite_one():
-    generator = torch.Generator().manual_seed(1)
-    read = missing_nats(16, 1.0, generator)
-    assert read < 0.8
-    assert inverted(read, 16) == pytest.approx(1.0, abs=0.03)
+def test_small_batches_miss_less_of_the_same_weights():
+    few, many = (missing_nats(size, 1.0, torch.Generator().manual_seed(1)) for size in (16, 256))
+    assert few < 0.8 < many < 1.0
+
+
+def test_the_error_is_the_largest_against_batches_of_64():
+    sizes = {8: {"read": 0.9}, 64: {"read": 1.0}, 256: {"read": 1.05}}
+    assert largest_error(sizes, "read") == pytest.approx(0.1)
 
 
 def test_equal_weights_miss_nothing():
