@@ -278,12 +278,53 @@ class TensorReader(FileSystemReader):
         Raises:
             ValueError: if something in them is compressed, so that it may grow without bound.
         """
-        tail_bytes = min(sinfo.length, _MOST_DIRECTORY_BYTES)
-        file.seek(sinfo.offset + sinfo.length - tail_bytes)
-        with ZipFile(io.BytesIO(file.read(tail_bytes))) as archive:
+        with ZipFile(_EndOfPart(file, sinfo)) as archive:
             if any(each.compress_type != ZIP_STORED for each in archive.infolist()):
                 raise ValueError(f"{sinfo.relative_path}: byte {sinfo.offset}: is compressed")
         return super()._slice_file(file, sinfo)
+
+
+class _EndOfPart(io.RawIOBase):
+    """A part of a file of which only the end can be read, where a zip archive has its directory.
+
+    Its places are those of the whole part. Python from 3.11.14, 3.12.12 and 3.13.8 on refuses an
+    archive whose directory does not lie where the archive says (CVE-2025-8291).
+    """
+
+    def __init__(self, file: Any, part: _StorageInfo) -> None:
+        super().__init__()
+        self._file = file
+        self._part = part
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.length}
+        self._at = starts[whence] + offset
+        if self._at < 0:
+            raise OSError(f"{self._at} lies before the part")
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read from the current place on.
+
+        Raises: ValueError before the end of the part, so that no directory takes all memory.
+        """
+        if self._at < self._part.length - _MOST_DIRECTORY_BYTES:
+            raise ValueError(f"{self._part.relative_path}: its directory is too large")
+        self._file.seek(self._part.offset + self._at)
+        wanted = memoryview(buffer)[: max(0, self._part.length - self._at)]
+        count: int = self._file.readinto(wanted)
+        self._at += count
+        return count
 
 
 class _TensorPlanner(DefaultLoadPlanner):

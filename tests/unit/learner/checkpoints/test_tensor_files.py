@@ -1,8 +1,13 @@
 """Parameters and moments in files, written and read by one process."""
 
+import io
+import struct
+import zipfile
+
 import pytest
 import torch
 import xxhash
+from torch import nn
 
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama, with_buffers
@@ -20,6 +25,28 @@ def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path, tied, algorithm)
     other, others = trained_model(seed=1, tied=tied, steps=0, algorithm=algorithm)
     TensorFiles(other, others).load(tmp_path)
     assert_equal(numbers(other, others), numbers(model, optimizer))
+
+
+def test_a_python_that_refuses_a_directory_at_another_place_reads_what_was_written(
+    tmp_path, monkeypatch
+):
+    # As Python does from 3.11.14, 3.12.12 and 3.13.8 on; see CVE-2025-8291.
+    read_directory = zipfile._EndRecData64
+
+    def read_strictly(file, *rest):
+        size = file.seek(0, io.SEEK_END)
+        file.seek(size - 22 - 20)  # before the last record, which has no comment
+        kind, _, begin, _ = struct.unpack("<4sLQL", file.read(20))
+        if kind == b"PK\x06\x07" and begin > size:
+            raise zipfile.BadZipFile("Corrupt zip64 end of central directory locator")
+        return read_directory(file, *rest)
+
+    monkeypatch.setattr(zipfile, "_EndRecData64", read_strictly)
+    # The directory is looked for in the last 4 KiB of the 16.
+    model, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    TensorFiles(model, PolicyOptimizer(model, Optimizer())).save(tmp_path).result()
+    TensorFiles(other, PolicyOptimizer(other, Optimizer())).load(tmp_path)
+    assert torch.equal(other.weight, model.weight)
 
 
 def test_persistent_buffers_are_read_as_they_were_written_each_in_its_type(tmp_path):
