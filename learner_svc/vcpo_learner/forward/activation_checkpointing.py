@@ -6,19 +6,20 @@ in evaluation mode. So each layer's own forward is replaced on the layer; no mod
 name, and hooks around a layer, such as FSDP's, run once.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vcpo.api.learner import ActivationCheckpointing
 from vcpo_learner.forward.router_replay import active_replay
-from vcpo_learner.per_sample_gradients.taps import recomputation_contexts
+from vcpo_learner.per_sample_gradients.coverage import require_coverage
+from vcpo_learner.per_sample_gradients.taps import active_recording
 
 _LARGE = 1_000_000_000
 """Parameters from which `auto` saves memory rather than time."""
@@ -49,32 +50,8 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
-class _Contexts:
-    """Contexts that are entered together, any number of times."""
-
-    def __init__(self, *contexts: AbstractContextManager[object]) -> None:
-        self._contexts = contexts
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        for each in self._contexts:
-            self._stack.enter_context(each)
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()
-
-
-def _contexts(
-    layer: nn.Module,
-) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Contexts of a layer's first run and of those after it, in which its routers choose again."""
-    first, again = recomputation_contexts(layer)
-    replay = active_replay()
-    return first, again if replay is None else _Contexts(again, replay.within(layer))
-
-
 class _CheckpointedForward:
-    """A layer's forward that autograd runs again; without gradients, the forward itself."""
+    """A layer's forward that the backward pass runs again; without gradients, itself."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
@@ -83,11 +60,108 @@ class _CheckpointedForward:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*arguments, **keywords)
-        return checkpoint(
-            self._forward,
-            *arguments,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=partial(_contexts, self._layer),
-            **keywords,
+        if "past_key_values" in keywords:
+            # The second run would find the first one's keys in it, which have no graph.
+            keywords["past_key_values"] = None
+        leaves, layout = tree_flatten((arguments, keywords))
+        run = _Run(self._layer, self._forward, leaves, layout)
+        outputs = _RunAgain.apply(run, run.anchor, *run.tensors)  # type: ignore[no-untyped-call]
+        return tree_unflatten(outputs, run.output_layout)
+
+
+class _Run:
+    """A run of a layer, and all that another run like it needs but the tensors it is given."""
+
+    def __init__(
+        self, layer: nn.Module, forward: Callable[..., Any], leaves: Sequence[Any], layout: TreeSpec
+    ) -> None:
+        """leaves: of the arguments; layout: how they make up the arguments."""
+        self.recording = active_recording()
+        self.anchor = (
+            torch.zeros((), requires_grad=True) if self.recording is None else self.recording.anchor
         )
+        """So that a backward pass comes by, also if no tensor given to the layer needs it."""
+        self.tensors = [each for each in leaves if isinstance(each, Tensor)]
+        """Until the first run."""
+        self.output_layout: TreeSpec
+        self._layer = layer
+        self._forward = forward
+        self._leaves = [Tensor if isinstance(each, Tensor) else each for each in leaves]
+        self._layout = layout
+        self._replay = active_replay()
+        device = next((each.device.type for each in self.tensors), "cpu")
+        self._autocast = partial(
+            torch.autocast,
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=False,  # what is cast in the first run has no graph
+        )
+
+    def first(self) -> tuple[Any, ...]:
+        """Return the outputs, without a graph."""
+        tensors, self.tensors = self.tensors, []
+        if self.recording is None:
+            return self._outputs(tensors)
+        with self.recording.preview(self._layer):
+            return self._outputs(tensors)
+
+    def again(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the outputs once more, with taps if the backward pass measures."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            if self.recording is not None:
+                stack.enter_context(self.recording.rerun(self._layer))
+            if self._replay is not None:
+                stack.enter_context(self._replay.within(self._layer))
+            return self._outputs(tensors)
+
+    def _outputs(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        given = iter(tensors)
+        leaves = [next(given) if each is Tensor else each for each in self._leaves]
+        arguments, keywords = tree_unflatten(leaves, self._layout)
+        with self._autocast():
+            outputs, self.output_layout = tree_flatten(self._forward(*arguments, **keywords))
+        return tuple(outputs)
+
+
+class _RunAgain(torch.autograd.Function):
+    """Outputs of a layer whose graph is made, and gone through, in the backward pass only.
+
+    PyTorch's checkpoints that are not reentrant make the graph twice, and call Python for each
+    tensor that is saved in it; its reentrant ones cannot be asked for the gradient of an anchor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
+        """Run the layer; tensors: those among its arguments."""
+        ctx.run = run
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return run.first()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the layer again, and go through its graph as the backward pass at hand does."""
+        run: _Run = ctx.run
+        tensors = [
+            each.detach().requires_grad_(is_needed)
+            for each, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        ]
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(run.again(tensors), gradients, strict=True)
+            if gradient is not None
+        ]
+        outputs, given = [each for each, _ in pairs], [each for _, each in pairs]
+        recording = run.recording
+        if recording is None or recording.measuring is None:
+            torch.autograd.backward(outputs, given)
+            return None, None, *(each.grad for each in tensors)
+        if not recording.is_rerun_whole:
+            for output in outputs:
+                require_coverage(output, recording)
+        wanted = [each for each in tensors if each.requires_grad]
+        ends = [*wanted, run.anchor]
+        found = iter(torch.autograd.grad(outputs, ends, given, allow_unused=True))
+        return None, None, *(next(found) if each.requires_grad else None for each in tensors)

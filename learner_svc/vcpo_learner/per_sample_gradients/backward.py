@@ -46,8 +46,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, dtype, no_grad
 
-from vcpo_learner.per_sample_gradients.factors import Factors
-from vcpo_learner.per_sample_gradients.measurement import Measurement
+from vcpo_learner.per_sample_gradients.measurement import Kept, Measurement
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import Recording
 from vcpo_learner.per_sample_gradients.unpack_rows import locate_tokens
@@ -63,7 +62,7 @@ class MeasuredGradients:
     weighted_sum: WeightedSum | None
     unused: Set[Slot] = frozenset()
     """Slots on which no objective depends."""
-    _kept: list[tuple[Slot, Factors]] = field(default_factory=list)
+    _kept: list[Kept] = field(default_factory=list)
     """Matrices that are in no sum yet."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
@@ -75,13 +74,14 @@ class MeasuredGradients:
             raise ValueError("weighted_sum is None: only norms were measured; give one")
         sums = self.weighted_sum.sums
         coefficients = self.weighted_sum.coefficients(self.squared_norms.new_tensor(slopes))
-        cast: dict[dtype, Tensor] = {}
         with no_grad():
-            totals = sums.weighted_sums([slot for slot, _ in self._kept])
-            for total, (_, factors) in zip(totals, self._kept, strict=True):
-                if total.dtype not in cast:
-                    cast[total.dtype] = coefficients.to(total.dtype)[:, None, None]
-                factors.add_weighted_to(total, cast[total.dtype], is_complete=True)
+            totals = iter(sums.weighted_sums([slot for kept in self._kept for slot in kept.slots]))
+            cast: dict[dtype, Tensor] = {}
+            for slots, (factors,) in self._kept:
+                own = [next(totals) for _ in slots]
+                if own[0].dtype not in cast:
+                    cast[own[0].dtype] = coefficients.to(own[0].dtype)[:, None, None]
+                factors.add_each_to(own, cast[own[0].dtype])
             self._kept.clear()
             sums.complete(slopes)
 
@@ -109,12 +109,9 @@ def measure_gradients(
     a call does not have one entry per token, or if a padding token has a gradient.
     """
     packed = None if segments is None else locate_tokens(segments, len(objectives))
-    for site in recording.sites:
-        if packed is None:
-            site.require_per_trajectory(len(objectives))
-        else:
-            packed.require_per_token(site)
     measurement = Measurement(recording, objectives, weighted_sum, packed)
+    for site in recording.sites:
+        measurement.require(site)
     total = objectives.sum()
     recording.backward(total, measurement, retain_graph=retain_graph)
     measurement.finish(total)

@@ -5,6 +5,7 @@ products several times faster than those of float32. A GPU adds up in float32 an
 returns bfloat16, which is enough for a gradient's last sum; for all else it multiplies float32.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,6 +85,33 @@ class Factors:
         else:
             columns = _scale(columns, factor, dtype)
         _add_product(total, rows.flatten(0, 1).T, columns.flatten(0, 1))
+
+    def add_each_to(self, totals: Sequence[Tensor], coefficients: Tensor) -> None:
+        """Add sum_i c_i G_i of each of several matrices to its total, which is complete then.
+
+        totals: each of the parameter's shape; the factors have the trajectories of one matrix after
+            those of another. coefficients: [batch, 1, 1]
+        """
+        if len(totals) == 1:
+            self.add_weighted_to(totals[0], coefficients, is_complete=True)
+            return
+        count = len(totals)
+        rows, columns = (
+            each.view(count, -1, *each.shape[1:]) for each in (self.rows, self.columns)
+        )
+        rows = _scale(rows, coefficients.to(totals[0].dtype), rows.dtype)
+        found = product(rows.flatten(1, 2).mT, columns.flatten(1, 2))
+        torch._foreach_add_([*totals], [*found.unbind()])
+
+
+def concatenate(factors: Sequence[Factors]) -> Factors:
+    """Return the factors of several matrices, one after another on the axis of trajectories."""
+    if len(factors) == 1:
+        return factors[0]
+    return Factors(
+        rows=torch.cat([each.rows for each in factors]),
+        columns=torch.cat([each.columns for each in factors]),
+    )
 
 
 @dataclass(slots=True, eq=False)

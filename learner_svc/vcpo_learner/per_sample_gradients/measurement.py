@@ -4,15 +4,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, TokenProducts
+from vcpo_learner.per_sample_gradients.factors import (
+    Factors,
+    RoundedFactors,
+    TokenProducts,
+    concatenate,
+)
 from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, layer_gradients
-from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, in_rows
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
 from vcpo_learner.per_sample_gradients.unpack_rows import Packing
@@ -41,6 +47,14 @@ class _Uses:
     """The cross terms of uses that were measured and summed before they arrived."""
 
 
+class Kept(NamedTuple):
+    """Matrices of one shape, by their factors."""
+
+    slots: list[Slot]
+    factors: list[Factors]
+    """Of each slot; or one, with the trajectories of one slot after those of another."""
+
+
 class Measurement:
     """Collects the gradients of each slot's uses, and measures the slot at the last one."""
 
@@ -57,7 +71,7 @@ class Measurement:
             self.num_trajectories, dtype=torch.float64, device=objectives.device
         )
         self.weighted_sum = weighted_sum
-        self.kept: list[tuple[Slot, Factors]] = []
+        self.kept: list[Kept] = []
         """Matrices whose sum waits for the slopes."""
         self.unused: set[Slot] = set()
         """Slots on which the objectives do not depend."""
@@ -68,13 +82,17 @@ class Measurement:
         self._products = TokenProducts()
         self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
-        self._num_missing: Counter[Slot] = recording.num_uses.copy()
+        self._num_arrived: Counter[Slot] = Counter()
         self._measured: dict[Slot, None] = {}
         """Slots in the order in which their last use arrived; it is the same on all ranks."""
         self._norms: list[Tensor] = []
-        """[batch] norms of parts, added up at the end: a launch costs more than the addition."""
+        """[parts, batch] norms, added up at the end: a launch costs more than the addition."""
         self._squares: list[Tensor] = []
-        """[batch] squared norms of other parts."""
+        """[parts, batch] squared norms of other parts."""
+        self._alike: dict[tuple[object, ...], Kept] = {}
+        """Small matrices that wait for others with the same shapes."""
+        self._num_alike = 0
+        """Elements in `_alike`, and of the products that measure them."""
         self._most = _CHUNK_ELEMENTS.get(objectives.device.type, _CHUNK_ELEMENTS["cuda"])
         """Elements of per-trajectory gradients in memory at once."""
         self._num_gathered = 0
@@ -87,6 +105,13 @@ class Measurement:
         size = max(1, self._most // elements_each)
         for start in range(0, self.num_trajectories, size):
             yield slice(start, min(start + size, self.num_trajectories))
+
+    def require(self, site: CallSite) -> None:
+        """Refuse a call that cannot be measured; as `Measuring.require`."""
+        if self._packed is None:
+            site.require_per_trajectory(self.num_trajectories)
+        else:
+            self._packed.require_per_token(site)
 
     def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
         """Take a call and the gradient at its output, in the output's shape.
@@ -156,6 +181,7 @@ class Measurement:
                 raise LostGradientError([slot.name], "its use outside of its module has none")
             self._measure(slot, uses)
         self._take_gathered()
+        self._measure_alike()
         for slot in self._measured:
             if _is_small(slot) and self.weighted_sum is not None:
                 self.weighted_sum.sums.close(slot)
@@ -170,8 +196,8 @@ class Measurement:
             self.squared_norms += squares.clamp_min_(0.0).sum(dim=0, dtype=torch.float64)
 
     def _count(self, slot: Slot) -> None:
-        self._num_missing[slot] -= 1
-        if self._num_missing[slot] == 0:
+        self._num_arrived[slot] += 1
+        if self._num_arrived[slot] == self._recording.num_uses[slot]:
             self._measure(slot, self._arrived.pop(slot))
 
     def _measure(self, slot: Slot, uses: _Uses) -> None:
@@ -197,8 +223,9 @@ class Measurement:
         """Measure a slot, or one of its matrices, that has nothing to do with the others."""
         factors = [use.factors for use in uses if use.factors is not None]
         if len(factors) == len(uses) and is_kept_cheaper(slot, factors):
-            self._measure_kept(factors)
-            self._sum_kept(slot, factors)
+            if not self._waits_for_alike(slot, factors):
+                self._measure_kept(factors)
+                self._sum_kept(slot, factors)
         else:
             self._measure_reduced(slot, uses)
 
@@ -232,14 +259,44 @@ class Measurement:
                 found = first.inner_products(second, self._products).double()
                 total = total.double() + (found if first is second else 2.0 * found)
             chunks.append(total)
-        self._squares.append(_concatenate(chunks))
+        self._squares.append(_concatenate(chunks)[None])
+
+    def _waits_for_alike(self, slot: Slot, factors: Sequence[Factors]) -> bool:
+        """Let a small matrix wait for others like it: a launch costs more than its products."""
+        first, total = factors[0], self.weighted_sum
+        if len(factors) > 1 or first.is_one_hot or first.matrix is not None:
+            return False
+        if total is not None and not total.sums.keeps_factors:
+            return False
+        batch, tokens, _ = first.columns.shape
+        size = first.rows.numel() + first.columns.numel() + batch * tokens**2
+        if size + slot.shape.numel() > self._most // 16:
+            return False
+        if self._num_alike + size > self._most:
+            self._measure_alike()
+        key = first.rows.shape, first.columns.shape, first.rows.dtype
+        kept = self._alike.setdefault(key, Kept([], []))
+        kept.slots.append(slot)
+        kept.factors.append(first)
+        self._num_alike += size
+        return True
+
+    def _measure_alike(self) -> None:
+        for kept in self._alike.values():
+            together = concatenate(kept.factors)
+            squares = together.inner_products(together, TokenProducts())
+            self._squares.append(squares.view(len(kept.slots), -1))
+            if self.weighted_sum is not None:
+                self.kept.append(Kept(kept.slots, [together]))
+        self._alike.clear()
+        self._num_alike = 0
 
     def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:
         if self.weighted_sum is None:
             return
         for each in factors:
             if self.weighted_sum.sums.keeps_factors:
-                self.kept.append((slot, each))
+                self.kept.append(Kept([slot], [each]))
             else:
                 self.weighted_sum.add_factors(slot, each)
 
@@ -256,7 +313,7 @@ class Measurement:
             else:
                 norms.append(self._add_large(part, gradients, samples))
         if norms:
-            self._norms.append(_concatenate(norms))
+            self._norms.append(_concatenate(norms)[None])
 
     def _add_large(self, part: Part, gradients: Tensor, samples: slice) -> Tensor:
         """Add gradients [samples, elements] of a part to the sums; return their norms [samples]."""
@@ -285,7 +342,7 @@ class Measurement:
         self._add(parts, gradients, slice(0, len(gradients)))
         # A norm of many parts keeps the digits that it has as a sum of their squares.
         norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
-        self._norms.append(norms)
+        self._norms.append(norms[None])
         self._gathered.clear()
         self._num_gathered = 0
 
@@ -313,7 +370,7 @@ def _is_small(slot: Slot) -> bool:
 def _stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors of each number type as one."""
     for dtype in dict.fromkeys(each.dtype for each in tensors):
-        yield torch.stack([each for each in tensors if each.dtype is dtype])
+        yield torch.cat([each for each in tensors if each.dtype is dtype])
 
 
 def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -74,14 +74,16 @@ class OtherForward:
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._module = module
-        self._before = module.__dict__.get("forward")
-        module.forward = forward
+        self._before = vars(module).get("forward")
+        # As an assignment, without a search of the module's parameters.
+        vars(module)["forward"] = forward
 
     def remove(self) -> None:
         """Give the module its forward back."""
-        del self._module.forward
-        if self._before is not None:
-            self._module.forward = self._before
+        if self._before is None:
+            del self._module.forward
+        else:
+            vars(self._module)["forward"] = self._before
 
 
 class _TappedRouter:

@@ -6,6 +6,7 @@ object identifies nothing. Its module stays the same object, and so does its nam
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
@@ -31,6 +32,8 @@ class Slots:
     def __init__(self, model: nn.Module) -> None:
         self._modules: dict[nn.Module, str] = {}
         self._by_module: dict[nn.Module, dict[str, Slot]] = {}
+        self._within: dict[nn.Module | None, list[tuple[str, nn.Module]]] = {}
+        """Modules by root."""
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}
         known: dict[nn.Parameter, Slot] = {}
         for module_name, module in model.named_modules():
@@ -54,8 +57,17 @@ class Slots:
 
     def modules(self, root: nn.Module | None = None) -> list[tuple[str, nn.Module]]:
         """Return the modules with trainable parameters, all or those within `root`, by name."""
-        chosen = self._modules if root is None else root.modules()
-        return [(self._modules[each], each) for each in chosen if each in self._modules]
+        if root not in self._within:
+            chosen = self._modules if root is None else root.modules()
+            self._within[root] = [
+                (self._modules[each], each) for each in chosen if each in self._modules
+            ]
+        return self._within[root]
+
+    def within(self, root: nn.Module) -> list[Slot]:
+        """Return the slots of a module and all modules in it, each once."""
+        found = (self._by_module[module].values() for _, module in self.modules(root))
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     def of(self, module: nn.Module) -> Mapping[str, Slot]:
         """Return the slots of a module's own trainable parameters, by their names in it."""

@@ -11,10 +11,10 @@ anchor's gradient goes by every tap that the objective depends on and forms no p
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
+from operator import ne
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,12 @@ class Measuring(Protocol):
     def weighted_sum(self) -> WeightedSum | None:
         """The sum to form; None if only norms are wanted."""
 
+    def require(self, site: CallSite) -> None:
+        """Refuse a call that cannot be measured.
+
+        Raises: ValueError, naming the module.
+        """
+
     def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
         """Take a call and the gradient at its output, in the output's shape."""
 
@@ -64,13 +70,6 @@ class Measuring(Protocol):
             by then.
         cross_term: for the products with the slot's other uses; None if it has no other.
         """
-
-
-class Removable(Protocol):
-    """What can be taken off a module again."""
-
-    def remove(self) -> None:
-        """Leave the module as it was."""
 
 
 class Recording:
@@ -86,15 +85,18 @@ class Recording:
         """A scalar that every use of a slot has as an input, and whose gradient it leaves None."""
         self.sites: list[CallSite] = []
         self.num_uses: Counter[Slot] = Counter()
-        """Uses of each slot in the forward pass; recomputations do not count."""
+        """Uses of each slot; those of a layer that runs again are known when it has."""
         self.num_expected: Counter[Slot] = Counter()
         """Uses of each slot that are no call of its module: they measure themselves."""
         self.measuring: Measuring | None = None
         """The object that the uses hand their gradients to in a backward pass; None outside of
         one."""
         self._used: list[nn.Parameter] = []
-        self._taps: dict[nn.Module, _ModuleTap] = {}
-        self._is_recomputing = False
+        self._taps: dict[nn.Module, Callable[..., Any]] = {}
+        self.is_preview = False
+        """Whether a layer runs that will run again, with taps, in the backward pass."""
+        self.is_rerun_whole = True
+        """Whether the last run of a layer in a backward pass used all of its slots by taps."""
 
     def expect(self, slot: Slot) -> None:
         """Count a use of a slot outside of its module's forward, which will measure itself."""
@@ -125,35 +127,73 @@ class Recording:
     def tap(self, output: Any, site: CallSite | ExpertSite, *tensors: Tensor) -> Any:
         """Count a call's uses of its parameters, and return its output with a tap.
 
-        output: without a tap if it is no tensor, or needs no gradient.
+        output: without a tap if it is no tensor, or needs no gradient, or will be computed again.
         tensors: the call's tensor arguments, in their order.
         """
         own = self.slots.of(site.module)
         slots = [own[name] for name in site.parameter_names if name in own]
-        if not slots:
+        if self.is_preview or not slots:
             return output
-        if not self._is_recomputing:
-            for slot in slots:
-                self.num_uses[slot] += 1
-            self._used.extend(site.parameters)
-            if isinstance(site, CallSite):
+        for slot in slots:
+            self.num_uses[slot] += 1
+        self._used.extend(site.parameters)
+        if isinstance(site, CallSite):
+            if self.measuring is None:
                 self.sites.append(site)
+            else:
+                self.measuring.require(site)
         if not (isinstance(output, Tensor) and output.requires_grad):
             return output
-        return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
+        measuring = self.measuring
+        if measuring is None or not tensors[0].requires_grad:
+            return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
+        # A layer runs again: its graph ends with this backward pass, so the tap may hold tensors.
+        # The input leads to the anchor already.
+        output.register_hook(_Handover(measuring, site, tensors))  # type: ignore[no-untyped-call]
+        return output
 
-    def tap_modules(self, root: nn.Module | None = None) -> list[Removable]:
-        """Tap all modules, or those within `root`, until the handles are removed."""
+    @contextmanager
+    def preview(self, root: nn.Module) -> Iterator[None]:
+        """Tap nothing in the block, which runs `root` without a graph; it will run again.
+
+        Until then nobody knows how often it uses its slots: the run to come counts as one use.
+        """
+        self.num_uses.update(self.slots.within(root))
+        self.is_preview = True
+        try:
+            yield
+        finally:
+            self.is_preview = False
+
+    @contextmanager
+    def rerun(self, root: nn.Module) -> Iterator[None]:
+        """Tap the modules within `root`, which runs again, if the backward pass measures."""
+        if self.measuring is None:
+            yield
+            return
+        slots, taps = self.slots.within(root), self.tap_modules(root)
+        before = [self.num_uses[slot] for slot in slots]
+        try:
+            yield
+        finally:
+            for tap in taps:
+                tap.remove()
+        self.is_rerun_whole = all(map(ne, before, [self.num_uses[slot] for slot in slots]))
+        self.num_uses.subtract(slots)
+
+    def tap_modules(self, root: nn.Module | None = None) -> list[OtherForward]:
+        """Tap all modules, or those within `root`, until the taps are removed."""
         return [self._tap_module(name, module) for name, module in self.slots.modules(root)]
 
-    def _tap_module(self, name: str, module: nn.Module) -> Removable:
+    def _tap_module(self, name: str, module: nn.Module) -> OtherForward:
         if module not in self._taps:
-            self._taps[module] = _ModuleTap(name, module, self)
-        return self._taps[module].place()
+            forward = tapped_forward(name, module, self)
+            self._taps[module] = _TappedForward(name, module, self) if forward is None else forward
+        return OtherForward(module, self._taps[module])
 
 
-class _ModuleTap:
-    """A tap for the outputs of one module; it keeps the site of a call for those that are alike.
+class _TappedForward:
+    """A module's forward with a tap at its output; it keeps the site for calls that are alike.
 
     A host's time for the taps of all modules is a large part of that for a small model.
     """
@@ -162,23 +202,13 @@ class _ModuleTap:
         self._name = name
         self._module = module
         self._recording = recording
-        self._forward = tapped_forward(name, module, recording)
-        """In the place of the module's own; None if its output is tapped."""
+        self._forward = module.forward
         self._last: CallSite | None = None
 
-    def place(self) -> Removable:
-        """Put the tap on the module."""
-        if self._forward is not None:
-            return OtherForward(self._module, self._forward)
-        return self._module.register_forward_hook(self, with_kwargs=True)
-
-    def __call__(
-        self,
-        module: nn.Module,
-        positional: tuple[Any, ...],
-        keywords: dict[str, Any],
-        output: Any,
-    ) -> Any:
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        output = self._forward(*positional, **keywords)
+        if self._recording.is_preview:
+            return output
         if len(positional) == 1 and not keywords and isinstance(positional[0], Tensor):
             inputs, last = positional[0], self._last
             is_alike = last is not None and last.is_alike(inputs, output)
@@ -202,6 +232,24 @@ class _ModuleTap:
             parameter_names=list(self._recording.slots.of(module)),
             is_linear=is_plain(module, nn.Linear) and arguments.keys() == {0},
         )
+
+
+class _Handover:
+    """A tap without a node of its own: it holds the call's tensors until the gradient arrives."""
+
+    def __init__(
+        self, measuring: Measuring, site: CallSite | ExpertSite, tensors: Sequence[Tensor]
+    ) -> None:
+        self._measuring = measuring
+        self._site = site
+        # Without their graph, which leads to the tensors that the taps before this one hold.
+        self._tensors = [each.detach() for each in tensors]
+        self._versions = [each._version for each in tensors]
+
+    def __call__(self, gradient: Tensor) -> None:
+        if [each._version for each in self._tensors] != self._versions:
+            raise _changed_input(self._site)
+        self._measuring.receive(self._site.call(self._tensors), gradient)
 
 
 class Tap(torch.autograd.Function):
@@ -232,39 +280,16 @@ class Tap(torch.autograd.Function):
             except RuntimeError as error:
                 if _CHANGED not in str(error):
                     raise
-                raise ValueError(
-                    f"{ctx.site.place} had its input changed in place: gradient norms need it as"
-                    " it was; use the operation that makes a new tensor"
-                ) from error
+                raise _changed_input(ctx.site) from error
             ctx.recording.measuring.receive(ctx.site.call(tensors), gradient)
         return gradient, None, None, None, None
 
 
-class Recomputation:
-    """A context, entered for each recomputation, in which modules are tapped as before.
-
-    Checkpointing pairs what autograd saves in the recomputation with what it saved before, so both
-    must save the same.
-    """
-
-    def __init__(self, recording: Recording, root: nn.Module) -> None:
-        self._recording = recording
-        self._root = root
-        self._handles: list[Removable] = []
-
-    def __enter__(self) -> None:
-        self._recording._is_recomputing = True
-        self._handles = self._recording.tap_modules(self._root)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._recording._is_recomputing = False
+def _changed_input(site: CallSite | ExpertSite) -> ValueError:
+    return ValueError(
+        f"{site.place} had its input changed in place: gradient norms need it as it was; use the"
+        " operation that makes a new tensor"
+    )
 
 
 _ACTIVE: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -287,15 +312,3 @@ def record_calls(slots: Slots) -> Iterator[Recording]:
         for handle in handles:
             handle.remove()
         _ACTIVE.reset(token)
-
-
-def recomputation_contexts(
-    root: nn.Module,
-) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return the contexts of the first run of a checkpointed module, and of those after it.
-
-    It is the `context_fn` of `torch.utils.checkpoint.checkpoint`, which calls it in the forward
-    pass. Checkpoints without it fail on a recorded model: too few tensors are saved again.
-    """
-    recording = active_recording()
-    return nullcontext(), nullcontext() if recording is None else Recomputation(recording, root)
