@@ -110,8 +110,10 @@ sbom: .venv/installed ## write a bill of materials for each image, dist/sbom (Cy
 site: .venv/installed ## write the documents as a site, dist/site, and check its links (pip install 'vcpo[site]' first)
 	@$(BIN)/python -m scripts.document_site
 
-images-check: .venv/installed ## carry out the Dockerfiles in clean roots, as root with mmdebstrap; PACKAGES=1 installs the gigabytes too
-	@$(BIN)/python -m scripts.supply.images_check $(if $(PACKAGES),--packages)
+images-check: .venv/installed ## carry out the Dockerfiles in clean roots, as root with mmdebstrap; PACKAGES=1 installs the gigabytes too; TORCH_INDEX_URL=URL takes the images for CPUs, and runs a cluster in them
+	@$(if $(TORCH_INDEX_URL),rm -rf dist/roots && )$(BIN)/python -m scripts.supply.images_check $(if $(PACKAGES),--packages) \
+		$(if $(TORCH_INDEX_URL),--torch-index $(TORCH_INDEX_URL) --keep dist/roots)
+	@$(if $(TORCH_INDEX_URL),OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster --roots dist/roots)
 
 chart: .venv/installed ## package the chart, dist/chart; PUSH=oci://HOST/PATH sends it to a registry
 	@$(BIN)/python -m scripts.package_chart $(if $(PUSH),--push $(PUSH))

@@ -4,7 +4,8 @@ Every instruction of an image is carried out in a clean root folder. In place of
 which only a registry has, stands Debian's release of the same name with its Python, made by
 `mmdebstrap`. The result is looked at as the image's user, with a read-only root. Packages for CUDA
 have gigabytes: `--packages` installs them too, else the steps that install them are left out, and
-said to be.
+said to be. `--torch-index URL` takes the images for CPUs instead, whole. `--keep FOLDER` leaves the
+roots there, where `python -m tests.e2e.cluster --roots FOLDER` runs the processes of a run in them.
 
 The last line is one JSON object: for each image compiler, headers, user, doctor, size and size of
 the code's layer in bytes, and what was not tried.
@@ -29,14 +30,14 @@ from typing import Any, Final
 from scripts.supply.images import IMAGES as ALL_IMAGES
 from scripts.supply.images import ROOT, Image
 
-IMAGES: Final = tuple(each for each in ALL_IMAGES if not each.for_cpus)
 _RELEASE: Final = "bookworm"
 _OF_BASE: Final = "python3.11,python3.11-venv,ca-certificates"
 _LINKS: Final = {"usr/local/bin/python": "python3.11", "usr/local/bin/python3": "python3.11"}
 _HOST_FILES: Final = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 _PASSED: Final = re.compile(r"^(PIP_|SSL_CERT|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)")
 _HEAVY: Final = re.compile(r"--requirement (learner|rollout)\b")
-_USER: Final = 65_532
+USER: Final = 65_532
+"""Number of the images' user."""
 _COMPILES: Final = {
     "compiler": "printf '#include <stdio.h>\\nint main(){return 0;}' > x.c && gcc x.c -o x && ./x",
     "headers": "printf '#include <vector>\\nint main(){return 0;}' > y.cc && g++ y.cc -o y && ./y",
@@ -95,15 +96,25 @@ class Builder:
     """Carries out the Dockerfile of one image, each stage in a root folder of its own."""
 
     def __init__(
-        self, base: Path, work: Path, *, with_packages: bool, bound: Sequence[str] = ()
+        self,
+        base: Path,
+        work: Path,
+        *,
+        with_packages: bool,
+        bound: Sequence[str] = (),
+        arguments: Mapping[str, str] | None = None,
     ) -> None:
+        """Build below a work folder; `arguments` are those of `docker build --build-arg`."""
         self._base = base
         self._work = work
         self._with_packages = with_packages
         self._bound = bound
+        self._arguments = arguments or {}
         self._roots: dict[str, Path] = {}
         self.left_out: list[str] = []
         """Steps that were not carried out."""
+        self.environment: dict[str, str] = {}
+        """What the last stage sets for the processes of the image."""
 
     def build(self, dockerfile: Path) -> Path:
         """Carry out all stages; the root folder of the last one.
@@ -120,12 +131,18 @@ class Builder:
         return root
 
     def _carry_out(self, stage: Stage, root: Path) -> None:
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "HOME": "/root"}
+        self.environment = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"}
+        environment = {"HOME": "/root", **self.environment}
         environment |= {name: value for name, value in os.environ.items() if _PASSED.match(name)}
         folder = "/"
         for word, text in stage.steps:
-            if word in {"ARG", "ENV"}:
-                environment |= variables_of(text, environment)
+            if word == "ARG":
+                known = variables_of(text, environment)
+                environment |= {name: self._arguments.get(name, known[name]) for name in known}
+            elif word == "ENV":
+                given = variables_of(text, environment)
+                environment |= given
+                self.environment |= given
             elif word == "WORKDIR":
                 folder = text
                 (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -162,19 +179,25 @@ def run_in(
     bound: Folders of this machine that are there too.
     Raises: subprocess.CalledProcessError.
     """
-    mounts = [f"mount --rbind /dev {root}/dev", f"mount -t proc proc {root}/proc"]
-    mounts += [f"mkdir -p {root}{path} && mount --bind {path} {root}{path}" for path in bound]
-    if as_user:
-        mounts.insert(0, f"mount --bind {root} {root} && mount -o remount,bind,ro {root}")
-        mounts.append(f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp")  # noqa: S108
-    user = [f"--userspec={_USER}:{_USER}"] if as_user else []
-    inner = shlex.join(["/usr/sbin/chroot", *user, str(root), "/bin/sh", "-ec", command])
-    script = " && ".join([*mounts, f"exec {inner}"])
-    isolated = ["unshare", "--mount", "--pid", "--fork", "/bin/sh", "-ec", script]
+    isolated = in_root(root, ["/bin/sh", "-ec", command], as_user=as_user, bound=bound)
     done = subprocess.run(  # noqa: S603
         isolated, env=dict(environment), stdout=subprocess.PIPE, text=True, check=True
     )
     return done.stdout
+
+
+def in_root(
+    root: Path, command: Sequence[str], *, as_user: bool = False, bound: Sequence[str] = ()
+) -> list[str]:
+    """A command line that becomes a command with a folder as its root; arguments as of `run_in`."""
+    mounts = [f"mount --rbind /dev {root}/dev", f"mount -t proc proc {root}/proc"]
+    if as_user:
+        mounts.insert(0, f"mount --bind {root} {root} && mount -o remount,bind,ro {root}")
+        mounts.append(f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp")  # noqa: S108
+    mounts += [f"mkdir -p {root}{path} && mount --bind {path} {root}{path}" for path in bound]
+    user = [f"--userspec={USER}:{USER}"] if as_user else []
+    inner = shlex.join(["/usr/sbin/chroot", *user, str(root), *command])
+    return ["unshare", "--mount", "/bin/sh", "-ec", " && ".join([*mounts, f"exec {inner}"])]
 
 
 def make_base(folder: Path, mmdebstrap: str) -> None:
@@ -188,14 +211,10 @@ def make_base(folder: Path, mmdebstrap: str) -> None:
             shutil.copy2(name, folder / name.lstrip("/"), follow_symlinks=True)
 
 
-def look_at(root: Path, *, has_packages: bool, compiles: bool) -> dict[str, Any]:
+def look_at(
+    root: Path, environment: Mapping[str, str], *, has_packages: bool, compiles: bool
+) -> dict[str, Any]:
     """What the user of an image finds in its root folder."""
-    environment = {
-        "PATH": "/opt/code/bin:/opt/vcpo/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/tmp",  # noqa: S108
-        "USER": "vcpo",
-        "PYTHONSAFEPATH": "1",
-    }
     found: dict[str, Any] = {}
     for name, command in _COMPILES.items() if compiles else ():
         found[name] = _succeeds(root, f"cd /tmp && {command}", environment)
@@ -223,22 +242,34 @@ def _size(folder: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def check(image: Image, builder: Builder) -> dict[str, Any]:
-    """Build an image's root folder, and look at it."""
+def check(image: Image, builder: Builder, keep: Path | None = None) -> dict[str, Any]:
+    """Build an image's root folder, look at it, and move it to a folder that is to keep it."""
     try:
         root = builder.build(image.dockerfile)
         has_packages = not builder.left_out
-        found = look_at(root, has_packages=has_packages, compiles=image.name != "operator")
+        compiles = image.name != "operator"
+        found = look_at(root, builder.environment, has_packages=has_packages, compiles=compiles)
     except subprocess.CalledProcessError as error:
         return {"failed": str(error)[-600:]}
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        shutil.move(root, keep / image.name)
+        (keep / f"{image.name}.json").write_text(json.dumps(builder.environment), encoding="utf-8")
     return {**found, "not_tried": [*builder.left_out, f"the base image, but {_RELEASE}"]}
+
+
+def images_of_kind(*, for_cpus: bool) -> list[Image]:
+    """The operator's image, and the others for CPUs or for GPUs."""
+    return [each for each in ALL_IMAGES if each.for_cpus == for_cpus or each.name == "operator"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check images; 1 if one does not build, 2 if this machine cannot try."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("images", nargs="*", help="names of images (default: all for GPUs)")
+    parser.add_argument("images", nargs="*", help="names of images (default: all of a kind)")
     parser.add_argument("--packages", action="store_true", help="install packages of gigabytes")
+    parser.add_argument("--torch-index", help="images for CPUs; URL of PyTorch's index of builds")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the images' roots")
     parser.add_argument("--mmdebstrap", default=shutil.which("mmdebstrap"), help="its path")
     parser.add_argument("--base", type=Path, help="folder of an earlier base to use again")
     parser.add_argument(
@@ -254,13 +285,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         base = given.base or Path(folder) / "base"
         if not base.is_dir():
             make_base(base, given.mmdebstrap)
-        for image in IMAGES:
+        for image in images_of_kind(for_cpus=given.torch_index is not None):
             if not given.images or image.name in given.images:
                 work = Path(folder) / image.name
                 work.mkdir()
-                packages = given.packages
-                builder = Builder(base, work, with_packages=packages, bound=given.bind)
-                report[image.name] = check(image, builder)
+                builder = Builder(
+                    base,
+                    work,
+                    with_packages=given.packages or given.torch_index is not None,
+                    bound=given.bind,
+                    arguments={"TORCH_INDEX_URL": given.torch_index or ""},
+                )
+                report[image.name] = check(image, builder, given.keep)
                 shutil.rmtree(work)
     print(json.dumps(report))  # noqa: T201 - the result
     return int(any("failed" in each for each in report.values()))

@@ -37,7 +37,7 @@ from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE, RUNS, User, config_map, load
 from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.kubelet import Kubelet
-from tests.fakes.kubelet.settings import KubeletSettings
+from tests.fakes.kubelet.settings import ImageRoot, KubeletSettings
 from tests.fixtures.kubernetes.control_plane import ControlPlane, control_plane
 from tests.fixtures.kubernetes.operator_process import operator_process
 from tests.fixtures.observation.prometheus_server import PrometheusServer
@@ -68,14 +68,22 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(root: Path) -> AsyncIterator[Cluster]:
-    """Start a control plane, a node, the operator, and a Prometheus where there is one."""
+async def cluster(root: Path, images: Path | None = None) -> AsyncIterator[Cluster]:
+    """Start a control plane, a node, the operator, and a Prometheus where there is one.
+
+    images: folder of the images' roots, as `scripts.supply.images_check --keep` leaves them; None
+        runs all on the files of this machine.
+    """
+    roots = {} if images is None else _image_roots(images)
+    if roots:
+        root.chmod(0o755)  # the images' user passes through
     async with contextlib.AsyncExitStack() as stack:
         plane = await stack.enter_async_context(control_plane(root))
         client = await stack.enter_async_context(KubeClient(plane.access))
         settings = KubeletSettings(
             access=plane.access,
             root=root,
+            images=roots,
             longest_probe_period_s=0.5,
             first_back_off_s=1.0,
         )
@@ -85,7 +93,13 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
         kubelet = await stack.enter_async_context(Kubelet(settings))
         metrics_port = free_port()
         await stack.enter_async_context(
-            operator_process(plane, kubelet.network, root, metrics_port=metrics_port)
+            operator_process(
+                plane,
+                kubelet.network,
+                root,
+                metrics_port=metrics_port,
+                image=roots.get("vcpo-operator"),
+            )
         )
         prometheus = None
         if shutil.which("prometheus") is not None:
@@ -93,6 +107,13 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
         yield Cluster(
             control_plane=plane, client=client, user=user, prometheus=prometheus, root=root
         )
+
+
+def _image_roots(folder: Path) -> dict[str, ImageRoot]:
+    """Return the roots of the images for CPUs by the names by which pods ask for them."""
+    kept = {"vcpo-operator": "operator", "vcpo-learner": "learner-cpu"}
+    kept["vcpo-rollout"] = "rollout-cpu"
+    return {image: ImageRoot.kept(folder, name) for image, name in kept.items()}
 
 
 async def drive(here: Cluster, limit_s: float, steps: int | None = None) -> dict[str, Any]:
@@ -284,10 +305,10 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _main(limit_s: float, steps: int | None) -> int:
+async def _main(limit_s: float, steps: int | None, images: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="vcpo-e2e-") as folder:
         root = Path(folder)
-        async with cluster(root) as here:
+        async with cluster(root, images) as here:
             _say(f"control plane: {here.control_plane.kind}; logs below {root}")
             try:
                 result = await drive(here, limit_s, steps)
@@ -312,8 +333,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
     parser.add_argument("--limit-seconds", type=float, default=420.0, help="give up after this")
     parser.add_argument("--steps", type=int, help="of the run [those of its file]")
+    parser.add_argument(
+        "--roots", type=Path, help="run all in the images' roots that this folder keeps, as root"
+    )
     parser.add_argument("--day", action="store_true", help="a platform team's days instead")
     options = parser.parse_args()
     if options.day:
         sys.exit(day.main())
-    sys.exit(asyncio.run(_main(options.limit_seconds, options.steps)))
+    sys.exit(asyncio.run(_main(options.limit_seconds, options.steps, options.roots)))

@@ -190,10 +190,18 @@ class PodRun:
 
         pod = {**self._pod, "status": {"podIP": self.address, "hostIP": "127.0.0.1"}}
         own = environment(spec, pod, read_key)
+        settings = self._node.settings
+        command = [relocate(word) for word in command_line(spec, own)]
+        image = settings.images.get(spec["image"].partition(":")[0])
+        if image is not None:
+            image.give(self._paths.directory)
+            for name in claims(self._pod):
+                image.give(settings.root / "claims" / self._paths.namespace / name)
+            command = image.command(command, settings.root)
         return Launch(
-            command=[relocate(word) for word in command_line(spec, own)],
+            command=command,
             environment={
-                **self._node.settings.image_environment,
+                **(settings.image_environment if image is None else image.environment),
                 **self._node.network.variables(self._paths.namespace),
                 **{name: relocate(value) for name, value in own.items()},
             },

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
+
+from scripts.supply.images_check import USER, in_root
 
 
 def _image_environment() -> dict[str, str]:
@@ -33,12 +37,42 @@ class ApiAccess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRoot:
+    """An image as a folder, in which its processes run as its user; it takes root's rights."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @classmethod
+    def kept(cls, folder: Path, name: str) -> Self:
+        """Return an image that `scripts.supply.images_check --keep` left in a folder."""
+        text = (folder / f"{name}.json").read_text(encoding="utf-8")
+        return cls(folder=(folder / name).resolve(), environment=json.loads(text))
+
+    def command(self, words: Sequence[str], shared: Path) -> list[str]:
+        """Return the command line that runs a command there.
+
+        shared: a directory below /tmp that is there too, and can be written.
+        """
+        here = ["/bin/sh", "-c", 'cd /tmp && exec "$@"', "sh", *words]
+        return in_root(self.folder, here, as_user=True, bound=[str(shared)])
+
+    @staticmethod
+    def give(directory: Path) -> None:
+        """Make a directory the image's user's, as a volume's `fsGroup` does."""
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, USER, USER, follow_symlinks=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletSettings:
     """How a fake kubelet works."""
 
     access: ApiAccess
     root: Path
     """Directory of everything it writes: volumes, claims, logs. Must exist."""
+    images: Mapping[str, ImageRoot] = field(default_factory=dict)
+    """Root folders of images by name without tag. Others run on the files of this machine."""
     node_name: str = "fake-node"
     node_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the node besides its host name; pods' node selectors are held against them."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from scripts.supply.images import IMAGES
-from scripts.supply.images_check import copies, main, read_stages, variables_of
+from scripts.supply.images_check import (
+    Builder,
+    copies,
+    images_of_kind,
+    main,
+    read_stages,
+    variables_of,
+)
 
 
 def test_stages_begin_at_from_and_continued_lines_are_one_instruction():
@@ -45,6 +52,22 @@ def test_variables_refer_to_earlier_ones():
 )
 def test_a_copy_names_stage_source_and_target(text, expected):
     assert list(copies(text, "/src")) == expected
+
+
+def test_a_build_argument_takes_the_place_of_the_default_and_of_no_other_variable(tmp_path):
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text("FROM x\nARG URL=\nARG OTHER=1\nENV HOME=/tmp PATH=/opt/$URL:$PATH\n")
+    base = tmp_path / "base"
+    base.mkdir()
+    builder = Builder(base, tmp_path, with_packages=True, arguments={"URL": "a", "LOST": "b"})
+    builder.build(dockerfile)
+    usual = "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
+    assert builder.environment == {"PATH": f"/opt/a:{usual}", "HOME": "/tmp"}
+
+
+def test_an_image_is_for_cpus_or_for_gpus_and_the_operators_for_both():
+    names = [[each.name for each in images_of_kind(for_cpus=cpus)] for cpus in (True, False)]
+    assert names == [["operator", "learner-cpu", "rollout-cpu"], ["operator", "learner", "rollout"]]
 
 
 def test_a_machine_that_cannot_try_says_what_it_lacks(capsys):
