@@ -189,14 +189,18 @@ def run_in(
 def in_root(
     root: Path, command: Sequence[str], *, as_user: bool = False, bound: Sequence[str] = ()
 ) -> list[str]:
-    """A command line that becomes a command with a folder as its root; arguments as of `run_in`."""
+    """A command line that becomes a command with a folder as its root; arguments as of `run_in`.
+
+    A user's process ends with the process that started it.
+    """
     mounts = [f"mount --rbind /dev {root}/dev", f"mount -t proc proc {root}/proc"]
     if as_user:
         mounts.insert(0, f"mount --bind {root} {root} && mount -o remount,bind,ro {root}")
         mounts.append(f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp")  # noqa: S108
     mounts += [f"mkdir -p {root}{path} && mount --bind {path} {root}{path}" for path in bound]
-    user = [f"--userspec={USER}:{USER}"] if as_user else []
-    inner = shlex.join(["/usr/sbin/chroot", *user, str(root), *command])
+    user = ["/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    user += ["--pdeathsig=KILL"]  # a change of the user clears an earlier one
+    inner = shlex.join(["/usr/sbin/chroot", str(root), *(user if as_user else ()), *command])
     return ["unshare", "--mount", "/bin/sh", "-ec", " && ".join([*mounts, f"exec {inner}"])]
 
 
