@@ -39,6 +39,8 @@ spec:
 """
 NEAR_NATS = 0.5
 """Gap to the likeliest token that a draw at this temperature takes once in e^10."""
+ROUNDING_NATS = 1e-3
+"""Lead of a token that no other order of the same sums takes away."""
 
 
 @pytest.fixture(scope="module")
@@ -90,5 +92,6 @@ def test_the_exported_model_says_elsewhere_what_it_said_in_the_run(run_dir: Path
         likeliest = logits[prompt.shape[1] - 1 : -1]
         gaps = likeliest.max(-1).values - likeliest.gather(-1, torch.tensor(said)[:, None])[:, 0]
         assert gaps.max() < NEAR_NATS
-        if gaps.max() == 0.0:
+        first, second = likeliest.topk(2).values.unbind(-1)
+        if gaps.max() == 0.0 and (first - second).min() > ROUNDING_NATS:
             assert tokenizer.decode(written[prompt.shape[1] :]) == answer.response
