@@ -142,7 +142,8 @@ def main() -> None:
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("argument --device: sizes are those of a GPU; add --tiny for a CPU")
     setting = Setting(
-        device=torch.device(arguments.device),
+        # As a learner's: the card's number too, which some of PyTorch's calls ask for.
+        device=torch.device(arguments.device, 0 if arguments.device == "cuda" else None),
         is_tiny=arguments.tiny,
         is_quick=arguments.quick,
     )

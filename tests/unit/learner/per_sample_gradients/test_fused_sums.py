@@ -1,7 +1,8 @@
-"""The kernel that adds and squares gradients at once, in Triton's interpreter, against PyTorch.
+"""The kernel that adds and squares gradients at once, against PyTorch.
 
-Triton takes a gigabyte, and no CPU needs it. `pip install --target FOLDER triton`, and then with
-PYTHONPATH=FOLDER and TRITON_INTERPRET=1 nothing is skipped here.
+On a GPU, where PyTorch brings Triton, or in Triton's interpreter. Triton takes a gigabyte, and no
+CPU needs it: `pip install --target FOLDER triton`, and then with PYTHONPATH=FOLDER and
+TRITON_INTERPRET=1 nothing is skipped here.
 """
 
 import os
@@ -18,13 +19,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"
 )
 """Triton's interpreter does so, and NumPy warns of it."""
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 MODULE = "vcpo_learner.per_sample_gradients.fused_sums"
 
 
 @pytest.fixture(scope="module")
 def add_and_square():
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton, which is not installed for a CPU, and TRITON_INTERPRET=1")
+    if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a GPU; or Triton, which no CPU needs, and TRITON_INTERPRET=1")
     from vcpo_learner.per_sample_gradients.fused_sums import add_and_square
 
     return add_and_square
@@ -33,12 +35,12 @@ def add_and_square():
 @pytest.mark.parametrize("has_offsets", [True, False])
 def test_sums_and_squares_are_those_of_plain_products(add_and_square, has_offsets):
     torch.manual_seed(0)
-    gradients = torch.randn(3, 5000)  # the last block has 904 elements
-    membership = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    offsets = torch.tensor([[0.5, -2.0, 0.25]])
-    weights = torch.zeros(3, 7)[:, 2:5]  # of a chunk of the trajectories
+    gradients = torch.randn(3, 5000).to(DEVICE)  # the last block has 904 elements
+    membership = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], device=DEVICE)
+    offsets = torch.tensor([[0.5, -2.0, 0.25]], device=DEVICE)
+    weights = torch.zeros(3, 7, device=DEVICE)[:, 2:5]  # of a chunk of the trajectories
     weights.copy_(torch.cat([offsets, membership]))
-    weighted, held = torch.randn(5000), torch.randn(2, 3, 5000)
+    weighted, held = torch.randn(5000).to(DEVICE), torch.randn(2, 3, 5000).to(DEVICE)
     by_group = held[:, 1]  # one matrix of several: rows are apart
     expected = weighted + offsets[0] @ gradients, by_group + membership @ gradients
     squares = add_and_square(gradients, weights, weighted if has_offsets else None, by_group)
@@ -57,7 +59,7 @@ def test_a_step_with_the_kernel_has_the_gradient_of_one_without(
     spec = with_micro_batches(make_spec(), micro_batch)
     monkeypatch.setattr(measurement, "is_kept_cheaper", lambda *_: False)
     monkeypatch.setattr(measurement, "_SMALL_ELEMENTS", 0)
-    expected = gradient_of_step(seeded_model(family), spec, groups)
+    expected = gradient_of_step(seeded_model(family).to(DEVICE), spec, groups)
     calls = []
 
     def kernel(gradients, *sums):
@@ -65,13 +67,13 @@ def test_a_step_with_the_kernel_has_the_gradient_of_one_without(
         return add_and_square(gradients, *sums)
 
     monkeypatch.setattr(weighted_sum, "fused_sums", lambda _: kernel)
-    found = gradient_of_step(seeded_model(family), spec, groups)
+    found = gradient_of_step(seeded_model(family).to(DEVICE), spec, groups)
     assert calls
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_kernel_is_used_where_it_adds_right(add_and_square):
-    assert weighted_sum._kernel_of.__wrapped__(torch.device("cpu")) is add_and_square
+    assert weighted_sum._kernel_of.__wrapped__(DEVICE) is add_and_square
 
 
 def test_without_triton_gradients_are_added_by_pytorch(monkeypatch):
