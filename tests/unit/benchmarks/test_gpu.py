@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import random_models, steps
 from benchmarks.gpu.__main__ import PARTS, Part, main, run_part, run_parts, summary
 from benchmarks.gpu.setting import Setting
 
@@ -67,6 +68,20 @@ def test_a_step_is_timed_in_every_mode():
     lines = [found[f"{way}_0.5b"] for way in ways]
     assert all(line["tokens_per_s"] > 0.0 for line in lines)
     assert not any("skipped_step" in line for line in lines)
+
+
+def test_a_plain_step_in_pieces_is_that_of_the_whole_batch(monkeypatch):
+    def weights_after_a_step():
+        model = random_models.make_model(random_models.TINY, TINY.device)
+        groups = random_models.make_groups(model, TINY, group_size=4, tokens=32)
+        trainer = steps.PlainTrainer(model, TINY)
+        trainer.take(groups)
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    whole = weights_after_a_step()
+    monkeypatch.setattr(steps, "_MOST_LOGITS", 3 * 32 * random_models.TINY.vocabulary)
+    # AdamW's first step is the rate, 1e-6, toward each gradient's sign: rounding may turn a few.
+    assert float((weights_after_a_step() - whole).abs().mean()) < 1e-8
 
 
 def test_attention_is_timed_padded_and_packed():
