@@ -25,6 +25,8 @@ _SPECIAL_TOKENS: Final = ("<p>", "<b>", "<e>")
 _RUN: Final = "import sys; from vcpo.cli.main import app; sys.argv[0] = 'vcpo'; app()"
 _ROOT: Final = Path(__file__).parents[2]
 _SHOWN: Final = ("step", "step_s", "idle_s", "ess_ratio", "lag_mean", "mismatch", "attention_calls")
+_LINES_OF_A_FAILURE: Final = 30
+"""Lines that are shown of what each process of a failed run said."""
 _LIMIT_S: Final = {False: 120.0, True: 50.0}
 """Seconds of a run, by `is_quick`: less than its part has, as a run ends its own processes."""
 
@@ -74,11 +76,20 @@ def _run(setting: Setting, engine: str, limit_s: float) -> Figures:
         steps = [each for each in map(json.loads, records) if "step_s" in each]
         if steps:
             yield {"last_step": {key: steps[-1].get(key) for key in _SHOWN}}
+        logs = {path.stem: _end_of(path.read_text()) for path in folder.glob("run/logs/*.log")}
     lines = printed.strip().splitlines()
     if lines and lines[-1].startswith("{"):
         yield {"summary": json.loads(lines[-1])}
     if process.returncode:
-        yield {"error": "\n".join(told.strip().splitlines()[-12:]) or "no message"}
+        # Each line of the live view says how long the run had lasted.
+        yield {"printed": _end_of(printed), "logs": logs}
+        yield {"error": "\n".join(_end_of(told)) or "no message"}
+
+
+def _end_of(text: str) -> list[str]:
+    """Return the last lines of a text that are not a table's."""
+    lines = [line for line in text.splitlines() if line and line[0] not in "┌├│└"]
+    return lines[-_LINES_OF_A_FAILURE:]
 
 
 def _save_model(setting: Setting, folder: Path) -> None:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import (
@@ -36,7 +37,6 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -86,18 +86,21 @@ class TensorFiles:
         model: nn.Module,
         optimizer: PolicyOptimizer,
         group: dist.ProcessGroup | None = None,
+        *,
+        keeps_copies: bool | None = None,
     ) -> None:
         """Remember model and optimizer.
 
         group: of all ranks, for nothing else, because the writing thread uses it beside training;
             None for one rank.
+        keeps_copies: whether a save's copies stay for the next one; None is with a GPU, as pinned
+            memory is slow to get. On a CPU they would be half of the learner's memory again.
         """
         self._model = model
         self._optimizer = optimizer
         self._group = group
-        # A stager keeps its copies for the next save. Pinned memory is slow to get: it stays;
-        # without one they would be half of the learner's memory again.
-        self._stager = _new_stager() if torch.cuda.is_available() else None
+        keeps = torch.cuda.is_available() if keeps_copies is None else keeps_copies
+        self._stager = _new_stager() if keeps else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileChecksum]] | None = None
 
@@ -114,8 +117,7 @@ class TensorFiles:
         """
         if self._writing is not None:
             wait([self._writing])
-        stager = self._stager or _new_stager()
-        staged = cast("_Named", stager.stage(self._state()))
+        staged = _stage(self._stager or _new_stager(), self._state())
         self._writing = self._thread.submit(self._write, staged, folder)
         return self._writing
 
@@ -173,16 +175,21 @@ class TensorFiles:
         return {name: each for one in gathered or [] for name, each in one.items()}
 
 
-def _new_stager() -> DefaultStager:
+def _new_stager() -> StateDictStager:
+    """Return what copies tensors to the host, and keeps the copies as long as it lives.
+
+    `DefaultStager`, which is public, forgets them: in torch 2.11 it stages once and never again.
+    """
+    return StateDictStager(pin_memory=torch.cuda.is_available())
+
+
+def _stage(stager: StateDictStager, state: _Named) -> _Named:
+    """Return a copy of tensors in the host's memory, when it is complete."""
     has_gpu = torch.cuda.is_available()
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=has_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=has_gpu,
-        )
-    )
+    staged = cast("_Named", stager.stage(state, non_blocking=has_gpu))
+    if has_gpu:
+        torch.cuda.synchronize()
+    return staged
 
 
 def parameter_shapes(folder: Path) -> dict[str, torch.Size]:

@@ -87,8 +87,7 @@ class RunSaver:
         """sleep: waits a number of seconds of `clock`."""
         self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
         self.saved_step = -1
-        """Step of the newest checkpoint; -1 without one."""
-        """Step of the newest checkpoint on disk, -1 if none is known."""
+        """Step of the newest checkpoint on disk; -1 without one."""
         self._spec = run.spec
         self._run_dir = run_dir
         self._export = export

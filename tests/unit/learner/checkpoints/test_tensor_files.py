@@ -27,6 +27,17 @@ def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path, tied, algorithm)
     assert_equal(numbers(other, others), numbers(model, optimizer))
 
 
+def test_a_save_whose_copies_stay_is_followed_by_others(tmp_path):
+    model, other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    files = TensorFiles(model, PolicyOptimizer(model, Optimizer()), keeps_copies=True)
+    for number in range(3):
+        nn.init.constant_(model.weight, number)
+        files.save(tmp_path / str(number)).result()
+    for number in range(3):
+        TensorFiles(other, PolicyOptimizer(other, Optimizer())).load(tmp_path / str(number))
+        assert torch.equal(other.weight, torch.full((4, 4), float(number)))
+
+
 def test_a_python_that_refuses_a_directory_at_another_place_reads_what_was_written(
     tmp_path, monkeypatch
 ):
