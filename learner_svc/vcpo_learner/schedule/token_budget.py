@@ -37,6 +37,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from vcpo.algo import KLPenalty
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision
+from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import wants_checkpoints
 from vcpo_learner.ranks.ranks import Ranks
@@ -50,6 +51,8 @@ _SHARE_FOR_GROUPS: Final = 0.25
 """Share of what the state leaves that sums of more groups than one may take."""
 _SUM_BYTES: Final = 4
 """Bytes that one parameter takes in the sum of a group's gradients."""
+_LEAST_BYTES: Final = 4 + 4
+"""Of a trained parameter beside itself, with any optimizer: its gradient and a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,22 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
     )
 
 
+def check_room(free_bytes: int, size: ModelSize, use: MemoryUse) -> None:
+    """Check that a model can be trained at all in the memory that is free beside its parameters.
+
+    Raises:
+        StartError: naming what is needed at least, what there is, and the cure.
+    """
+    needed = size.num_trained * _LEAST_BYTES // use.num_shards
+    if needed > free_bytes:
+        raise StartError(
+            f"spec.model.name: has {size.num_trained / 1e9:.2f} billion trained parameters, whose"
+            f" gradients and moments take {needed / _GIB:.1f} GiB or more of a GPU of which the"
+            f" parameters leave {free_bytes / _GIB:.1f} GiB to the learner; train adapters"
+            " (spec.model.lora), or shard the model (spec.learner.gpusPerReplica)"
+        )
+
+
 def group_bytes(size: ModelSize, use: MemoryUse) -> int:
     """Return the bytes that the sums of one more group take."""
     of_shard = size.num_trained * _SUM_BYTES // use.num_shards
@@ -182,6 +201,9 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
     """Return what the rank with the least free memory holds; None on a CPU. A collective call.
 
     model: on its device, before the first step.
+
+    Raises:
+        StartError: as `check_room`.
     """
     free, size = free_bytes(ranks.device), ModelSize.of(model)
     if free is None or size is None:
@@ -196,6 +218,7 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
         published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
         has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
     )
+    check_room(free, size, use)
     own = memory_budget(free, size, use)
     shared = MemoryBudget(tokens=ranks.least(own.tokens), groups=ranks.least(own.groups))
     _LOGGER.info(

@@ -48,9 +48,16 @@ class PolicyOnRanks:
         torch.manual_seed(spec.seed)
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
-        network, tokenizer = load_on_ranks(
-            spec.model, ranks, spec.learner.number_format, spec.context_tokens
-        )
+        try:
+            network, tokenizer = load_on_ranks(
+                spec.model, ranks, spec.learner.number_format, spec.context_tokens
+            )
+        except torch.OutOfMemoryError as error:
+            raise StartError(
+                f"spec.model.name: the parameters of {spec.model.name!r} do not fit on a GPU of the"
+                f" learner ({error!s:.120}...); give it a larger one, or shard the model"
+                " (spec.learner.gpusPerReplica)"
+            ) from error
         model = cast("PreTrainedModel", network.model)
         if problems := [*map(str, table_problems(spec, model.config.to_dict()))]:
             raise StartError("; ".join(problems))

@@ -148,12 +148,23 @@ def load_end_token_ids(
 
 
 def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Move the model and cast its parameters; buffers such as rotary frequencies stay float32."""
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = parameter.data.to(device, dtype)
+    """Move the model and cast its parameters; buffers such as rotary frequencies stay float32.
+
+    Raises:
+        ValueError: naming the field and the cure, if the device has no room.
+    """
+    try:
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(device, dtype)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"spec.model.name: {model.name_or_path!r} does not fit on a worker's GPU"
+            f" ({error!s:.120}...); give workers GPUs of their own or fewer of them a GPU"
+            " (spec.rollouts[].maxReplicas), or lower spec.rollouts[].precision"
+        ) from error
 
 
 def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:

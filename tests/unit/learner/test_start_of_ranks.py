@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.fixtures.learner.options import options
+from tests.fixtures.learner.updates import spec_of
 from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import (
     CANNOT_START,
@@ -22,7 +23,8 @@ from vcpo_learner import __main__ as program
 from vcpo_learner.follower import _own_port
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
-from vcpo_learner.training.policy_on_ranks import _set_threads, require_ranks
+from vcpo_learner.training import policy_on_ranks
+from vcpo_learner.training.policy_on_ranks import PolicyOnRanks, _set_threads, require_ranks
 
 RANK_1 = {
     "RANK": "1",
@@ -181,3 +183,12 @@ def test_without_a_kubelet_no_file_is_made(tmp_path, monkeypatch):
     monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(tmp_path / "absent"))
     record_cause("any")
     assert not (tmp_path / "absent").exists()
+
+
+def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
+
+    monkeypatch.setattr(policy_on_ranks, "load_on_ranks", full)
+    with pytest.raises(StartError, match=r"spec\.model\.name: .*2\.00 GiB.*gpusPerReplica"):
+        PolicyOnRanks.load(spec_of("vcpo2"), RankEnvironment())

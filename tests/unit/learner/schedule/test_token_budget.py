@@ -24,12 +24,14 @@ from transformers import (
 )
 
 from vcpo.api.learner import ActivationCheckpointing, Attention
+from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.schedule.token_budget import (
     MemoryUse,
     ModelSize,
+    check_room,
     group_bytes,
     layer_bytes,
     memory_budget,
@@ -119,6 +121,15 @@ def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
     assert memory_budget(80 * GIB - weights // 8, SEVEN_BILLION, HALF).tokens > 16_384
     alone = MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=1)
     assert memory_budget(80 * GIB - weights, SEVEN_BILLION, alone).tokens == 1
+
+
+def test_a_gpu_without_room_for_gradients_and_moments_is_named_with_the_cure():
+    # By hand: 8 bytes for each of 7.6 B parameters are 60.8 GB, 56.6 GiB; an eighth is 7.1 GiB.
+    alone = replace(HALF, num_shards=1)
+    with pytest.raises(StartError, match=r"7\.60 billion.* 56\.6 GiB .*leave 16\.0 GiB.*lora"):
+        check_room(16 * GIB, SEVEN_BILLION, alone)
+    check_room(57 * GIB, SEVEN_BILLION, alone)
+    check_room(8 * GIB, SEVEN_BILLION, HALF)
 
 
 def test_each_open_group_has_the_sum_of_a_matrix_whole_and_that_of_all_in_shards():

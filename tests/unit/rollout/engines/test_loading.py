@@ -12,6 +12,7 @@ from vcpo_rollout.engines.loading import (
     load_end_token_ids,
     load_model_skeleton,
     load_tokenizer,
+    place_model,
 )
 
 
@@ -104,3 +105,13 @@ def test_a_hub_that_is_out_of_reach_is_said_with_the_cure(load, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"use a local directory.*HF_HUB_OFFLINE.*HF_HOME"):
         load("nobody/no-such-model")
+
+
+def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(make_model, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
+
+    model = make_model()
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(ValueError, match=r"spec\.model\.name: .*allocate 2\.00 GiB.*maxReplicas"):
+        place_model(model, torch.device("cpu"), torch.bfloat16)
