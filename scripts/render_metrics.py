@@ -36,10 +36,9 @@ and PodMonitors (`docs/kubernetes.md`).
 - **A counter** starts at 0 for every value of its labels that the table names. One with a label
   whose values are open, such as a status code, starts at its first event, which `increase()` does
   not count.
-- **Quantiles** of `vcpo_policy_lag_steps` and `vcpo_response_tokens` never exceed what the spec
-  allows: their last bucket ends at `algorithm.maxPolicyLagSteps` and at `sampling.maxNewTokens`.
-  The table has the buckets of the default spec. Other runs have others: aggregate them
-  `by (namespace, run, le)`.
+- **Quantiles** of `vcpo_policy_lag_steps` never exceed what the spec allows: its last bucket ends
+  at `algorithm.maxPolicyLagSteps`. The table has the buckets of the default spec. Other runs have
+  others: aggregate them `by (namespace, run, le)`.
 - **Series of one run**, at most, with 8 rollout groups: {sizes}. Each RPC
   method that learner or worker serves adds {series_of_a_method}.
 - Python's client adds `process_*` (memory, CPU time, open files, start) and `python_info`.
@@ -59,7 +58,6 @@ _SECTIONS: Final = (
 )
 _OF_SPEC: Final = {
     LearnerMetrics.policy_lag_steps.name: "`algorithm.maxPolicyLagSteps`",
-    LearnerMetrics.response_tokens.name: "`sampling.maxNewTokens`",
 }
 
 

@@ -94,12 +94,11 @@ def make_record() -> StepRecord:
 
 def one_by_one(groups: Sequence[Lease], log_weights: Sequence[float]) -> Callable[[], None]:
     """Return a function that makes a step's observations with the library's histograms."""
-    weight, reward, length, lag = (
+    weight, reward, lag = (
         Histogram(metric.name, metric.help, buckets=metric.buckets, registry=None)
         for metric in (
             LearnerMetrics.log_importance_weight,
             LearnerMetrics.reward,
-            LearnerMetrics.response_tokens,
             LearnerMetrics.policy_lag_steps,
         )
     )
@@ -109,7 +108,6 @@ def one_by_one(groups: Sequence[Lease], log_weights: Sequence[float]) -> Callabl
         for one, log_weight in zip(trajectories, log_weights, strict=True):
             weight.observe(log_weight)
             reward.observe(one.reward)
-            length.observe(one.num_sampled_tokens)
             lag.observe(-one.oldest_policy_version)
 
     return observe

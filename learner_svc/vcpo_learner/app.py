@@ -13,7 +13,7 @@ from vcpo.algo import MismatchError
 from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
-from vcpo.metrics.catalogue.learner import lag_edges, response_token_edges
+from vcpo.metrics.catalogue.learner import lag_edges
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
@@ -166,9 +166,7 @@ class _Learner:
             clock=time.monotonic,
         )
         self.metrics = LearnerMetrics(
-            run=run.metadata.name,
-            lag_edges=lag_edges(spec.algorithm.max_policy_lag_steps),
-            response_token_edges=response_token_edges(spec.sampling.max_new_tokens),
+            run=run.metadata.name, lag_edges=lag_edges(spec.algorithm.max_policy_lag_steps)
         )
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.traces = TrajectoryTraces()

@@ -33,13 +33,6 @@ class MemoryState(StrEnum):
     """Memory of the whole GPU."""
 
 
-class GroupOutcome(StrEnum):
-    """Whether the rewards of a group teach something."""
-
-    MIXED = "mixed"
-    ALL_EQUAL = "all_equal"
-
-
 class WeightForm(StrEnum):
     """Form in which a policy version is sent."""
 

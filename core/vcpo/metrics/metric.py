@@ -32,6 +32,7 @@ class Feature(StrEnum):
     GPU = "a GPU"
     VLLM = "the engine vllm"
     GRADIENT_NORMS = "gradient norms, which the last step measured"
+    REWARD_PARTS = "rewards that have parts"
     EVALUATION = "an evaluation that has ended"
     CHECKPOINT = "a checkpoint that was written"
     SINKS = "sinks in spec.tracking"

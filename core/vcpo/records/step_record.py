@@ -39,16 +39,7 @@ class UpdateRecord:
     None before there are ten."""
     reward_window_error: float = 0.0
     """Standard error of that mean."""
-    response_tokens_mean: Annotated[
-        float,
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Response length",
-            unit="tokens, mean",
-            label="tokens",
-            caption="A sudden change often comes before a change of the reward.",
-        ),
-    ]
+    response_tokens_mean: float
     """Mean length of the batch's responses, in tokens."""
     surprisal_nats: Annotated[
         float | None,
@@ -392,12 +383,39 @@ class StepRecord(UpdateRecord):
     """Mean length of the batch's prompts, with their template, in tokens."""
     prompt_tokens_max: int = 0
     """Length of the longest of them."""
+    response_tokens_p05: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_response_tokens_p05",
+            help="Fifth percentile of the lengths of the last step's responses.",
+            unit=Unit.TOKENS,
+        ),
+    ] = 0
+    response_tokens_p50: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_response_tokens_p50",
+            help="Median of the lengths of the last step's responses.",
+            unit=Unit.TOKENS,
+        ),
+    ] = 0
+    response_tokens_p95: Annotated[
+        int,
+        StepGauge(
+            name="vcpo_response_tokens_p95",
+            help="95th percentile of the lengths of the last step's responses.",
+            unit=Unit.TOKENS,
+        ),
+    ] = 0
+    """Sampled tokens that 5 %, half and 95 % of the batch's responses stay below."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Mean of each part of the batch's rewards, by name; a response without a part has 0 of it."""
     step_s: float
     """Seconds spent computing the update."""
     idle_s: float
     """Seconds spent waiting for the batch before it."""
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of `step_s` by stage of the update: `score`, `backward`, `optimizer`."""
     step_interval_s: Annotated[
         float,
         StepGauge(
@@ -566,6 +584,25 @@ class StepRecord(UpdateRecord):
     ] = None
     """Share of what the learner's GPUs could compute in the step and the wait before it; None
     without a GPU whose peak is known."""
+    learner_gpu_tokens_per_s: Annotated[
+        float | None,
+        StepGauge(
+            name="vcpo_learner_gpu_tokens_per_second",
+            help="Response tokens that the last step trained per second and GPU of the learner.",
+            unit=Unit.TOKENS,
+        ),
+    ] = None
+    """Response tokens of the batch, over the seconds of the step with its wait and over the
+    learner's GPUs; None without one."""
+    worker_gpu_tokens_per_s: Annotated[
+        float | None,
+        StepGauge(
+            name="vcpo_worker_gpu_tokens_per_second",
+            help="Response tokens that the learner accepted per second and GPU of the workers.",
+            unit=Unit.TOKENS,
+        ),
+    ] = None
+    """`tokens_per_s` over the GPUs that the workers heard of ask for; None if they ask for none."""
     gpu_s: Annotated[
         float | None,
         StepGauge(

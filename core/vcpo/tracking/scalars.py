@@ -19,6 +19,9 @@ _GROUPS: Final = {
         "vcpo_surprisal_nats",
         "vcpo_cut_responses_ratio",
         "vcpo_equal_groups_ratio",
+        "vcpo_response_tokens_p05",
+        "vcpo_response_tokens_p50",
+        "vcpo_response_tokens_p95",
     ),
     "learner": (
         "vcpo_learning_rate",
@@ -26,6 +29,8 @@ _GROUPS: Final = {
         "vcpo_learner_step_interval_seconds",
         "vcpo_learner_tokens_per_second",
         "vcpo_learner_mfu_ratio",
+        "vcpo_learner_gpu_tokens_per_second",
+        "vcpo_worker_gpu_tokens_per_second",
         "vcpo_gpu_seconds",
     ),
 }
@@ -81,15 +86,16 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     if record.reward_window_mean is not None:
         shown["task/reward_window_mean"] = record.reward_window_mean
         shown["task/reward_window_error"] = record.reward_window_error
-    for lag, ratio in record.ess_by_lag.items():
-        shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
-    for part, mean in record.reward_parts.items():
-        shown[f"task/reward_part/{_UNKNOWN_TO_MLFLOW.sub('_', part)}"] = mean
-    for split in ("engine", "position"):
-        for label, gap in record.mismatch.get(f"by_{split}", {}).items():
-            shown[f"off_policy/mismatch_{split}_nats/{label}"] = gap
-    for reason, count in record.dropped.items():
-        shown[f"rollout/trajectories_dropped_total/{reason}"] = float(count)
+    parts = {_UNKNOWN_TO_MLFLOW.sub("_", part): mean for part, mean in record.reward_parts.items()}
+    for name, numbers in (
+        ("learner/learner_step_stage_seconds", record.stage_s),
+        ("task/reward_part", parts),
+        ("off_policy/lag_ess_ratio", record.ess_by_lag),
+        ("off_policy/mismatch_engine_nats", record.mismatch.get("by_engine", {})),
+        ("off_policy/mismatch_position_nats", record.mismatch.get("by_position", {})),
+        ("rollout/trajectories_dropped_total", record.dropped),
+    ):
+        shown.update({f"{name}/{label}": float(number) for label, number in numbers.items()})
     shown[LAST_NAME] = float(record.skipped is not None)
     return shown
 

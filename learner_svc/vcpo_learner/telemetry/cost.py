@@ -1,4 +1,4 @@
-"""What a step costs: GPU hours, and how much of the GPUs' arithmetic its tokens need.
+"""What a step costs: GPU hours, tokens of a GPU, and the share of its arithmetic that they need.
 
 The share of the arithmetic is the model FLOPs utilization of PaLM (arXiv 2204.02311, appendix B)
 without its term for attention:
@@ -14,7 +14,6 @@ not pass need less than 6 N; there the number is too high.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -64,24 +63,35 @@ class StepCost:
         )
 
     def fields(
-        self, before: StepRecord | None, *, tokens: int, seconds: float, groups: Iterable[str]
+        self,
+        before: StepRecord | None,
+        *,
+        tokens: int,
+        seconds: float,
+        accepted_per_s: float,
+        groups: Iterable[str],
     ) -> dict[str, Any]:
         """Return the fields of a step's record.
 
         before: the step before; None begins the sum anew.
         tokens: response tokens of the batch.
         seconds: of the step with its wait.
+        accepted_per_s: response tokens that the learner accepts per second.
         groups: rollout group of each worker that is heard of.
         """
-        workers = Counter(groups)
-        of_workers = sum(
-            count * self.gpus_of_worker.get(name, 0) for name, count in workers.items()
-        )
+        of_workers = sum(self.gpus_of_worker.get(name, 0) for name in groups)
         spent_s = 0.0 if before is None or before.gpu_s is None else before.gpu_s
-        gpu_s = spent_s + (self.gpus + of_workers) * seconds
-        return {"gpu_s": gpu_s or None, "mfu": self._mfu(tokens, seconds)}
+        learner_gpu_s = self.gpus * seconds
+        trained_per_s = tokens / learner_gpu_s if learner_gpu_s > 0.0 else None
+        return {
+            "gpu_s": spent_s + learner_gpu_s + of_workers * seconds or None,
+            "mfu": self._mfu(trained_per_s),
+            "learner_gpu_tokens_per_s": trained_per_s,
+            "worker_gpu_tokens_per_s": accepted_per_s / of_workers if of_workers else None,
+        }
 
-    def _mfu(self, tokens: int, seconds: float) -> float | None:
-        if self.peak_flops is None or not self.gpus or seconds <= 0.0:
+    def _mfu(self, trained_per_s: float | None) -> float | None:
+        """Return the share of the peak; trained_per_s: tokens per second and GPU."""
+        if self.peak_flops is None or trained_per_s is None:
             return None
-        return 6.0 * self.parameters * tokens / (seconds * self.gpus * self.peak_flops)
+        return 6.0 * self.parameters * trained_per_s / self.peak_flops

@@ -16,7 +16,7 @@ from vcpo.algo import num_low_at_end, share_error
 from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
-from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightForm
+from vcpo.metrics.label_values import MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.wire.guard import CallRefusal
@@ -96,19 +96,11 @@ class LearnerGauges:
         """Count what a step consumed; policy_version: of the parameters before the step."""
         metrics = self._metrics
         trajectories = [one for group in groups for one in group.trajectories]
-        lengths = [one.num_sampled_tokens for one in trajectories]
         metrics.consumed.inc(len(trajectories))
-        metrics.response_tokens.observe_all(lengths)
         metrics.reward.observe_all([one.reward for one in trajectories])
         metrics.policy_lag_steps.observe_all(
             [policy_version - one.oldest_policy_version for one in trajectories]
         )
-        for ending, count in Counter(one.finish_reason for one in trajectories).items():
-            metrics.responses.labels(ending).inc(count)
-        for group in groups:
-            is_mixed = len({one.reward for one in group.trajectories}) > 1
-            outcome = GroupOutcome.MIXED if is_mixed else GroupOutcome.ALL_EQUAL
-            metrics.groups.labels(outcome).inc()
 
     def _show_stages(self) -> None:
         """Show where the time since the step before went."""
@@ -129,6 +121,7 @@ class LearnerGauges:
         mismatch = record.mismatch
         for gauge_of_label, values in (
             (metrics.lag_ess_ratio, record.ess_by_lag),
+            (metrics.reward_part, record.reward_parts),
             (metrics.mismatch_by_engine, mismatch.get("by_engine", {})),
             (metrics.mismatch_by_position, mismatch.get("by_position", {})),
         ):

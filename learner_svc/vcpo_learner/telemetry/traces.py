@@ -65,7 +65,11 @@ class TrajectoryTraces:
         if not spans:
             yield
             return
-        attributes = {"vcpo.policy_version": policy_version, "vcpo.groups": len(groups)}
+        attributes = {
+            "vcpo.step": policy_version + 1,
+            "vcpo.policy_version": policy_version,
+            "vcpo.groups": len(groups),
+        }
         links = [span.get_span_context() for span in spans]
         with tracing.root("update", attributes, links=links):
             yield

@@ -6,6 +6,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
+from vcpo.algo.health.diagnostics import percentile
 from vcpo.wire.limits import MAX_REWARD_PARTS
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.ledger.lease import Lease
@@ -17,6 +18,7 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
     lag = lag_statistics(groups, policy_version)
     lengths = [len(group.trajectories[0].prompt_token_ids) for group in groups]
     responses = list(chain.from_iterable(group.trajectories for group in groups))
+    sampled = sorted(one.num_sampled_tokens for one in responses)
     parts = sorted({name for one in responses for name in one.reward_parts})[:MAX_REWARD_PARTS]
     return {
         "lag_mean": lag.mean,
@@ -28,6 +30,9 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
         ),
         "prompt_tokens_mean": fmean(lengths),
         "prompt_tokens_max": max(lengths),
+        "response_tokens_p05": percentile(sampled, 5),
+        "response_tokens_p50": percentile(sampled, 50),
+        "response_tokens_p95": percentile(sampled, 95),
         "reward_parts": {
             name: fmean(one.reward_parts.get(name, 0.0) for one in responses) for name in parts
         },

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.metrics.catalogue.learner import lag_edges, response_token_edges
+from vcpo.metrics.catalogue.learner import lag_edges
 
 LARGEST_LAG = 1024
 """As the spec allows."""
@@ -61,19 +61,3 @@ def test_every_limit_that_halving_reaches_is_an_edge(largest):
     while limit:
         assert limit in lag_edges(largest)
         limit //= 2
-
-
-@pytest.mark.parametrize(
-    ("max_new_tokens", "edges"),
-    [(1, (1,)), (24, (1, 2, 4, 8, 16, 24)), (4096, tuple(2**n for n in range(1, 13)))],
-)
-def test_lengths_are_cut_at_powers_of_two_and_at_the_longest_response(max_new_tokens, edges):
-    assert response_token_edges(max_new_tokens) == edges
-
-
-@given(st.integers(1, 131_072))
-def test_there_are_at_most_12_lengths_and_the_last_is_the_longest_response(max_new_tokens):
-    edges = response_token_edges(max_new_tokens)
-    assert len(edges) <= 12
-    assert edges[-1] == max_new_tokens
-    assert list(edges) == sorted(set(edges))

@@ -316,13 +316,14 @@ _DID_IT_HELP: Final = Row(
             title="Reward",
             question="Does the run still learn?",
             reading="A collapse is a reward that falls and does not return. The evaluation is on "
-            "held-out prompts; a gap that grows is overfitting. The shift is the baseline "
-            "minus the mean reward of its group: 0 on policy with equal gradients. Advantages "
-            "of one sign come from a baseline beyond most rewards.",
+            "held-out prompts; a gap that grows is overfitting. Parts add up to the reward. The "
+            "shift is the baseline minus the mean reward of its group: 0 on policy with equal "
+            "gradients. Advantages of one sign come from a baseline beyond most rewards.",
             minimum=None,
             queries=(
                 Query(value("vcpo_reward_mean"), "training"),
                 Query(value("vcpo_evaluation_accuracy"), "evaluation"),
+                Query(value("vcpo_reward_part", "part"), "part {{part}}"),
                 Query(value("vcpo_baseline_shift"), "baseline shift", role=Role.FAINT),
                 Query(value("vcpo_advantage_p05"), "advantage, p5", role=Role.FAINT),
                 Query(value("vcpo_advantage_p95"), "advantage, p95", role=Role.FAINT),

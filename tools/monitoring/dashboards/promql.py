@@ -62,11 +62,6 @@ def increase(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
     return f"max by ({_labels(*by)}) (increase({selector(counter, where, scope)}{_WINDOW}))"
 
 
-def share(counter: str, by: str, of: str) -> str:
-    """Return the rate of a counter by a label, divided by a rate of the run while that is not 0."""
-    return f"{rate(counter, by)} / on (namespace, run) group_left () ({of} > 0)"
-
-
 def hourly_share(counter: str, by: str, of: str) -> str:
     """Return a counter's increase by a label over another's, as the rules record it.
 

@@ -21,8 +21,6 @@ from tools.monitoring.dashboards.promql import (
     buckets,
     effective_rate,
     selector,
-    share,
-    total_rate,
     value,
 )
 from tools.monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
@@ -36,6 +34,9 @@ _READY: Final = Words(
     "ready", {"Training": Color.GOOD, "Complete|Succeeded": Color.NEUTRAL, ".*": Color.WARNING}
 )
 _STABLE: Final = Words("stable", {"Critical|Dead": Color.BAD, ".*": Color.GOOD})
+_ENVIRONMENT: Final = (
+    f"max by (namespace, run, environment) ({selector('vcpo_run_info', scope=RUNS)})"
+)
 _HEALTH: Final = 'condition!~"Complete|Failed|Suspended"'
 
 
@@ -61,11 +62,6 @@ _CONDITIONS: Final = " or ".join(
     )
 )
 
-_GROUPS: Final = share("vcpo_groups_total", "outcome", total_rate("vcpo_groups_total", "outcome"))
-_ENDINGS: Final = share(
-    "vcpo_responses_total", "ending", total_rate("vcpo_responses_total", "ending")
-)
-
 _WHICH_RUN: Final = Row(
     id=10,
     question="Which run needs me?",
@@ -77,11 +73,13 @@ _WHICH_RUN: Final = Row(
             question="How is each run of the chosen namespaces?",
             reading="A run that trains has the reason Training. ESS is that of recent steps over "
             "that on policy, the rate the share of the spec's that is taken; the checkpoint is the "
-            "newest one's age. A run without numbers sends no metrics. A name leads to its board.",
+            "newest one's age. A run has one environment, and its reward is of that one. A run "
+            "without numbers sends no metrics. A name leads to its board.",
             kind=Kind.TABLE,
             queries=(
                 Query(_reason("Ready", "ready"), "", words=_READY),
                 Query(_reason("Stable", "stable"), "", words=_STABLE),
+                Query(_ENVIRONMENT, ""),
                 Query(_STEP, "step"),
                 Query(value("vcpo_run_steps", scope=RUNS), "of"),
                 Query(
@@ -169,8 +167,6 @@ _DOES_IT_LEARN: Final = Row(
             queries=(
                 Query(value("vcpo_equal_groups_ratio"), "groups of equal rewards"),
                 Query(value("vcpo_cut_responses_ratio"), "cut responses"),
-                Query(_GROUPS, "groups, {{outcome}}", role=Role.FAINT),
-                Query(_ENDINGS, "responses, {{ending}}", role=Role.FAINT),
                 Query(f"{threshold('equalRewardGroupsRatio'):g}", "alert", role=Role.LIMIT),
             ),
         ),
@@ -189,11 +185,14 @@ _DOES_IT_LEARN: Final = Row(
             slug="response-length",
             title="Length of responses",
             question="How long are the responses?",
-            reading="A band at the top is responses that are cut. A fall to a few tokens is a "
-            "policy that gives up.",
-            kind=Kind.HEATMAP,
+            reading="Of the last step. A longest twentieth at `sampling.maxNewTokens` is responses "
+            "that are cut. A fall of all three to a few tokens is a policy that gives up.",
             unit=AxisUnit.TOKENS,
-            queries=(Query(buckets("vcpo_response_tokens"), "{{le}}"),),
+            queries=(
+                Query(value("vcpo_response_tokens_p95"), "p95"),
+                Query(value("vcpo_response_tokens_p50"), "median"),
+                Query(value("vcpo_response_tokens_p05"), "p5"),
+            ),
         ),
     ),
 )

@@ -88,6 +88,16 @@ HOW_FAST: Final = Row(
                 Query(value("vcpo_learner_tokens_per_second"), "trained"),
                 Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
                 Query(total_rate("vcpo_tokens_wasted_total", "reason"), "wasted"),
+                Query(
+                    value("vcpo_learner_gpu_tokens_per_second"),
+                    "trained, a GPU of the learner",
+                    role=Role.FAINT,
+                ),
+                Query(
+                    value("vcpo_worker_gpu_tokens_per_second"),
+                    "accepted, a GPU of the workers",
+                    role=Role.FAINT,
+                ),
             ),
         ),
         Panel(

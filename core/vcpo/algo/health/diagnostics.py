@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import fmean, median, pstdev
-from typing import Self
+from typing import Self, TypeVar
 
 from vcpo.algo.arrays import Matrix, Vector, matrix, vector
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, require_log_weights
 from vcpo.algo.ess.moments import WeightMoments
+
+_Number = TypeVar("_Number", int, float)
 
 TOP_SHARE = 0.01
 """Share of the trajectories, rounded up, whose part of the gradient is reported."""
@@ -166,14 +168,17 @@ def diagnose(
         top_gradient_share=top_gradient_share(norms, factors),
         baseline_shift_mean=fmean(shifts),
         baseline_shift_max=max(map(abs, shifts)),
-        advantage_p05=_percentile(ordered, 5),
-        advantage_p95=_percentile(ordered, 95),
+        advantage_p05=percentile(ordered, 5),
+        advantage_p95=percentile(ordered, 95),
         norms=None if norms is None else norm_statistics(norms),
     )
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the value with so many percent of the others below it, the nearest by rank."""
+def percentile(ordered: Sequence[_Number], percent: int) -> _Number:
+    """Return the value with so many percent of the others below it, the nearest by rank.
+
+    ordered: at least one value, ascending; percent: 0 to 100.
+    """
     return ordered[round(percent / 100 * (len(ordered) - 1))]
 
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from prometheus_client import Gauge
 
-from vcpo.api.algorithm import Algorithm, Sampling
+from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
+from vcpo.api.algorithm import Algorithm
 from vcpo.control.quota import Trust
 from vcpo.metrics.label_values import (
-    GroupOutcome,
     MemoryState,
     Stage,
     WeightForm,
@@ -34,8 +34,8 @@ from vcpo.records.step_chart import Unit
 from vcpo.records.step_record import GAUGES
 from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import CallRefusal
+from vcpo.wire.limits import MAX_REWARD_PARTS
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import FinishReason
 
 _STEP_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0, 1800.0)
 _LOG_WEIGHT_BUCKETS = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -46,6 +46,8 @@ _FEATURES: Final = {
     "vcpo_baseline_weight_concentration_ratio": Feature.GRADIENT_NORMS,
     "vcpo_learner_mfu_ratio": Feature.GPU,
     "vcpo_gpu_seconds": Feature.GPU,
+    "vcpo_learner_gpu_tokens_per_second": Feature.GPU,
+    "vcpo_worker_gpu_tokens_per_second": Feature.GPU,
 }
 """What numbers of a step need; norms are none where all rewards of every group are equal."""
 
@@ -69,13 +71,6 @@ def lag_edges(max_policy_lag_steps: int) -> tuple[float, ...]:
     return tuple(float(edge) for edge in edges)
 
 
-def response_token_edges(max_new_tokens: int) -> tuple[float, ...]:
-    """Return the longest response's length, and up to 11 powers of two below it, ascending."""
-    powers = [2**exponent for exponent in range(max_new_tokens.bit_length())]
-    below = [power for power in powers if power < max_new_tokens]
-    return tuple(float(edge) for edge in (*below[1 - _MOST_EDGES :], max_new_tokens))
-
-
 STEP_GAUGES: dict[str, Metric[Gauge]] = {
     one.name: measure(
         one.name,
@@ -91,8 +86,8 @@ STEP_GAUGES: dict[str, Metric[Gauge]] = {
 class LearnerMetrics(Instruments):
     """What a learner exports.
 
-    lag_edges, response_token_edges: bucket edges for this run's spec; those of the default spec if
-    not given. An edge at the largest possible value keeps every quantile at or below it.
+    lag_edges: bucket edges of the lag for this run's spec; those of the default spec if not given.
+    An edge at the largest possible value keeps every quantile at or below it.
     """
 
     # Exported first and set last: a scrape beside a step then never has the new step with old
@@ -178,7 +173,7 @@ class LearnerMetrics(Instruments):
     lag_ess_ratio = gauge(
         "vcpo_lag_ess_ratio",
         "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest lag.",
-        Label("lag", at_most=12),
+        Label("lag", at_most=len(LAG_BUCKETS)),
     )
     mismatch_by_engine = gauge(
         "vcpo_mismatch_engine_nats",
@@ -202,20 +197,12 @@ class LearnerMetrics(Instruments):
         _REWARD_BUCKETS,
         unit=Unit.REWARD,
     )
-    response_tokens = batch_histogram(
-        "vcpo_response_tokens",
-        "Sampled tokens of each consumed trajectory.",
-        response_token_edges(Sampling().max_new_tokens),
-    )
-    groups = counter(
-        "vcpo_groups_total",
-        "Groups consumed, by whether their rewards differ; equal rewards teach nothing.",
-        Label("outcome", tuple(GroupOutcome)),
-    )
-    responses = counter(
-        "vcpo_responses_total",
-        "Responses consumed, by ending: an end token or a stop string, or the largest length.",
-        Label("ending", tuple(FinishReason)),
+    reward_part = gauge(
+        "vcpo_reward_part",
+        "Mean of each part of the last step's rewards; a response without a part has 0 of it.",
+        Label("part", at_most=MAX_REWARD_PARTS),
+        unit=Unit.REWARD,
+        appears_with=Feature.REWARD_PARTS,
     )
     policy_lag_steps = batch_histogram(
         "vcpo_policy_lag_steps",
@@ -322,19 +309,9 @@ class LearnerMetrics(Instruments):
         appears_with=Feature.SINKS,
     )
 
-    def __init__(
-        self,
-        *,
-        run: str,
-        lag_edges: Sequence[float] = (),
-        response_token_edges: Sequence[float] = (),
-    ) -> None:
+    def __init__(self, *, run: str, lag_edges: Sequence[float] = ()) -> None:
         part = PartRegistry("learner", {"run": run})
-        edges = {
-            LearnerMetrics.policy_lag_steps.name: lag_edges,
-            LearnerMetrics.response_tokens.name: response_token_edges,
-        }
-        super().__init__(part, edges)
+        super().__init__(part, {LearnerMetrics.policy_lag_steps.name: lag_edges})
         self.last_step = {name: part.make(metric) for name, metric in STEP_GAUGES.items()}
         """Numbers of the last step, by the name of the metric."""
         self.calls = CallMeter(part.make(RPC_REQUESTS), part.make(RPC_DURATION))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
@@ -95,7 +96,13 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
     steps = recorded.metrics.steps
     more = {
         ChartTopic.OFF_POLICY: (_mismatch(steps), _queue(steps), _drops(steps)),
-        ChartTopic.SPEED: (_throughput_per_worker(steps), _seconds(steps)),
+        ChartTopic.UPDATE: (_reward_parts(steps),),
+        ChartTopic.SPEED: (
+            _response_length(steps),
+            _throughput_per_worker(steps),
+            _throughput_per_gpu(steps),
+            _seconds(steps),
+        ),
     }
     return tuple(
         Section(
@@ -286,21 +293,12 @@ def _bucket_label(lag: int) -> str:
 
 
 def _drops(steps: Sequence[StepRecord]) -> Chart:
-    reasons = sorted({reason for step in steps for reason in step.dropped})
     return Chart(
         name="drops",
         title="Dropped",
         unit="trajectories so far",
         caption="By reason; a steep curve is work of the workers that is lost.",
-        curves=tuple(
-            Curve(
-                label=reason,
-                table=STEPS,
-                values=column(step.dropped.get(reason, 0) for step in steps),
-                ink=ink,
-            )
-            for reason, ink in zip(reasons, CATEGORIES, strict=False)
-        ),
+        curves=_by_name(steps, lambda step: step.dropped, missing=0),
         low=0.0,
         is_whole=True,
     )
@@ -315,6 +313,49 @@ def _seconds(steps: Sequence[StepRecord]) -> Chart:
         curves=(
             _line("waiting", steps, lambda step: step.idle_s, Ink.SECOND, CurveStyle.THIN),
             _line("computing", steps, lambda step: step.step_s, style=CurveStyle.THIN),
+            *_by_name(steps, lambda step: step.stage_s, inks=CATEGORIES[2:]),
+        ),
+        low=0.0,
+    )
+
+
+def _reward_parts(steps: Sequence[StepRecord]) -> Chart:
+    return Chart(
+        name="reward-parts",
+        title="Parts of the reward",
+        unit="mean per trajectory",
+        caption="A part that rises alone may be one that the policy learned to please.",
+        curves=_by_name(steps, lambda step: step.reward_parts),
+    )
+
+
+def _response_length(steps: Sequence[StepRecord]) -> Chart:
+    thin = CurveStyle.THIN
+    return Chart(
+        name="response-length",
+        title="Response length",
+        unit="tokens",
+        caption="A sudden change often comes before a change of the reward.",
+        curves=(
+            _line("p95", steps, lambda step: step.response_tokens_p95, Ink.SECOND, thin),
+            _line("median", steps, lambda step: step.response_tokens_p50, Ink.THIRD, thin),
+            _line("p5", steps, lambda step: step.response_tokens_p05, Ink.FOURTH, thin),
+            _smooth(_line("mean", steps, lambda step: step.response_tokens_mean), "mean, smoothed"),
+        ),
+        low=0.0,
+    )
+
+
+def _throughput_per_gpu(steps: Sequence[StepRecord]) -> Chart:
+    thin = CurveStyle.THIN
+    return Chart(
+        name="throughput-per-gpu",
+        title="Throughput of a GPU",
+        unit="response tokens per second",
+        caption="Trained by a GPU of the learner; accepted from a GPU that the workers ask for.",
+        curves=(
+            _line("learner", steps, lambda step: step.learner_gpu_tokens_per_s, style=thin),
+            _line("workers", steps, lambda step: step.worker_gpu_tokens_per_s, Ink.SECOND, thin),
         ),
         low=0.0,
     )
@@ -360,6 +401,29 @@ def _line(
 ) -> Curve:
     values = column(map(value, steps))
     return Curve(label=label, table=STEPS, values=values, ink=ink, style=style)
+
+
+def _by_name(
+    steps: Sequence[StepRecord],
+    entries: Callable[[StepRecord], Mapping[str, float]],
+    *,
+    missing: float | None = None,
+    inks: Sequence[Ink] = CATEGORIES,
+) -> tuple[Curve, ...]:
+    """Return a curve for each entry of a mapping; of many, some share an ink.
+
+    missing: value of a step without the entry.
+    """
+    names = sorted({name for step in steps for name in entries(step)})
+    return tuple(
+        Curve(
+            label=name,
+            table=STEPS,
+            values=column(entries(step).get(name, missing) for step in steps),
+            ink=ink,
+        )
+        for name, ink in zip(names, cycle(inks), strict=False)
+    )
 
 
 def _with_trend(line: Curve) -> tuple[Curve, ...]:

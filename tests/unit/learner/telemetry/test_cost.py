@@ -43,13 +43,30 @@ def cost(**changes):
 
 
 def fields(of=None, before=None, **changes):
-    values = {"tokens": 100_000, "seconds": 10.0, "groups": ["wide", "wide", "cpu"]}
+    values = {
+        "tokens": 100_000,
+        "seconds": 10.0,
+        "accepted_per_s": 12_000.0,
+        "groups": ["wide", "wide", "cpu"],
+    }
     return (of or cost()).fields(before, **values | changes)
 
 
 def test_the_share_of_the_peak_is_six_operations_per_parameter_and_token():
     # 6 x 1e9 x 1e5 = 6e14 operations; two GPUs could do 10 x 2 x 3e14 = 6e15
     assert fields()["mfu"] == pytest.approx(0.1)
+
+
+def test_a_gpu_of_the_learner_trains_its_part_and_a_gpu_of_the_workers_gives_its_part():
+    found = fields()
+    assert found["learner_gpu_tokens_per_s"] == 5_000.0  # 100,000 tokens / 10 s / 2 GPUs
+    assert found["worker_gpu_tokens_per_s"] == 1_500.0  # 12,000 tokens a second / (4 + 4 + 0) GPUs
+
+
+def test_workers_without_a_gpu_leave_the_learners_throughput_alone():
+    found = fields(groups=["cpu", "cpu"])
+    assert found["worker_gpu_tokens_per_s"] is None
+    assert found["learner_gpu_tokens_per_s"] == 5_000.0
 
 
 def test_the_hours_are_of_the_learners_gpus_and_of_those_of_each_worker():
@@ -60,15 +77,16 @@ def test_the_hours_are_of_the_learners_gpus_and_of_those_of_each_worker():
 
 
 def test_without_a_gpu_there_are_neither_and_without_a_known_peak_no_share():
-    nothing = {"gpu_s": None, "mfu": None}
-    assert fields(cost(gpus=0, peak_flops=None, gpus_of_worker={})) == nothing
+    found = fields(cost(gpus=0, peak_flops=None, gpus_of_worker={}))
+    assert set(found.values()) == {None}
     assert fields(cost(peak_flops=None))["mfu"] is None
     assert fields(cost(peak_flops=None))["gpu_s"] is not None
 
 
 def test_a_step_that_was_taken_again_after_a_crash_costs_nothing_more():
     before = dataclasses.replace(STEP, gpu_s=5400.0)
-    assert fields(before=before, seconds=0.0) == {"gpu_s": 5400.0, "mfu": None}
+    found = fields(before=before, seconds=0.0)
+    assert (found["gpu_s"], found["mfu"], found["learner_gpu_tokens_per_s"]) == (5400.0, None, None)
 
 
 def test_the_gpus_are_those_that_the_spec_asks_for():

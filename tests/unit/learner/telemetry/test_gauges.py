@@ -1,6 +1,5 @@
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -116,7 +115,7 @@ def histogram(gauges, name):
     return found
 
 
-async def test_trajectories_are_counted_by_weight_reward_length_and_ending(gauges, fixture):
+async def test_trajectories_are_counted_by_weight_and_reward(gauges, fixture):
     for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
         fixture.submit(given, versions=(0, 0, 0))
     groups = await fixture.dispatcher.next_batch()
@@ -130,28 +129,6 @@ async def test_trajectories_are_counted_by_weight_reward_length_and_ending(gauge
     trajectories = [one for group in groups for one in group.trajectories]
     rewards = Counter(one.reward for one in trajectories)
     assert histogram(gauges, "vcpo_reward") == rewards
-    assert histogram(gauges, "vcpo_response_tokens") == {4.0: 4}
-    assert value(gauges, "vcpo_responses_total", ending="stop") == 4
-    assert value(gauges, "vcpo_responses_total", ending="length") == 0
-
-
-async def test_groups_are_counted_by_whether_they_teach_something(gauges, fixture):
-    for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
-        fixture.submit(given)
-    groups = await fixture.dispatcher.next_batch()
-    one, other = (
-        replace(
-            group,
-            accepted={
-                each.number: replace(each, reward=reward)
-                for each, reward in zip(group.trajectories, rewards, strict=True)
-            },
-        )
-        for group, rewards in zip(groups, [(0.0, 1.0), (0.5, 0.5)], strict=True)
-    )
-    gauges.record_step(step_record(), [one, other, other])
-    assert value(gauges, "vcpo_groups_total", outcome="mixed") == 1
-    assert value(gauges, "vcpo_groups_total", outcome="all_equal") == 2
 
 
 def test_the_time_of_a_step_and_its_number_are_shown_together(gauges):
@@ -264,6 +241,14 @@ def test_the_mismatch_is_shown_by_engine_and_position(gauges):
         for sample in gauge.collect()[0].samples
     }
     assert {labels[-1]: found for labels, found in shown.items()} == {"hf": 0.02}
+
+
+def test_each_part_of_the_last_steps_reward_is_shown_and_no_other(gauges):
+    gauges.record_step(step_record(reward_parts={"exact": 0.25, "form.short": 0.05}), [])
+    assert value(gauges, "vcpo_reward_part", part="form.short") == 0.05
+    gauges.record_step(step_record(step=2, reward_parts={"exact": 0.5}), [])
+    assert value(gauges, "vcpo_reward_part", part="exact") == 0.5
+    assert value(gauges, "vcpo_reward_part", part="form.short") is None
 
 
 def test_a_number_of_an_earlier_step_is_not_shown_as_the_last_ones(gauges):

@@ -76,6 +76,7 @@ async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner
         await learner.run()
     updates = spans.named("update")
     assert [span.attributes["vcpo.policy_version"] for span in updates] == [0, 1, 2]
+    assert [span.attributes["vcpo.step"] for span in updates] == [1, 2, 3]
     for update in updates:
         assert spans.children_of(update) == ["score", "backward", "optimizer", "publish"]
         assert len(update.links) == update.attributes["vcpo.groups"] == 2
@@ -366,6 +367,18 @@ def test_a_batch_says_what_is_cut_what_is_equal_and_how_long_its_prompts_are():
     assert fields["prompt_tokens_mean"] == pytest.approx((2 + 2 + 7) / 3)
     assert (fields["prompt_tokens_max"], fields["lag_max"]) == (7, 2)
     assert fields["reward_parts"] == {"a": 0.5, "b": -0.5}  # of six responses one has parts
+
+
+def test_a_batch_says_how_long_its_short_middle_and_long_responses_are():
+    # Of 1, 2, ..., 21 tokens one gap in twenty is 5 %; inserted tokens were not sampled.
+    sizes = [*range(21, 0, -2), *range(2, 21, 2)]
+    responses = {
+        at: make_trajectory("train-now-0", at, versions=(0,) * size)
+        for at, size in enumerate(sizes)
+    }
+    fields = batch_fields([replace(make_group(0), accepted=responses)], policy_version=0)
+    shown = [fields[f"response_tokens_{name}"] for name in ("p05", "p50", "p95")]
+    assert shown == [2, 11, 20]
 
 
 async def test_the_log_tells_of_steps_evaluations_and_every_event_of_the_journal(

@@ -171,6 +171,55 @@ def test_every_reason_to_drop_has_a_curve_of_its_own(recorded):
     assert len({curve.ink for curve in curves}) == 2
 
 
+def test_every_part_of_the_reward_has_a_curve_and_a_step_without_it_a_gap(recorded):
+    found = recorded(
+        {"step": 1, "reward_parts": {"exact": 0.25, "form": 0.1}},
+        {"step": 2, "reward_parts": {"exact": 0.5}},
+    )
+    curves = charts_of(found)["reward-parts"].curves
+    assert [(curve.label, curve.values) for curve in curves] == [
+        ("exact", (0.25, 0.5)),
+        ("form", (0.1, None)),
+    ]
+
+
+def test_all_of_sixteen_parts_are_drawn(recorded):
+    parts = {f"part {number}": float(number) for number in range(16)}
+    curves = charts_of(recorded({"step": 1, "reward_parts": parts}))["reward-parts"].curves
+    assert {curve.label: curve.values for curve in curves} == {
+        name: (number,) for name, number in parts.items()
+    }
+
+
+def test_the_length_of_responses_is_shown_from_the_short_to_the_long_ones(recorded):
+    lengths = {"p05": 3, "p50": 40, "p95": 512}
+    step = {f"response_tokens_{name}": tokens for name, tokens in lengths.items()}
+    chart = charts_of(recorded({"step": 1, "response_tokens_mean": 90.5, **step}))[
+        "response-length"
+    ]
+    shown = {curve.label: curve.values for curve in chart.curves}
+    assert shown == {"p5": (3,), "median": (40,), "p95": (512,), "mean": (90.5,)}
+
+
+def test_the_throughput_of_a_gpu_is_that_of_learner_and_workers(recorded):
+    step = {"learner_gpu_tokens_per_s": 5000.0, "worker_gpu_tokens_per_s": 1500.0}
+    chart = charts_of(recorded({"step": 1, **step}, {"step": 2}))["throughput-per-gpu"]
+    assert values_of(chart, "learner") == (5000.0, None)
+    assert values_of(chart, "workers") == (1500.0, None)
+
+
+def test_the_time_of_a_step_is_shown_with_its_stages(recorded):
+    stages = {"score": 2.0, "backward": 5.0, "optimizer": 1.0}
+    chart = charts_of(recorded({"step": 1, "idle_s": 3.0, "step_s": 9.0, "stage_s": stages}))[
+        "seconds"
+    ]
+    shown = {curve.label: curve.values for curve in chart.curves}
+    assert shown == {"waiting": (3.0,), "computing": (9.0,)} | {
+        name: (seconds,) for name, seconds in stages.items()
+    }
+    assert len({curve.ink for curve in chart.curves}) == 5
+
+
 def test_throughput_is_shared_among_the_workers(recorded):
     found = recorded(
         {"step": 1, "tokens_per_s": 90.0, "workers": 3},
