@@ -1,14 +1,14 @@
 """Measure what a finished step costs the learner's event loop to show as metrics.
 
-The groups of a step are counted and their weights, rewards, lengths and lags observed, as after
-every step. Beside it the same observations are made one by one with `prometheus_client`.
+Weights, rewards and lags of its trajectories are observed, as after every step. Beside it the same
+observations are made one by one with `prometheus_client`.
 
     python -m benchmarks.learner.record_step
 
 The last line printed is JSON:
 
     record_step_ms              least time of a step of `--prompts` x `--group` trajectories
-    one_by_one_ms               the same four histograms with `prometheus_client.Histogram`
+    one_by_one_ms               the same three histograms with `prometheus_client.Histogram`
     ratio_vs_one_by_one
 
 Exit status 1 when the step costs more than the observations alone do one by one.

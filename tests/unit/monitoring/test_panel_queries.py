@@ -153,7 +153,6 @@ def test_every_other_metric_of_the_catalogue_is_on_a_board():
         "vcpo_learner_phase",
         "vcpo_mismatch_exceeded",
         "vcpo_run_certificate_end_timestamp_seconds",
-        "vcpo_run_info",
         "vcpo_run_start_timestamp_seconds",
         "vcpo_run_startup_deadline_timestamp_seconds",
     }
