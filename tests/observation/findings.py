@@ -40,6 +40,7 @@ LOCAL_FEATURES = (
     Feature.STARTING,
     Feature.CALLED,
     Feature.GRADIENT_NORMS,
+    Feature.REWARD_PARTS,
 )
 """What the runs together have, of what a metric may need to appear."""
 

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = ROOT / "examples/sort_digits.yaml"
 VLLM = ROOT / "examples/sort_digits_vllm.yaml"
 COLLAPSE = ROOT / "examples/collapse.yaml"
+ONE_PART = "environment.rewards=[{name: environment}]"
+"""The task's own reward, as the one part of a reward that has parts."""
 SCALE = 1 / 60
 """Factor on the durations of the rules: a second of these runs stands for a minute."""
 SCRAPE_INTERVAL_MS = 250
@@ -83,15 +85,16 @@ def observed_runs(root: Path) -> Iterator[Observation]:
     ) as server:
         yield Observation(
             server=server,
-            healthy=_observe(HEALTHY, paths[0], afterwards_s=_AFTERWARDS_S),
+            healthy=_observe(HEALTHY, paths[0], f"--set={ONE_PART}", afterwards_s=_AFTERWARDS_S),
             collapsed=_observe(COLLAPSE, paths[1], afterwards_s=_AFTERWARDS_S),
             vllm=_observe(VLLM, paths[2], afterwards_s=0.0),  # nobody asks for its alerts
         )
 
 
-def _observe(spec: Path, path: Path, *, afterwards_s: float) -> ObservedRun:
+def _observe(spec: Path, path: Path, *options: str, afterwards_s: float) -> ObservedRun:
     """Run a spec to its end, and wait until what fires on a finished run would have fired.
 
+    options: more of `vcpo run`.
     afterwards_s: how long.
 
     Raises:
@@ -100,7 +103,7 @@ def _observe(spec: Path, path: Path, *, afterwards_s: float) -> ObservedRun:
     command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
     started_s = time.time()
     process = subprocess.Popen(
-        [*command, f"--run-dir={path}"],
+        [*command, f"--run-dir={path}", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
