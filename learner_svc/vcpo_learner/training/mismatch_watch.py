@@ -137,14 +137,15 @@ class MismatchWatch:
             raise MismatchError(message)
 
     def _wait(self, review: MismatchReview) -> str:
-        """Say that a worker exceeds the limit and that others are waited for."""
+        """Say who exceeds the limit, one worker or all together, and that others are waited for."""
         assert review.limits is not None
         limits = review.limits
-        name, far = next(
-            (name, each) for name, each in review.workers.items() if each.exceeds(limits)
+        far = ((name, each) for name, each in review.workers.items() if each.exceeds(limits))
+        name, gap_nats = next(
+            ((name, each.gap.value) for name, each in far), ("the median worker", review.gap_nats)
         )
         return (
-            f"{name} differs from the learner by {far.gap.value:.3g} nats per token; at most"
+            f"{name} differs from the learner by {gap_nats:.3g} nats per token; at most"
             f" {limits.gap_nats:.3g} is expected. The run is judged when the others of its"
             f" {self._num_at_start} workers have shown fresh tokens too, or after"
             f" {self._patience_s:g} s (failurePolicy.failureToleranceSeconds)"

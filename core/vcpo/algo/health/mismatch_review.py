@@ -193,12 +193,13 @@ class MismatchReview:
         )
 
     def is_majority(self, num_awaited: int) -> bool:
-        """Return whether the median worker exceeds a limit if those to come do not.
+        """Return whether the verdict holds if those to come exceed no limit.
 
-        num_awaited: workers that have yet to come, at least 0.
+        num_awaited: workers that have yet to come, at least 0. With none the review is the verdict,
+        also where only the calibration of all workers together exceeds a limit.
         """
-        if self.limits is None:
-            return False
+        if self.limits is None or num_awaited == 0:
+            return self.is_exceeded
         far = sum(each.exceeds(self.limits) for each in self.workers.values())
         total = len(self.workers) + num_awaited
         return total - far <= (total - 1) // 2

@@ -267,6 +267,26 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
     )
 
 
+@pytest.mark.parametrize(("workers", "kind"), [(1, "EnginesDisagree"), (2, "SelfCheckWaits")])
+async def test_a_gap_that_no_worker_shows_alone_is_told_and_ends_no_learner(
+    make_learner, tmp_path, workers, kind
+):
+    learner = make_learner(
+        rollouts=[{"name": "main", "minReplicas": workers, "maxReplicas": workers}]
+    )
+    learner.update.fresh = {"w": blocks(0.001)}
+    finish = learner.update.finish
+
+    def finish_step(newest=()):
+        # The calibration of all workers together may be below the floor of the ESS ratio.
+        result = finish(newest)
+        return replace(result, mismatch=replace(result.mismatch, is_exceeded=True))
+
+    learner.update.finish = finish_step
+    assert await learner.run() is RunPhase.COMPLETE
+    assert [each.kind for each in read_events(tmp_path) if each.kind == kind] == [kind]
+
+
 async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):
     for until_step in (1, None):
         learner = make_learner()
