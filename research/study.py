@@ -45,6 +45,7 @@ _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 _SET_BY_STUDY: Final = "is set by the study; remove it and use `lags`"
 _RATE_SET_BY_STUDY: Final = "is set by the study; remove it and use `learningRates`"
 _SEEDS_OF_TUNING: Final = "must not be seeds of `tuning` too; replace them in one of the two"
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _Number = TypeVar("_Number", int, float)
 
 
@@ -101,6 +102,19 @@ class Tuning(Section):
     """Seeds of all cells of plane and tuning at lag 0; neither stale cells nor claims use them."""
 
 
+class Ages(Section):
+    """Ages of the data of a cell, where they are not all its lag."""
+
+    shares: Annotated[tuple[_Share, ...], Field(min_length=1, max_length=4096)]
+    """Ages over the lag. Each draw takes one of them with equal chance, and rounds it to whole
+    versions."""
+    drawn_for: Literal["batch", "group"] = "group"
+    """What has one age: a batch, or the responses to one prompt."""
+    tokens_per_version: Annotated[int, Field(ge=1)] | None = None
+    """Tokens after which the sampler goes on with the next version, as it does in a run; None
+    samples a response with one version. For tasks of one turn."""
+
+
 class MoreSeeds(Section):
     """Seeds beside those of a whole part, where chance has to be smaller."""
 
@@ -120,11 +134,16 @@ class MoreSeeds(Section):
         )
 
     def conflicts(
-        self, *location: str | int, lags: Sequence[int], methods: Sequence[str], tuning: Tuning
+        self,
+        *location: str | int,
+        lags: Sequence[int],
+        methods: Sequence[str],
+        tuned: Sequence[int],
     ) -> Iterator[InitErrorDetails]:
         """Yield an error for each field that names what it may not.
 
-        location: of this section, from the spec. lags, methods: those of the part.
+        location: of this section, from the spec. lags, methods: those of the part. tuned: seeds of
+        the tuning.
         """
         if unknown := [lag for lag in self.lags or () if lag not in lags]:
             message = f"must be among {list(lags)}; remove the others"
@@ -132,7 +151,7 @@ class MoreSeeds(Section):
         if others := [name for name in self.methods or () if name not in methods]:
             message = f"must be among {list(methods)}; remove the others"
             yield conflict(*location, "methods", value=others, message=message)
-        if shared := sorted(set(self.seeds) & set(tuning.seeds)):
+        if shared := sorted(set(self.seeds) & set(tuned)):
             yield conflict(*location, "seeds", value=shared, message=_SEEDS_OF_TUNING)
 
 
@@ -175,7 +194,11 @@ class StudySpec(_SeededPart):
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1, max_length=32)]
     learning_rates: _Rates
     """Candidates, the same for every method; half-decades from too low to one above the best."""
-    tuning: Tuning
+    ages: Ages | None = None
+    """None: every batch is as old as the lag says."""
+    tuning: Tuning | None = None
+    """None: the study is a condition, in which methods are compared at rates that another study
+    found, without a lag of 0."""
     development_seeds: Annotated[tuple[_Seed, ...], Field(max_length=64)] = ()
     """Seeds of the plane on which settings of a method were chosen. The plane shows them, and
     neither safe rates nor gaps between methods count them."""
@@ -199,6 +222,9 @@ class StudySpec(_SeededPart):
         if run.model.lora is not None:
             message = "a study trains all parameters; remove it"
             conflicts.append(conflict("model", "lora", value="given", message=message))
+        if len(run.rollouts) > 1:
+            message = "a cell has one sampler; keep one group"
+            conflicts.append(conflict("rollouts", value=len(run.rollouts), message=message))
         if run.batch.prompt_pool is not None:
             message = "a study's prompts never come again; remove it"
             pool = run.batch.prompt_pool
@@ -255,6 +281,11 @@ class StudySpec(_SeededPart):
             yield conflict("claims", "methods", value=list(claimed), message=message)
 
     def _wrong_lags(self) -> Iterator[InitErrorDetails]:
+        if self.tuning is None:
+            if self.claims is not None:
+                message = "needs rates that `tuning` finds; give `tuning` too, or remove it"
+                yield conflict("claims", value="given", message=message)
+            return
         claimed = self.claims.lags if self.claims else (0,)
         for location, lags in ((("lags",), self.lags), (("claims", "lags"), claimed)):
             if 0 not in lags:
@@ -264,7 +295,7 @@ class StudySpec(_SeededPart):
     def _shared_seeds(self) -> Iterator[InitErrorDetails]:
         claimed = self.claims.seeds if self.claims else ()
         for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
-            if shared := sorted(set(seeds) & set(self.tuning.seeds)):
+            if shared := sorted(set(seeds) & set(self.tuning_seeds)):
                 yield conflict(*location, value=shared, message=_SEEDS_OF_TUNING)
 
     def _unknown_development_seeds(self) -> Iterator[InitErrorDetails]:
@@ -278,19 +309,24 @@ class StudySpec(_SeededPart):
         stale = [lag for lag in self.lags if lag > 0]
         for index, more in enumerate(self.more_seeds):
             yield from more.conflicts(
-                "moreSeeds", index, lags=stale, methods=names, tuning=self.tuning
+                "moreSeeds", index, lags=stale, methods=names, tuned=self.tuning_seeds
             )
         if (claims := self.claims) is not None:
             claimed = claims.methods or names
             for index, more in enumerate(claims.more_seeds):
                 place = "claims", "moreSeeds", index
                 yield from more.conflicts(
-                    *place, lags=claims.lags, methods=claimed, tuning=self.tuning
+                    *place, lags=claims.lags, methods=claimed, tuned=self.tuning_seeds
                 )
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        """Seeds of the tuning; none of a condition."""
+        return () if self.tuning is None else self.tuning.seeds
 
     def plane_has_seed(self, method: str, lag: int, seed: int) -> bool:
         """Return whether the plane has a seed for a method at a lag; at 0, one of the tuning."""
-        if lag == 0:
+        if lag == 0 and self.tuning is not None:
             return seed in self.tuning.seeds
         return self.has_seed(method, lag, seed)
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from research.study import StudySpec, cell_spec
+from research.study import Ages, StudySpec, cell_spec
 from vcpo.algo import LossConfig
 from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Precision
 
 Settings = Mapping[str, Any]
 """Settings by dotted name, as JSON values."""
@@ -46,7 +47,8 @@ class Cell:
 
     method: str
     lag: int
-    """Age of every batch, in policy versions; the first batches are younger."""
+    """Age of every batch, in policy versions; the first batches are younger. With `ages`, the
+    largest one."""
     learning_rate: float
     seed: int
     spec: VCPORunSpec
@@ -55,6 +57,8 @@ class Cell:
     """Draws the held-out prompts."""
     hold_rate_at_step: int | None = None
     """As in `StudyMethod`."""
+    ages: Ages | None = None
+    """As in `StudySpec`."""
 
     @property
     def name(self) -> str:
@@ -92,6 +96,10 @@ class Cell:
         }
         if self.hold_rate_at_step is not None:
             document["hold_rate_at_step"] = self.hold_rate_at_step
+        if self.ages is not None:
+            document["ages"] = self.ages.model_dump(mode="json", by_alias=True)
+        if sampler := _sampler(self.spec):
+            document["sampler"] = sampler
         settings: Settings = json.loads(json.dumps(document))
         return settings
 
@@ -100,6 +108,16 @@ def _section(spec: VCPORunSpec, *, with_defaults: bool) -> Mapping[str, Any]:
     return spec.model_dump(
         mode="json", by_alias=True, include=_PARTS, exclude_defaults=not with_defaults
     )
+
+
+def _sampler(spec: VCPORunSpec) -> Mapping[str, Any]:
+    """Return how the sampler differs from the learner: number formats and noise, if it does."""
+    group = spec.rollouts[0]
+    fields = group.model_dump(
+        mode="json", by_alias=True, include={"quantization", "noise"}, exclude_defaults=True
+    )
+    is_half = group.number_format is Precision.BFLOAT16
+    return {**fields, "precision": group.number_format.value} if is_half else fields
 
 
 def _flattened(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -128,7 +146,7 @@ def tuning_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Ce
     """Return the cells that decide the synchronous rates, seed by seed."""
     return [
         _cell(study, method, 0, rate, seed)
-        for seed in study.tuning.seeds
+        for seed in study.tuning_seeds
         for rate in study.learning_rates
         for method in _methods(study, selection)
         if _takes(selection, Part.TUNING)
@@ -139,7 +157,7 @@ def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cel
     """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
     return [
         _cell(study, method, lag, rate, seed)
-        for seed in (*study.tuning.seeds, *study.all_seeds)
+        for seed in (*study.tuning_seeds, *study.all_seeds)
         for lag in study.lags
         for rate in study.learning_rates
         for method in _methods(study, selection)
@@ -194,4 +212,5 @@ def _cell(study: StudySpec, name: str, lag: int, learning_rate: float, seed: int
         spec=spec,
         evaluation_seed=study.run.seed,
         hold_rate_at_step=method.hold_rate_at_step,
+        ages=study.ages,
     )

@@ -4,7 +4,9 @@
 
 Version n is the parameters after n steps. The last k + 1 versions are kept, and the oldest of them
 samples. So every batch is exactly k versions old from step k on. In a run with the same settings
-the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as a host would.
+the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as a host would. With
+`Ages` the data of a batch is up to k versions old. Where the sampler's numbers are not the
+learner's, a group of the newest version is sampled beside each batch, to calibrate with.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.held_region import HeldRegion
 from research.cells.lag_control import LagControl
 from research.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
-from research.cells.sampling import Sampler
+from research.cells.sampling import Relay, Sampler, TaskPrompt
 from research.cells.versions import Versions
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
@@ -95,6 +98,7 @@ class Experiment:
         """
         self._spec = cell.spec
         self._lag = cell.lag
+        self._ages = cell.ages
         self._lag_control = lag_control
         torch.manual_seed(cell.seed)
         self._model, tokenizer = load_policy(model_name, cell.spec.model.revision)
@@ -146,20 +150,42 @@ class Experiment:
     def sample(self, version: int) -> list[list[Trajectory]]:
         """Return the groups that the next step trains on; version: the newest one."""
         lag = self._lag if self._lag_control is None else self._lag_control.lag_steps
-        self._sampler.use(self._versions.sampling(lag))
-        batch = self._spec.batch
-        first = version * batch.prompts_per_step
-        indices = range(first, first + batch.prompts_per_step)
+        prompts = self._prompts(version)
+        ages = drawn_ages(
+            self._ages, lag, seed=self._spec.seed, step=version, num_groups=len(prompts)
+        )
+        groups: dict[int, list[Trajectory]] = {}
+        for age in sorted(set(ages), reverse=True):
+            places = [place for place, each in enumerate(ages) if each == age]
+            sampled = self._sample_at(age, [prompts[place] for place in places])
+            groups |= zip(places, sampled, strict=True)
+        return [groups[place] for place in range(len(prompts))]
+
+    def _prompts(self, version: int) -> list[TaskPrompt]:
+        """Return the prompts of the step that a version takes."""
+        number = self._spec.batch.prompts_per_step
+        indices = range(version * number, (version + 1) * number)
+        return self._sampler.prompts(self._training_task, Split.TRAIN, indices)
+
+    def _sample_at(self, age: int, prompts: Sequence[TaskPrompt]) -> list[list[Trajectory]]:
+        """Return a group for each prompt, sampled from a version of this age on."""
+        first, *later = self._versions.since(age)
+        self._sampler.use(first)
         return self._sampler.groups(
             self._training_task,
-            self._sampler.prompts(self._training_task, Split.TRAIN, indices),
-            samples=batch.trajectories_per_prompt,
+            prompts,
+            samples=self._spec.batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
+            later=Relay.of(self._ages, later),
         )
 
     def step(self, version: int, groups: list[list[Trajectory]]) -> UpdateResult:
         """Take one step from a version, which is the newest one."""
-        result = self.update.step(groups, policy_version=version)
+        newest: list[Trajectory] = []
+        if self._sampler.is_inexact:
+            (newest,) = self._sample_at(0, self._prompts(version + 1)[:1])
+        self.update.begin(self.update.draw(groups), policy_version=version)
+        result = self.update.finish(newest)
         if self._lag_control is not None:
             self._lag_control.observe(version + 1, result)
         return result

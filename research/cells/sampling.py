@@ -1,29 +1,41 @@
 """Sampling in lockstep with training: the `hf` engine's decoding in the caller's thread.
 
 The batch is the engine's, and so are its numbers. What a worker does beside it, threads, weights
-over the network and leases, does not change a token.
+over the network and leases, does not change a token. Number format, quantization and noise are
+those of the run's rollout group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import Self
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from research.cells.conversations import LockstepEngine, Opening, hold_conversations
 from research.cells.versions import Version
+from research.study import Ages
+from vcpo.algo import MismatchClass
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
-from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
+from vcpo_rollout.engines.loading import (
+    load_end_token_ids,
+    load_model_skeleton,
+    place_model,
+    torch_dtype,
+)
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments import Environment, Prompt, Split
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
 from vcpo_rollout.generation.environment_pool import check_judgement
+from vcpo_rollout.weights.postprocess import WeightTransform, make_postprocessing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +47,43 @@ class TaskPrompt:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """The versions that take over within a response, one after the other."""
+
+    versions: Sequence[Version]
+    tokens_per_version: int
+
+    @classmethod
+    def of(cls, ages: Ages | None, versions: Sequence[Version]) -> Self | None:
+        """Return the relay of a batch; None if one version samples whole responses."""
+        if ages is None or ages.tokens_per_version is None:
+            return None
+        return cls(versions=versions, tokens_per_version=ages.tokens_per_version)
+
+    @property
+    def by_num_tokens(self) -> Mapping[int, Version]:
+        """Each version by the number of tokens after which it takes over."""
+        return {at * self.tokens_per_version: each for at, each in enumerate(self.versions, 1)}
+
+
 class Sampler:
     """Samples responses with one policy version at a time; owns a model of its own."""
 
     def __init__(
         self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
     ) -> None:
+        group = spec.rollouts[0]
         model = load_model_skeleton(model_name, revision=spec.model.revision)
-        place_model(model, torch.device("cpu"), torch.float32)
+        place_model(model, torch.device("cpu"), torch_dtype(group.number_format))
+        postprocessing = make_postprocessing(
+            spec, group, seed=spec.seed, rounding=group.quantization, adapters=None
+        )
+        self._transforms: Sequence[WeightTransform] = (
+            () if postprocessing is None else postprocessing.transforms
+        )
+        self.is_inexact = spec.mismatch_class is not MismatchClass.EXACT
+        """Whether its log-probabilities differ from the learner's by more than rounding noise."""
         self._end_token_ids = load_end_token_ids(
             model_name, tokenizer, revision=spec.model.revision
         )
@@ -67,7 +108,10 @@ class Sampler:
     def use(self, version: Version) -> None:
         """Load the weights of the version that samples from now on."""
         if self._batch.policy_version != version.number:
-            self._batch.swap(version.number, version.weights)
+            weights: Mapping[str, Tensor] = version.weights
+            for transform in self._transforms:
+                weights = transform(weights, version.number)
+            self._batch.swap(version.number, weights)
 
     def prompts(
         self, environment: Environment, split: Split, indices: Iterable[int]
@@ -87,11 +131,15 @@ class Sampler:
         *,
         samples: int,
         temperature: float,
+        later: Relay | None = None,
     ) -> list[list[Trajectory]]:
         """Sample `samples` responses to each prompt and compute rewards; one group per prompt.
 
+        later: takes over from the version in use; None if none does.
+
         Raises:
             EngineError: when the policy's logits are not finite.
+            ValueError: for versions that take over in a task of several turns.
         """
         openings = [
             Opening(
@@ -107,19 +155,21 @@ class Sampler:
             for number in range(samples)
         ]
         if isinstance(environment, MultiTurnEnvironment):
+            if later is not None:
+                raise ValueError("ages.tokensPerVersion: the task has several turns; remove it")
             trajectories = hold_conversations(
                 environment, openings, engine=self._engine, codec=self._codec
             )
         else:
-            trajectories = self._single_turns(environment, openings)
+            trajectories = self._single_turns(environment, openings, later)
         return [
             trajectories[first : first + samples] for first in range(0, len(trajectories), samples)
         ]
 
     def _single_turns(
-        self, environment: Environment, openings: Sequence[Opening]
+        self, environment: Environment, openings: Sequence[Opening], later: Relay | None
     ) -> list[Trajectory]:
-        generations = self._sample([opening.request for opening in openings])
+        generations = self._sample([opening.request for opening in openings], later)
         return [
             Trajectory(
                 trajectory_id=opening.trajectory_id,
@@ -139,12 +189,19 @@ class Sampler:
             for opening, generation in zip(openings, generations, strict=True)
         ]
 
-    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    def _sample(
+        self, requests: Sequence[GenerationRequest], later: Relay | None
+    ) -> list[Generation]:
         sequences = [PartialSequence(request=request) for request in requests]
         self._batch.admit(sequences)
         outcomes: dict[PartialSequence, Outcome] = {}
-        while len(outcomes) < len(sequences):
+        successors = {} if later is None else later.by_num_tokens
+        for num_tokens in count(1):
             outcomes.update(self._batch.step())
+            if len(outcomes) == len(sequences):
+                break
+            if num_tokens in successors:
+                self.use(successors[num_tokens])
         generations = []
         for sequence in sequences:
             outcome = outcomes[sequence]

@@ -36,3 +36,7 @@ class Versions:
     def sampling(self, lag: int) -> Version:
         """The behavior policy: `lag` versions before the newest, or the oldest one held."""
         return self._held[max(0, len(self._held) - 1 - lag)]
+
+    def since(self, lag: int) -> list[Version]:
+        """Return the behavior policy of a lag and every version after it, oldest first."""
+        return list(self._held)[max(0, len(self._held) - 1 - lag) :]

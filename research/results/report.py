@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from research.cells.records import CellRecord
 from research.results.alarms import WatchedRun, alarm_qualities, watched_run
+from research.results.conditions import Condition, condition, condition_table
 from research.results.figures import save_figures
 from research.results.summary import (
     COMMON_HEADLINE_LAG,
@@ -138,6 +139,16 @@ seeds are those of the tuning.
 
 ![Final accuracy by rate and lag, a heat map per method]({folder}/heat_maps.svg)
 {plane}"""
+_CONDITIONS: Final = """
+## Conditions that nobody tuned
+
+Methods at the rate that the studies above found, where no setting was chosen: {wins} of {judged}
+conditions are won, which means that no other method ends above the interval of the default. The
+interval is the exact one of an accuracy on so many held-out prompts; it does not hold the scatter
+of seeds. ESS: median over steps of full lag. {cells} cells, {cpu_time} of processor time.
+
+{conditions}
+"""
 _ALARMS: Final = """
 ## Early warning
 
@@ -186,17 +197,24 @@ def write_report(studies: Sequence[StudyData], folder: Path, command: str) -> Pa
 
     command: what made it, as typed.
     """
-    judged = [_judge(data) for data in studies]
+    judged = [_judge(data) for data in studies if data.spec.tuning is not None]
+    conditions = [
+        (condition(data.name, data.spec, data.records), data.spec)
+        for data in studies
+        if data.spec.tuning is None
+    ]
     for each in judged:
         data = each.data
         own = folder / RESULTS_FOLDER / data.name
         own.mkdir(parents=True, exist_ok=True)
         claims = claim_records(data.spec, data.records, each.summary.tuned)
         save_figures(data.spec, each.summary, claims, own)
-    numbers = json.dumps(_numbers(judged, command), indent=1)
+    numbers = json.dumps(
+        {**_numbers(judged, command), **_numbers_of_conditions(conditions)}, indent=1
+    )
     (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
     document = folder / "results.md"
-    document.write_text(_document(judged, command), encoding="utf-8")
+    document.write_text(_document(judged, conditions, command), encoding="utf-8")
     return document
 
 
@@ -239,6 +257,19 @@ def _numbers(judged: Sequence[_Judged], command: str) -> dict[str, Any]:
             }
             for each in judged
         },
+    }
+
+
+def _numbers_of_conditions(
+    conditions: Sequence[tuple[Condition, StudySpec]],
+) -> dict[str, Any]:
+    """Return the number of conditions that the default wins, and each; nothing without any."""
+    found = [each for each, _ in conditions]
+    if not found:
+        return {}
+    return {
+        "wins": sum(each.is_won is True for each in found),
+        "conditions": {each.name: asdict(each) for each in found},
     }
 
 
@@ -296,7 +327,11 @@ def _numbers_of_alarms(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     return {name: asdict(found) for name, found in alarm_qualities(runs).items()}
 
 
-def _document(judged: Sequence[_Judged], command: str) -> str:
+def _document(
+    judged: Sequence[_Judged],
+    conditions: Sequence[tuple[Condition, StudySpec]],
+    command: str,
+) -> str:
     headlines = ((each.data.name, each.summary.target, each.headline) for each in judged)
     head = _HEAD.format(
         command=command,
@@ -310,7 +345,21 @@ def _document(judged: Sequence[_Judged], command: str) -> str:
         watched["all"] = runs
     watched |= {f"k = {lag}": of_lag for lag, of_lag in _by_lag(runs).items()}
     alarms = alarm_table((cells, alarm_qualities(of_cells)) for cells, of_cells in watched.items())
-    return "".join([head, *map(_section, judged), _ALARMS.format(alarms=alarms)])
+    sections = [*map(_section, judged), _section_of_conditions(conditions)]
+    return "".join([head, *sections, _ALARMS.format(alarms=alarms)])
+
+
+def _section_of_conditions(conditions: Sequence[tuple[Condition, StudySpec]]) -> str:
+    found = [each for each, _ in conditions]
+    if not found:
+        return ""
+    return _CONDITIONS.format(
+        wins=sum(each.is_won is True for each in found),
+        judged=sum(each.is_won is not None for each in found),
+        cells=sum(each.cells for each in found),
+        cpu_time=duration(3600 * sum(each.cpu_hours for each in found)),
+        conditions=condition_table(conditions),
+    )
 
 
 def _section(judged: _Judged) -> str:

@@ -95,7 +95,7 @@ def summarize(study: StudySpec, records: Sequence[CellRecord]) -> StudySummary:
     records = sorted(
         records, key=lambda at: (at.lag, order.index(at.method), at.learning_rate, at.seed)
     )
-    tuning = [each for each in records if each.lag == 0 and each.seed in study.tuning.seeds]
+    tuning = [each for each in records if each.lag == 0 and each.seed in study.tuning_seeds]
     target, tuned = synchronous_target(tuning), tuned_rates(tuning)
     plane = _plane_records(study, records)
     realised = realised_ess(records, study.subject)

@@ -171,6 +171,11 @@ def test_a_lag_given_twice_is_refused():
     [
         ("model: {name: tiny, lora: {}}", "model.lora", "trains all parameters"),
         ("batch: {promptPool: 9}\n    model: {name: tiny}", "batch.promptPool", "never come again"),
+        (
+            "model: {name: tiny}\n    rollouts: [{name: a}, {name: b}]",
+            "rollouts",
+            "has one sampler; keep one group (got 2)",
+        ),
     ],
 )
 def test_what_a_run_can_do_and_a_study_does_not_is_refused(given, field, cause):
@@ -228,3 +233,17 @@ def test_a_held_rate_is_one_of_a_trust_region():
         "spec.methods[1].holdRateAtStep: holds the rate of a trust region; set "
         "learningRateRule: trustRegion (got 48)"
     )
+
+
+def test_claims_need_a_tuning():
+    (problem,) = problems(STUDY.replace("  tuning: {seeds: [101]}\n", ""))
+    assert problem == (
+        "spec.claims: needs rates that `tuning` finds; give `tuning` too, or remove it "
+        "(got 'given')"
+    )
+
+
+def test_an_age_beyond_the_lag_is_refused():
+    text = STUDY.replace("  subject:", "  ages: {shares: [0, 1.5]}\n  subject:")
+    (problem,) = problems(text)
+    assert problem == "spec.ages.shares[1]: Input should be less than or equal to 1 (got 1.5)"

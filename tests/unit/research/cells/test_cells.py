@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,6 +15,7 @@ from research.cells.cell import (
     plane_cells,
     tuning_cells,
 )
+from research.study import Ages
 from tests.fixtures.study import STUDY, cell, study, study_document, with_more_seeds
 from vcpo.algo import LOSS_CONFIGS, Method
 
@@ -158,6 +160,44 @@ def test_a_held_rate_is_a_setting_of_its_own():
     assert held.has_settings(held.settings)
     assert not held.has_settings(cell().settings)
     assert not cell().has_settings(held.settings)
+
+
+def test_ages_are_a_setting_of_their_own():
+    mixed = replace(cell(), ages=Ages(shares=(0.0, 1.0)))
+    assert mixed.settings["ages"]["shares"] == [0.0, 1.0]
+    assert mixed.has_settings(mixed.settings)
+    assert not mixed.has_settings(cell().settings)
+    assert not cell().has_settings(mixed.settings)
+
+
+@pytest.mark.parametrize(
+    ("group", "setting"),
+    [
+        ({"precision": "bfloat16"}, {"precision": "bfloat16"}),
+        ({"quantization": "int8"}, {"quantization": "int8"}),
+        ({"noise": {"initialSigma": 0.5}}, {"noise": {"initialSigma": 0.5}}),
+    ],
+)
+def test_a_sampler_that_differs_from_the_learner_is_a_setting_and_no_other_is(group, setting):
+    text = STUDY.replace(
+        "model: {name: tiny}",
+        f"model: {{name: tiny}}\n    rollouts: [{json.dumps({'name': 'main', **group})}]",
+    )
+    (other, *_) = plane_cells(study_document(text).spec)
+    assert other.settings["sampler"] == setting
+    assert "sampler" not in cell().settings
+    assert not other.has_settings({k: v for k, v in other.settings.items() if k != "sampler"})
+
+
+def test_a_condition_has_its_seeds_at_each_of_its_lags_and_no_tuning():
+    text = STUDY.replace("  tuning: {seeds: [101]}\n", "").replace(
+        "  claims: {lags: [0, 32], seeds: [1, 2, 3]}\n", ""
+    )
+    spec = study_document(text).spec
+    # 3 lags, 2 rates, 2 methods, 2 seeds.
+    assert len(plane_cells(spec)) == 24
+    assert tuning_cells(spec) == []
+    assert claims_cells(spec, {"vcpo": 1e-4}) == []
 
 
 def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
-from research.cells.experiment import log_weight_quantiles, run_cell
+from research.cells.experiment import Experiment, log_weight_quantiles, run_cell
 from research.cells.sampling import Sampler
 from research.cells.versions import Version
+from research.study import Ages
 from tests.unit.research.echo import Echo
 from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Precision, RolloutNoise
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment
@@ -139,3 +142,65 @@ def test_each_prompt_has_its_group(groups):
 def test_every_token_is_labelled_with_the_version_that_sampled_it(groups):
     spans = [each.version_spans for group in groups for each in group]
     assert {span.policy_version for (span,) in spans} == {7}
+
+
+def sampled_at_step(step, ages, **group):
+    """The groups of a step of a cell whose data is up to 4 versions old."""
+    rollouts = (SPEC.rollouts[0].model_copy(update=group),)
+    cell = replace(cell_with(4), ages=ages, spec=SPEC.model_copy(update={"rollouts": rollouts}))
+    experiment = Experiment(cell, TINY)
+    for version in range(step):
+        experiment.publish()
+        experiment.step(version, experiment.sample(version))
+    experiment.publish()
+    return experiment, experiment.sample(step)
+
+
+def test_each_group_is_of_the_version_that_was_drawn_for_it_and_has_its_prompt():
+    drawn = drawn_ages(Ages(shares=(0.0, 0.5, 1.0)), 4, seed=SPEC.seed, step=4, num_groups=2)
+    _, groups = sampled_at_step(4, Ages(shares=(0.0, 0.5, 1.0)))
+    versions = [
+        {span.policy_version for each in group for span in each.version_spans} for group in groups
+    ]
+    assert versions == [{4 - age} for age in drawn]
+    _, fixed = sampled_at_step(4, None)
+    assert [group[0].prompt_token_ids for group in groups] == [
+        group[0].prompt_token_ids for group in fixed
+    ]
+
+
+def test_newer_versions_take_over_within_a_response_up_to_the_newest():
+    _, groups = sampled_at_step(4, Ages(shares=(0.5,), tokensPerVersion=2))
+    spans = max(
+        (each.version_spans for group in groups for each in group),
+        key=lambda found: sum(span.num_tokens for span in found),
+    )
+    # Version 2, 2 versions old, then 3, and 4 for the rest.
+    assert [(span.policy_version, span.num_tokens) for span in spans[:2]] == [(2, 2), (3, 2)]
+    assert [span.policy_version for span in spans[2:]] == [4]
+
+
+def test_versions_do_not_take_over_within_a_task_of_several_turns():
+    environment = SPEC.environment.model_copy(update=TWO_TURNS)
+    ages = Ages(shares=(1.0,), tokensPerVersion=2)
+    cell = replace(
+        cell_with(1), ages=ages, spec=SPEC.model_copy(update={"environment": environment})
+    )
+    with pytest.raises(ValueError, match=r"ages\.tokensPerVersion: the task has several turns"):
+        run_cell(cell, TINY)
+
+
+def test_a_sampler_in_bfloat16_is_near_the_learner_and_not_it():
+    experiment, groups = sampled_at_step(0, None, precision=Precision.BFLOAT16)
+    result = experiment.step(0, groups)
+    largest = max(map(abs, result.log_weights))
+    # Equal numbers would leave 1e-5; each of up to 8 tokens differs by about 0.004.
+    assert 1e-3 < largest < 0.3
+
+
+def test_noise_on_the_sampler_is_calibrated_on_responses_of_the_newest_version():
+    noise = RolloutNoise(initial_sigma=0.2, final_sigma=0.2, stages=1000)
+    experiment, _ = sampled_at_step(4, None, noise=noise)
+    result = experiment.step(4, experiment.sample(4))
+    assert result.on_policy_ess_ratio < 0.97
+    assert result.calibration_age_steps == 0

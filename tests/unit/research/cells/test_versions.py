@@ -32,3 +32,12 @@ def test_a_lowered_lag_samples_with_a_newer_version_of_those_held(lag, step, lim
     for _ in range(step + 1):
         versions.add({})
     assert versions.sampling(limit).number == max(0, step - min(lag, limit))
+
+
+@given(lag=st.integers(0, 20), step=st.integers(0, 60), age=st.integers(0, 30))
+def test_after_a_version_come_all_newer_ones(lag, step, age):
+    versions = Versions(lag)
+    for _ in range(step + 1):
+        versions.add({})
+    first = max(0, step - min(lag, age))
+    assert [each.number for each in versions.since(age)] == list(range(first, step + 1))

@@ -1,0 +1,77 @@
+"""Tasks of the conditions: prompts that nobody can answer, and answers of 128 tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from vcpo_rollout.environments import Prompt, Split
+from vcpo_rollout.environments.draws import draw_item
+from vcpo_rollout.environments.parameters import parse_integer
+from vcpo_rollout.environments.sort_digits import SortDigits
+
+MAX_COPIED_DIGITS: Final = 240
+"""Longest string to copy: prompt and answer fit into the models' 512 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortSome(SortDigits):
+    """The sorting task, of which some training prompts have no right answer.
+
+    They look like all others, and every response to them earns 0. Held-out prompts can be solved.
+    """
+
+    unsolvable_percent: int = 50
+    """Training prompts without an answer, in percent, 0 to 100."""
+
+    def __post_init__(self) -> None:
+        # With slots the decorator makes another class, of which `super()` does not know.
+        SortDigits.__post_init__(self)
+        parse_integer("unsolvable_percent", self.unsolvable_percent, lowest=0, highest=100)
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return digits to sort; the metadata says whether that can be done."""
+        prompt = SortDigits.prompt(self, split, index)
+        draw = Random(f"{self.seed}/unsolvable/{index}").randrange(100)  # noqa: S311 - repeatable
+        can_be_solved = split is Split.EVALUATION or draw >= self.unsolvable_percent
+        return Prompt(
+            text=prompt.text, answer=prompt.answer, metadata={"can_be_solved": can_be_solved}
+        )
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return 1.0 for the sorted digits of a prompt that can be solved, else 0.0."""
+        return (
+            SortDigits.reward(self, prompt, response) if prompt.metadata["can_be_solved"] else 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyDigits:
+    """Copy a string of digits; 1.0 if every digit is right, else 0.0.
+
+    Raises ValueError, naming the parameter, when a setting is out of bounds.
+    """
+
+    seed: int
+    """Decides which digits each index has."""
+    digits: int = 128
+    """Digits per prompt, 3 to 240."""
+
+    def __post_init__(self) -> None:
+        parse_integer("digits", self.digits, lowest=3, highest=MAX_COPIED_DIGITS)
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return random digits, which are the answer too."""
+        digits = draw_item(
+            seed=self.seed,
+            split=split,
+            index=index,
+            propose=lambda random: "".join(random.choices("0123456789", k=self.digits)),
+            key="copy_digits/{}".format,
+        )
+        return Prompt(text=f"copy {digits}=", answer=digits)
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return 1.0 if the response is the prompt's digits, else 0.0."""
+        return float(response.strip() == prompt.answer)
