@@ -90,7 +90,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             f"sort_{digits}_digits": Task(
                 environment="sort_digits",
                 parameters={"digits": digits, "style": "plain"},
-                demonstrate=demonstrations.answer_with_slips,
+                demonstrate=demonstrations.sort_with_slips,
                 error_rate=error_rate,
             )
             for digits, error_rate in ((16, 0.07), (24, 0.05))
@@ -99,20 +99,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         blur_steps=200,
         batch_size=64,
         max_turn_tokens=25,
-    ),
-    "copy": Recipe(
-        tasks={
-            "copy_128_digits": Task(
-                environment="research.tasks:CopyDigits",
-                parameters={"digits": 128},
-                demonstrate=demonstrations.answer_with_slips,
-                error_rate=0.01,
-            )
-        },
-        learn_steps=300,
-        blur_steps=80,
-        batch_size=16,
-        max_turn_tokens=129,
     ),
     "calculator": Recipe(
         tasks={

@@ -15,6 +15,7 @@ from vcpo.algo import Baseline, LearningRateRule
 from vcpo.api import SpecError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
+CONDITIONS = sorted((EXAMPLES[0].parent / "conditions").glob("*.yaml"))
 
 SEED_OF_TUNING = "must not be seeds of `tuning` too; replace them in one of the two (got [101])"
 
@@ -247,3 +248,16 @@ def test_an_age_beyond_the_lag_is_refused():
     text = STUDY.replace("  subject:", "  ages: {shares: [0, 1.5]}\n  subject:")
     (problem,) = problems(text)
     assert problem == "spec.ages.shares[1]: Input should be less than or equal to 1 (got 1.5)"
+
+
+@pytest.mark.parametrize("path", CONDITIONS, ids=lambda path: path.stem)
+def test_a_condition_compares_the_default_with_three_others_at_the_rate_of_the_studies(path):
+    condition = load_study(path)
+    spec = condition.spec
+    assert condition.metadata.name == path.stem
+    assert Path(model_directory(condition, path)).is_dir()
+    assert spec.tuning is None
+    assert {method.name for method in spec.methods} == {"grpo", "vcpo", "vcpo-batch", "vcpo2"}
+    assert (spec.subject, spec.learning_rates) == ("vcpo2", (1e-4,))
+    assert spec.run.steps >= 12 * max(spec.lags)
+    assert not {1, 2, 101, 102} & set(spec.seeds)

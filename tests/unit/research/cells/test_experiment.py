@@ -199,7 +199,7 @@ def test_a_sampler_in_bfloat16_is_near_the_learner_and_not_it():
 
 
 def test_noise_on_the_sampler_is_calibrated_on_responses_of_the_newest_version():
-    noise = RolloutNoise(initial_sigma=0.2, final_sigma=0.2, stages=1000)
+    noise = RolloutNoise(initialSigma=0.2, finalSigma=0.2, stages=1000)
     experiment, _ = sampled_at_step(4, None, noise=noise)
     result = experiment.step(4, experiment.sample(4))
     assert result.on_policy_ess_ratio < 0.97

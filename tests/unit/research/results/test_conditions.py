@@ -79,7 +79,9 @@ def test_the_report_counts_the_conditions_that_are_won_and_keeps_them_from_the_s
     assert list(numbers["studies"]) == ["small"]
     text = " ".join((tmp_path / "results.md").read_text().split())
     assert "1 of 2 conditions are won" in text
-    assert "| lost | plain | 32 | 0.0001 | **0.900** | 0.473 to 0.997 | 0 of 1 | - | 1.000 |" in text
+    assert (
+        "| lost | plain | 32 | 0.0001 | **0.900** | 0.473 to 0.997 | 0 of 1 | - | 1.000 |" in text
+    )
 
 
 def test_a_report_without_conditions_has_no_wins(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -382,3 +383,50 @@ def test_the_discussion_tells_at_which_lags_the_warning_comes():
         num_warned = sum(each["num_warned"] for each in found)
         num_collapses = sum(each["num_collapses"] for each in found)
         assert f"{num_warned} of {num_collapses} {words}" in text
+
+
+def _finals_of_condition(name: str) -> dict[str, float]:
+    """Final accuracy by method, from the published records alone."""
+    table = DOCS / "results" / name / "cells.jsonl.bz2"
+    heads = json.loads(bz2.decompress(table.read_bytes()).splitlines()[0])
+    return {
+        cell["method"]: statistics.fmean(
+            accuracy
+            for step, accuracy in cell["evaluations"]
+            if step > 0.75 * cell["evaluations"][-1][0]
+        )
+        for cell in heads
+    }
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS.get("conditions", {})))
+def test_a_condition_is_won_where_no_accuracy_of_another_makes_that_of_the_default_unlikely(name):
+    (file,) = STUDIES.rglob(f"{name}.yaml")
+    prompts = load_study(file).spec.run.evaluation.prompts
+    finals = _finals_of_condition(name)
+    right = round(finals.pop("vcpo2") * prompts)
+    # Of so many prompts no more right answers, at the accuracy of the other.
+    chances = [
+        sum(
+            math.comb(prompts, count) * other**count * (1 - other) ** (prompts - count)
+            for count in range(right + 1)
+        )
+        for other in finals.values()
+    ]
+    assert len(chances) == 3
+    assert RESULTS["conditions"][name]["is_won"] == (min(chances) >= 0.025)
+
+
+def test_the_wins_are_counted_over_all_conditions():
+    found = [each["is_won"] for each in RESULTS.get("conditions", {}).values()]
+    assert RESULTS.get("wins", 0) == found.count(True)
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS.get("conditions", {})))
+def test_the_discussion_shows_every_condition(name):
+    found = {each["method"]: each for each in RESULTS["conditions"][name]["rows"]}
+    own = found["vcpo2"]
+    shown = [f"{found[method]['final_accuracy']:.3f}" for method in ("grpo", "vcpo", "vcpo-batch")]
+    shown.append(f"{own['final_accuracy']:.3f} ({own['low']:.3f} to {own['high']:.3f})")
+    rows = (DOCS / "design" / "024-study-results.md").read_text(encoding="utf-8").splitlines()
+    assert any(row.endswith(f" | {' | '.join(shown)} |") for row in rows)
