@@ -9,6 +9,7 @@ from vcpo_rollout.environments import Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer
 from vcpo_rollout.environments.sort_digits import SortDigits
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortSome(SortDigits):
     """The sorting task, of which some training prompts have no right answer.
