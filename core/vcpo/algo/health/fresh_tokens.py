@@ -130,6 +130,20 @@ def gap_of(blocks: Sequence[FreshTokens]) -> Estimate:
     return Estimate(value=mean, error=_error(rests, total.num_tokens))
 
 
+def variance_of(blocks: Sequence[FreshTokens]) -> Estimate:
+    """Return the variance per token of a block's log ratio, nats^2, as the ESS sees it.
+
+    At least one block is needed. Where a few blocks have nearly all of it, the error is as large.
+    """
+    total = sum(blocks, FreshTokens())
+    squares = [each.log_ratio**2 for each in blocks]
+    value = math.fsum(squares) / total.num_tokens
+    if len(blocks) < 2 or not math.isfinite(value):
+        return Estimate(value=value, error=math.inf)
+    rests = [square - value * each.num_tokens for square, each in zip(squares, blocks, strict=True)]
+    return Estimate(value=value, error=_error(rests, total.num_tokens))
+
+
 def scale_error_of(blocks: Sequence[FreshTokens]) -> Estimate | None:
     """Return the slope of r over log mu, with an error that blocks of unequal spread do not bend.
 

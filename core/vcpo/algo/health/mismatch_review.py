@@ -11,7 +11,8 @@ a half of them, whatever they send, neither hide a fault of the others nor make 
                              the median worker do not: it is set aside
     the engines disagree     the median worker exceeds a limit
     it is sure               its gap does so twice over, or the on-policy ESS ratio is below the
-                             floor exp(-s2 L), s2 being the variance of the measured rounding
+                             floor exp(-s2 L), s2 being the variance of the measured rounding,
+                            and so is the variance of the median worker's newest blocks
 
 The cause is named by how the gap is spread over the tokens: `MismatchCause`.
 
@@ -36,6 +37,7 @@ from vcpo.algo.health.fresh_tokens import (
     lower_median,
     position_bin,
     scale_error_of,
+    variance_of,
     without_largest_gaps,
 )
 from vcpo.algo.health.mismatch_limits import NEGLIGIBLE_VARIANCE, MismatchLimits
@@ -330,7 +332,13 @@ def _judge(
     gaps = review.workers
     needed = len(gaps) - (len(gaps) - 1) // 2  # that must exceed for their lower median to do so
     is_sure = sum(each.surely_exceeds(limits, _SURE) for each in gaps.values()) >= needed
-    is_low = calibration is not None and is_below_ess_floor(calibration, limits)
+    is_low = (
+        calibration is not None
+        and is_below_ess_floor(calibration, limits)
+        # A policy that is sure of nearly all tokens has its rounding in a few blocks. They are in
+        # the calibration, and what rounding explains is without them.
+        and lower_median([variance_of(each).least for each in pools.values()]) > limits.variance
+    )
     if is_low or sum(each.exceeds(limits) for each in gaps.values()) >= needed:
         return replace(
             review,

@@ -10,6 +10,7 @@ from vcpo.algo.health.fresh_tokens import (
     gap_quantile,
     position_bin,
     scale_error_of,
+    variance_of,
     without_largest_gaps,
 )
 
@@ -32,6 +33,14 @@ def test_the_gap_is_the_mean_over_tokens_with_the_error_of_its_blocks():
     found = gap_of([block(0.01, num_tokens=16), block(0.03, num_tokens=48)])
     assert (found.value, found.error) == pytest.approx((0.025, 0.0075))
     assert found.least == pytest.approx(0.025 - 3 * 0.0075)
+
+
+def test_a_variance_that_one_block_of_two_has_is_as_uncertain_as_it_is_large():
+    # By hand: .3^2 / 64, of which a block has .045 too much and the other as much too little; the
+    # error is sqrt(2 * .045^2 * 2 / 1) / 64.
+    found = variance_of([block_of_tokens([0.0] * 31 + [at], [-1.0] * 32) for at in (0.3, 0.0)])
+    assert (found.value, found.error) == pytest.approx((0.09 / 64, 0.09 / 64))
+    assert found.least < 0.0
 
 
 def test_a_single_block_says_nothing_about_its_error():
