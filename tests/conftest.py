@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tiny tensors on a few cores: threads of the tensor library would only wait for each other.
 # Read when the library is loaded, so it is set before anything else is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A loaded machine is slow; how long an example takes says nothing about its correctness.
-settings.register_profile("vcpo", deadline=None)
+settings.register_profile("vcpo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vcpo")
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from vcpo.algo import (
     NoiseSchedule,
 )
 from vcpo.api import load_run
-from vcpo.api.workloads import Precision, Quantization
+from vcpo.api.workloads import Precision, Quantization, RolloutNoise
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -31,6 +31,8 @@ TINY = str(EXAMPLES / "models" / "tiny")
 ALTERED = MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
 HALF = Precision.BFLOAT16
 NOISE = NoiseSchedule(initial_sigma=0.05, final_sigma=0.05, num_stages=3, total_steps=3)
+GIVEN_NOISE = RolloutNoise(initialSigma=0.05, finalSigma=0.05, stages=3)
+"""The same as a run's file has it."""
 
 
 class Bench:
@@ -150,7 +152,9 @@ def test_weights_rounded_to_bfloat16_are_no_float32():
     found = Bench().step(rounded).mismatch
     assert (found.is_exceeded, found.is_sure) == (True, True)
     expected = Bench(precision=HALF).step(rounded).mismatch
-    assert (expected.is_exceeded, expected.gap_nats) == (False, found.gap_nats)
+    # A sampler in bfloat16 rounds activations too, and that is expected of it.
+    assert not expected.is_exceeded
+    assert expected.gap_nats > found.gap_nats
 
 
 def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
@@ -165,7 +169,10 @@ def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
     [
         (quantize_and_noise(Quantization.FP8), {"quantization": Quantization.FP8}),
         (quantize_and_noise(Quantization.INT8), {"quantization": Quantization.INT8}),
-        (quantize_and_noise(noise=NOISE), {"noise": NOISE}),
+        (
+            quantize_and_noise(noise=NOISE),
+            {"noise": GIVEN_NOISE},
+        ),
     ],
     ids=["fp8", "int8", "noise"],
 )

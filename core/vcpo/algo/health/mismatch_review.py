@@ -332,12 +332,14 @@ def _judge(
     gaps = review.workers
     needed = len(gaps) - (len(gaps) - 1) // 2  # that must exceed for their lower median to do so
     is_sure = sum(each.surely_exceeds(limits, _SURE) for each in gaps.values()) >= needed
+    shown = [variance_of(blocks) for blocks in pools.values()]
     is_low = (
         calibration is not None
         and is_below_ess_floor(calibration, limits)
         # A policy that is sure of nearly all tokens has its rounding in a few blocks. They are in
-        # the calibration, and what rounding explains is without them.
-        and lower_median([variance_of(each).least for each in pools.values()]) > limits.variance
+        # the calibration, and what rounding explains is without them. Where one block has nearly
+        # all of a variance, one standard error is as large.
+        and lower_median([each.value - each.error for each in shown]) > limits.variance
     )
     if is_low or sum(each.exceeds(limits) for each in gaps.values()) >= needed:
         return replace(
