@@ -33,10 +33,9 @@ class Versions:
         """The target policy, which is trained."""
         return self._held[-1]
 
-    def sampling(self, lag: int) -> Version:
-        """The behavior policy: `lag` versions before the newest, or the oldest one held."""
-        return self._held[max(0, len(self._held) - 1 - lag)]
-
     def since(self, lag: int) -> list[Version]:
-        """Return the behavior policy of a lag and every version after it, oldest first."""
+        """Return the behavior policy of a lag and every version after it, oldest first.
+
+        It is `lag` versions before the newest, or the oldest one held.
+        """
         return list(self._held)[max(0, len(self._held) - 1 - lag) :]

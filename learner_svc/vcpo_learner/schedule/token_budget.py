@@ -218,13 +218,13 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
         published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
         has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
     )
+    free = ranks.least(free)  # all ranks refuse, or none: one alone would leave the others waiting
     check_room(free, size, use)
-    own = memory_budget(free, size, use)
-    shared = MemoryBudget(tokens=ranks.least(own.tokens), groups=ranks.least(own.groups))
+    budget = memory_budget(free, size, use)
     _LOGGER.info(
         "micro-batches of at most %d tokens and %d groups: %.1f GiB are free",
-        spec.batch.tokens_per_micro_batch or shared.tokens,
-        shared.groups,
+        spec.batch.tokens_per_micro_batch or budget.tokens,
+        budget.groups,
         free / _GIB,
     )
-    return shared
+    return budget

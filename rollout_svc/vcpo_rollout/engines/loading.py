@@ -162,8 +162,8 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"spec.model.name: {model.name_or_path!r} does not fit on a worker's GPU"
-            f" ({error!s:.120}...); give workers GPUs of their own or fewer of them a GPU"
-            " (spec.rollouts[].maxReplicas), or lower spec.rollouts[].precision"
+            f" ({error!s:.120}...); put fewer workers on a GPU (spec.rollouts[].maxReplicas), or"
+            " give them numbers of half the size (spec.rollouts[].precision: bfloat16)"
         ) from error
 
 

@@ -5,6 +5,7 @@ have the same parameters, so r = log pi - log mu holds no staleness: only roundi
 
     gap           mean of |r|, nats per token; grows with entropy and size of the logits
     divergence    mean of exp(r) - 1 - r, nats per token: estimates KL(mu || pi), >= 0 (k3)
+    variance      mean of (sum of r over a block)^2 per token, nats^2: what the ESS sees
     scale error   slope of r over log mu. A worker whose temperature is (1 + d) times the learner's
                   has r = d (log mu - E log mu): about d, less what entropies differ between tokens.
                   Rounding has no such slope, however large its gap

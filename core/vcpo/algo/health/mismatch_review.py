@@ -12,7 +12,7 @@ a half of them, whatever they send, neither hide a fault of the others nor make 
     the engines disagree     the median worker exceeds a limit
     it is sure               its gap does so twice over, or the on-policy ESS ratio is below the
                              floor exp(-s2 L), s2 being the variance of the measured rounding,
-                            and so is the variance of the median worker's newest blocks
+                             and the newest blocks of the median worker vary more than s2
 
 The cause is named by how the gap is spread over the tokens: `MismatchCause`.
 

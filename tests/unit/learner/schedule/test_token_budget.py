@@ -1,6 +1,7 @@
 """The tokens that a GPU's memory holds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from tests.fixtures.learner.updates import make_spec
 from vcpo.api.learner import ActivationCheckpointing, Attention
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.schedule import token_budget
 from vcpo_learner.schedule.token_budget import (
     MemoryUse,
     ModelSize,
@@ -130,6 +133,16 @@ def test_a_gpu_without_room_for_gradients_and_moments_is_named_with_the_cure():
         check_room(16 * GIB, SEVEN_BILLION, alone)
     check_room(57 * GIB, SEVEN_BILLION, alone)
     check_room(8 * GIB, SEVEN_BILLION, HALF)
+
+
+def test_a_rank_with_room_refuses_with_the_one_that_has_none(monkeypatch):
+    # One alone would refuse while the others wait for its answer.
+    monkeypatch.setattr(token_budget, "free_bytes", lambda _: 64 * GIB)
+    ranks = SimpleNamespace(
+        device=torch.device("cuda", 0), num_shards=2, least=lambda value: min(value, 8)
+    )
+    with pytest.raises(StartError, match=r"leave 0\.0 GiB"):
+        token_budget.budget_on_ranks(build(next(iter(FAMILIES)), 1), make_spec(), ranks)
 
 
 def test_each_open_group_has_the_sum_of_a_matrix_whole_and_that_of_all_in_shards():

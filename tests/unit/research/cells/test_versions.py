@@ -13,7 +13,7 @@ def test_step_s_is_sampled_by_version_s_minus_k_or_the_first(lag, step):
     versions = Versions(lag)
     for _ in range(step + 1):
         versions.add({})
-    assert versions.sampling(lag).number == max(0, step - lag)
+    assert versions.since(lag)[0].number == max(0, step - lag)
     assert versions.newest.number == step
 
 
@@ -22,7 +22,7 @@ def test_a_version_comes_with_its_own_weights():
     first, second, third = {}, {}, {}
     for weights in (first, second, third):
         versions.add(weights)
-    assert versions.sampling(1).weights is second
+    assert versions.since(1)[0].weights is second
     assert versions.newest.weights is third
 
 
@@ -31,7 +31,7 @@ def test_a_lowered_lag_samples_with_a_newer_version_of_those_held(lag, step, lim
     versions = Versions(lag)
     for _ in range(step + 1):
         versions.add({})
-    assert versions.sampling(limit).number == max(0, step - min(lag, limit))
+    assert versions.since(limit)[0].number == max(0, step - min(lag, limit))
 
 
 @given(lag=st.integers(0, 20), step=st.integers(0, 60), age=st.integers(0, 30))
