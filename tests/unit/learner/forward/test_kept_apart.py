@@ -104,16 +104,16 @@ def test_frequencies_that_follow_the_longest_are_seen_without_a_long_pass():
 class Widening(nn.Module):
     """Scores depend on the width of the batch, as soon as it is beyond a length."""
 
-    def __init__(self, beyond):
+    def __init__(self, beyond, tokens_below=1 << 30):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.beyond = beyond
+        self.beyond, self.tokens_below = beyond, tokens_below
 
     def forward(self, input_ids, **_):
-        is_wide = input_ids.shape[1] > self.beyond
+        is_wide = input_ids.shape[1] > self.beyond and input_ids.max() < self.tokens_below
         numbers = input_ids + 3.0 * is_wide
         return SimpleNamespace(
-            logits=self.weight * numbers[:, :, None] * torch.linspace(0.0, 0.1, 5)
+            logits=self.weight * numbers[:, :, None] * torch.linspace(0.0, 1.0, 101)
         )
 
 
@@ -122,6 +122,23 @@ def test_numbers_that_depend_on_longer_neighbours_are_refused(packs, field):
     message = f"^spec.{field}: .*Widening gives a trajectory of 5 tokens other log-probabilities"
     with pytest.raises(StartError, match=message):
         require_kept_apart(PolicyNetwork(Widening(6)), packs=packs)
+
+
+@pytest.mark.parametrize("is_half", [True, False])
+def test_in_16_bits_a_gap_of_the_first_tokens_alone_is_amplified_rounding(is_half):
+    # Of 101 tokens the other places begin at 17, 34, 51 and 68.
+    network = PolicyNetwork(Named(family("llama"), Widening(6, tokens_below=5)))
+    if is_half:
+        require_kept_apart(network, packs=False, is_half=True)
+        return
+    with pytest.raises(StartError, match="a trajectory of 5 tokens other log-probabilities"):
+        require_kept_apart(network, packs=False)
+
+
+def test_in_16_bits_a_gap_of_most_tokens_is_a_mistake():
+    network = PolicyNetwork(Named(family("llama"), Widening(6, tokens_below=60)))
+    with pytest.raises(StartError, match="a trajectory of 5 tokens other log-probabilities"):
+        require_kept_apart(network, packs=False, is_half=True)
 
 
 class Named(nn.Module):
