@@ -60,6 +60,12 @@ def _options(arguments: list[str]) -> Options:
         default=os.cpu_count() or 1,
         help="cells that run at a time [cores]",
     )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where cells compute, as PyTorch names it: cpu, cuda; the jobs share a GPU's memory "
+        "[%(default)s]",
+    )
     parser.add_argument("--hours", type=float, help="start no cell after this time [no limit]")
     parser.add_argument(
         "--part",
@@ -94,6 +100,7 @@ def _options(arguments: list[str]) -> Options:
             lags=frozenset(parsed.lags) if parsed.lags else None,
         ),
         report_only=parsed.report_only,
+        device=parsed.device,
         command=shlex.join(["python", "-m", "research", *files, "--output", str(parsed.output)]),
     )
 

@@ -44,6 +44,8 @@ class Options:
     """Time after which no cell is started; None sets no limit."""
     selection: Selection
     report_only: bool
+    device: str
+    """PyTorch's name of the device of every cell."""
     command: str
     """The command that the report names; options that concern this machine only are left out."""
 
@@ -128,7 +130,7 @@ def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bo
     return not any(data.failures for data in reports)
 
 
-def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
+def run_and_save(model_name: str, store: CellStore, device: str, cell: Cell) -> None:
     """Run one cell and save its record; the task of one process."""
     # Imported here: the main process and a report need no tensor libraries.
     import torch
@@ -136,7 +138,7 @@ def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
     from research.cells.experiment import run_cell
 
     torch.set_num_threads(1)
-    store.save(cell, run_cell(cell, model_name))
+    store.save(cell, run_cell(cell, model_name, torch.device(device)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ class _Runner:
             self._run(Part.CLAIMS, claims_cells(spec, rates, selection))
 
     def _run(self, part: Part, cells: Sequence[Cell]) -> None:
-        store, jobs = self.study.store, self.options.jobs
+        store, jobs, device = self.study.store, self.options.jobs, self.options.device
         missing = self.study.missing(cells, part)
         progress = StudyProgress(
             self._title(part),
@@ -172,7 +174,7 @@ class _Runner:
         )
         self.say(progress.opening_line())
         in_time = takewhile(lambda _: self.clock() < self.deadline_s, missing)
-        task = functools.partial(run_and_save, self.study.model_name, store)
+        task = functools.partial(run_and_save, self.study.model_name, store, device)
         with closing(run_cells(in_time, task, jobs=jobs)) as outcomes:
             for outcome in outcomes:
                 if outcome.error is not None:

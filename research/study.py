@@ -219,9 +219,6 @@ class StudySpec(_SeededPart):
             conflicts.append(
                 conflict("optimizer", RATE_FIELD, value=rate, message=_RATE_SET_BY_STUDY)
             )
-        if run.model.lora is not None:
-            message = "a study trains all parameters; remove it"
-            conflicts.append(conflict("model", "lora", value="given", message=message))
         if len(run.rollouts) > 1:
             message = "a cell has one sampler; keep one group"
             conflicts.append(conflict("rollouts", value=len(run.rollouts), message=message))
@@ -375,7 +372,7 @@ def cell_spec(
     health = {"enabled": False}
     document |= {"algorithm": algorithm, "optimizer": optimizer, "health": health, "seed": seed}
     spec = VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
-    # Cells run on the CPU.
+    # Formats that a file does not set are a CPU's, so a cell is the same one on any device.
     return with_gpu_defaults(spec, GpuUse.of_machine(spec, has_gpus=False, has_vllm=False))
 
 

@@ -100,6 +100,8 @@ class Cell:
             document["ages"] = self.ages.model_dump(mode="json", by_alias=True)
         if sampler := _sampler(self.spec):
             document["sampler"] = sampler
+        if (lora := self.spec.model.lora) is not None:
+            document["lora"] = lora.model_dump(mode="json", by_alias=True)
         settings: Settings = json.loads(json.dumps(document))
         return settings
 

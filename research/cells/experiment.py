@@ -24,10 +24,10 @@ from research.cells.cell import Cell
 from research.cells.held_region import HeldRegion
 from research.cells.lag_control import LagControl
 from research.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
-from research.cells.sampling import Relay, Sampler, TaskPrompt
+from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
 from research.cells.versions import Versions
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
@@ -37,16 +37,16 @@ _LEAST_LOG_WEIGHT: Final = -1e4
 """Floor of recorded log weights, nats."""
 
 
-def run_cell(cell: Cell, model_name: str) -> CellRecord:
+def run_cell(cell: Cell, model_name: str, device: torch.device = CPU) -> CellRecord:
     """Train and evaluate one cell in this thread.
 
-    model_name: directory or hub name of the cell's model.
+    model_name: directory or hub name of the cell's model. device: has learner and sampler.
     Raises: ValueError when the model or the environment cannot be loaded; NonFiniteLogitsError as
     `Experiment.run`.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     started_s = time.process_time()
-    experiment = Experiment(cell, model_name)
+    experiment = Experiment(cell, model_name, device=device)
     updates, evaluations = experiment.run()
     return CellRecord(
         method=cell.method,
@@ -91,7 +91,14 @@ def log_weight_quantiles(log_weights: Sequence[float]) -> tuple[float, ...]:
 class Experiment:
     """A learner's update, a sampler, and the policy versions between them."""
 
-    def __init__(self, cell: Cell, model_name: str, lag_control: LagControl | None = None) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        model_name: str,
+        lag_control: LagControl | None = None,
+        *,
+        device: torch.device = CPU,
+    ) -> None:
         """Load the cell's model.
 
         lag_control: limits the lag; None keeps the cell's own.
@@ -101,13 +108,16 @@ class Experiment:
         self._ages = cell.ages
         self._lag_control = lag_control
         torch.manual_seed(cell.seed)
-        self._model, tokenizer = load_policy(model_name, cell.spec.model.revision)
+        settings = cell.spec.model
+        self._model, tokenizer = load_policy(model_name, settings.revision, settings.lora)
+        hold_base_short(self._model, cell.spec.learner.number_format)
+        self._model.to(device)  # type: ignore[arg-type] # transformers wraps torch's method
         pad = pad_token_id(tokenizer)
         self.update = PolicyUpdate(self._model, cell.spec, pad)
         rate = self.update.step_rate
         if cell.hold_rate_at_step is not None and rate.region is not None:
             rate.region = HeldRegion.of(rate.region, cell.hold_rate_at_step)
-        self._sampler = Sampler(cell.spec, model_name, tokenizer, pad)
+        self._sampler = Sampler(cell.spec, model_name, tokenizer, pad, device)
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
         self._held_out_task = make_environment(task.name, task.parameters, cell.evaluation_seed)

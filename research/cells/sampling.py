@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from research.study import Ages
 from vcpo.algo import MismatchClass
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
@@ -36,6 +37,8 @@ from vcpo_rollout.environments import Environment, Prompt, Split
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
 from vcpo_rollout.generation.environment_pool import check_judgement
 from vcpo_rollout.weights.postprocess import WeightTransform, make_postprocessing
+
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +70,31 @@ class Relay:
         return {at * self.tokens_per_version: each for at, each in enumerate(self.versions, 1)}
 
 
+def _located(spec: VCPORunSpec, model_name: str) -> VCPORunSpec:
+    model = spec.model.model_copy(update={"name": model_name})
+    return spec.model_copy(update={"model": model})
+
+
 class Sampler:
     """Samples responses with one policy version at a time; owns a model of its own."""
 
     def __init__(
-        self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
+        self,
+        spec: VCPORunSpec,
+        model_name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        pad: int,
+        device: torch.device = CPU,
     ) -> None:
         group = spec.rollouts[0]
         model = load_model_skeleton(model_name, revision=spec.model.revision)
-        place_model(model, torch.device("cpu"), torch_dtype(group.number_format))
+        place_model(model, device, torch_dtype(group.number_format))
         postprocessing = make_postprocessing(
-            spec, group, seed=spec.seed, rounding=group.quantization, adapters=None
+            _located(spec, model_name),
+            group,
+            seed=spec.seed,
+            rounding=group.quantization,
+            adapters=AdapterUse.MERGED,
         )
         self._transforms: Sequence[WeightTransform] = (
             () if postprocessing is None else postprocessing.transforms

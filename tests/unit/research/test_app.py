@@ -40,6 +40,7 @@ def report(*files, lines=None, **changes):
         "hours": None,
         "selection": Selection(),
         "report_only": True,
+        "device": "cpu",
         "command": "python -m research",
     }
     return run_studies(Options(**(options | changes)), lines.append), lines

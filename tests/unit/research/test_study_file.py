@@ -10,12 +10,16 @@ import pytest
 
 from research.study import cell_spec, load_study, model_directory
 from tests.fixtures.models import write_model
+from tests.fixtures.pretrained import smollm2
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo import Baseline, LearningRateRule
 from vcpo.api import SpecError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
-CONDITIONS = sorted((EXAMPLES[0].parent / "conditions").glob("*.yaml"))
+PRETRAINED = EXAMPLES[0].parent / "conditions" / "pretrained-model.yaml"
+CONDITIONS = sorted(set(PRETRAINED.parent.glob("*.yaml")) - {PRETRAINED})
+
+__all__ = ["smollm2"]
 
 SEED_OF_TUNING = "must not be seeds of `tuning` too; replace them in one of the two (got [101])"
 
@@ -170,7 +174,6 @@ def test_a_lag_given_twice_is_refused():
 @pytest.mark.parametrize(
     ("given", "field", "cause"),
     [
-        ("model: {name: tiny, lora: {}}", "model.lora", "trains all parameters"),
         ("batch: {promptPool: 9}\n    model: {name: tiny}", "batch.promptPool", "never come again"),
         (
             "model: {name: tiny}\n    rollouts: [{name: a}, {name: b}]",
@@ -248,6 +251,15 @@ def test_an_age_beyond_the_lag_is_refused():
     text = STUDY.replace("  subject:", "  ages: {shares: [0, 1.5]}\n  subject:")
     (problem,) = problems(text)
     assert problem == "spec.ages.shares[1]: Input should be less than or equal to 1 (got 1.5)"
+
+
+def test_the_condition_with_a_pretrained_model_compares_five_methods_with_and_without_lag(smollm2):
+    spec = load_study(PRETRAINED).spec
+    assert model_directory(load_study(PRETRAINED), PRETRAINED) == str(smollm2)
+    assert spec.tuning is None
+    assert len(spec.methods) == 5
+    assert spec.lags == (0, 16)
+    assert spec.run.steps >= 12 * 16
 
 
 @pytest.mark.parametrize("path", CONDITIONS, ids=lambda path: path.stem)

@@ -189,6 +189,14 @@ def test_a_sampler_that_differs_from_the_learner_is_a_setting_and_no_other_is(gr
     assert not other.has_settings({k: v for k, v in other.settings.items() if k != "sampler"})
 
 
+def test_the_adapters_that_a_cell_trains_are_a_setting_and_no_other_is():
+    text = STUDY.replace("{name: tiny}", "{name: tiny, lora: {rank: 4}}")
+    (other, *_) = plane_cells(study_document(text).spec)
+    assert other.settings["lora"]["rank"] == 4
+    assert "lora" not in cell().settings
+    assert not other.has_settings({k: v for k, v in other.settings.items() if k != "lora"})
+
+
 def test_a_condition_has_its_seeds_at_each_of_its_lags_and_no_tuning():
     text = STUDY.replace("  tuning: {seeds: [101]}\n", "").replace(
         "  claims: {lags: [0, 32], seeds: [1, 2, 3]}\n", ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
@@ -51,6 +52,27 @@ def test_without_lag_behavior_and_target_policy_agree_in_every_step():
     assert record.steps.kl_per_token == pytest.approx([0.0] * 5, abs=1e-9)
     for weights in record.steps.log_weights:
         assert weights == pytest.approx([0.0] * 8, abs=1e-4)
+
+
+ADAPTERS = {"name": "tiny", "lora": {"rank": 2, "targetModules": ["q_proj", "v_proj"]}}
+
+
+def test_a_cell_of_adapters_keeps_them_alone_and_samples_with_what_the_learner_computes():
+    document = SPEC.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec = VCPORunSpec.model_validate(document | {"model": ADAPTERS})
+    cell = replace(cell_with(2), spec=spec)
+    experiment = Experiment(cell, TINY)
+    updates, evaluations = experiment.run()
+    # Three layers, of 2 linear maps each, with two factors each of 2 x 64 numbers.
+    (first, *_, last) = experiment._versions.since(2)
+    sizes = {name: each.numel() for name, each in last.weights.items()}
+    assert len(sizes) == 12
+    assert set(sizes.values()) == {2 * 64}
+    assert any(not torch.equal(first.weights[name], last.weights[name]) for name in sizes)
+    # The first batch is of the policy that takes the step: merged and unmerged weights agree.
+    assert updates[0].log_weights == pytest.approx([0.0] * 16, abs=1e-4)
+    assert updates[-1].log_weights != pytest.approx([0.0] * 16, abs=1e-4)
+    assert len(evaluations) == 4
 
 
 def test_with_lag_they_part_from_the_second_step_on():
