@@ -82,7 +82,7 @@ def _require_same_in_company(
         return
     places = [found, *(_gaps(network, lengths, layout, each) for each in others)]
     for length, gaps in zip(lengths, zip(*places, strict=True), strict=True):
-        if 2 * sum(each.is_rounding for each in gaps) > len(gaps):
+        if not _is_most([not each.is_rounding for each in gaps]):
             continue
         field, cure = (
             ("batch.rowLayout", "padded") if layout.packs else ("model.name", "another model")
@@ -120,14 +120,26 @@ def _first_tokens(model: nn.Module, layout: _Layout) -> list[int]:
     if known is None or not layout.is_half:
         return [1]
     vocabulary = known.config.get_text_config(decoder=True).vocab_size
-    return [1 + place * vocabulary // (_PLACES + 1) for place in range(_PLACES)]
+    return [1 + place * (vocabulary - 5) // _PLACES for place in range(_PLACES)]
+
+
+def _is_most(found: Sequence[bool]) -> bool:
+    return 2 * sum(found) > len(found)
 
 
 def _leaks(network: PolicyNetwork, layout: _Layout) -> bool:
     """Whether tokens of one trajectory change those of another behind them in the row."""
-    longest, own = _token_ids(0, _SHORT[0]), [3, 4, 3]
+    place, *others = _first_tokens(network.model, layout)
+    if not _leaks_at(network, layout, place):
+        return False
+    return _is_most([True, *(_leaks_at(network, layout, each) for each in others)])
+
+
+def _leaks_at(network: PolicyNetwork, layout: _Layout, place: int) -> bool:
+    longest, own = _token_ids(0, _SHORT[0], place), [place + 2, place + 3, place + 2]
     first, second = (
-        _logprobs(network, [longest, other, own], layout)[-1] for other in ([1, 2, 2], [2, 1, 1])
+        _logprobs(network, [longest, other, own], layout)[-1]
+        for other in ([place, place + 1, place + 1], [place + 1, place, place])
     )
     if any(is_experts(each) for each in network.modules()):
         # Tokens of other trajectories change how many an expert computes at once, and so rounding.
