@@ -64,17 +64,18 @@ def release(model: nn.Module) -> None:
         model.reshard()
 
 
-def recover(model: nn.Module) -> None:
-    """Make a model usable again after an error in a pass; the gradients of the pass are lost.
+def recover(model: nn.Module) -> bool:
+    """Return whether a model can be used after an error in a pass, whose gradients are lost.
 
-    Without it FSDP takes the next backward pass for a part of the one that failed, and gradients
-    are wrong.
-
-    Raises:
-        AttributeError: with a torch that cannot (before 2.13).
+    Without a reset FSDP takes the next backward pass for a part of the one that failed, and
+    gradients are wrong. PyTorch before 2.13 has none.
     """
-    if isinstance(model, FSDPModule):
-        model.reset_iter_state()
+    if not isinstance(model, FSDPModule):
+        return True
+    if not hasattr(model, "reset_iter_state"):
+        return False
+    model.reset_iter_state()
+    return True
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -275,8 +275,7 @@ class PolicyUpdate:
     def _recover(self) -> None:
         """Make the model usable after an error in a pass, or the update is not whole any more."""
         self._is_stepping = True
-        recover(self._network)
-        self._is_stepping = False
+        self._is_stepping = not recover(self._network)
 
     def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
         """Discard the responses to these leases from replay; return them by lease."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.ranks import run_ranks
@@ -12,6 +13,7 @@ from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model, whole
 from vcpo_learner.update.policy_update import PolicyUpdate
 
+CAN_RESET = hasattr(FSDPModule, "reset_iter_state")
 SPEC = VCPORunSpec.model_validate(
     {"model": {"name": "tiny"}, "environment": {"name": "countdown"}, "steps": 9}
 )
@@ -44,29 +46,47 @@ def test_what_rank_0_calls_is_done_on_every_rank():
         assert torch.equal(first[name], second[name])
 
 
+def fail(*_):
+    raise torch.OutOfMemoryError("the backward pass")
+
+
+def failed_update(ranks, groups, fails_in):
+    """An update, and its network, after an error in its first backward pass."""
+    network = PolicyNetwork(seeded_model(llama))
+    place_model(network, ranks, SPEC.learner.number_format)
+    update = PolicyUpdate(network, SPEC, PAD, ranks=ranks)
+    handle = network.model.model.layers[0].mlp.register_full_backward_hook(fail)
+    given = groups if fails_in == "begin" else groups[0]
+    with pytest.raises(torch.OutOfMemoryError, match="the backward pass"):
+        getattr(update, fails_in)(given, policy_version=0)
+    handle.remove()
+    return update, network
+
+
+@pytest.mark.skipif(not CAN_RESET, reason="PyTorch before 2.13 cannot reset FSDP")
 @pytest.mark.parametrize("fails_in", ["begin", "rehearse"])
 def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_in):
     groups = sampled_groups(seeded_model(llama))
 
-    def gradient(ranks, fails_in=None):
-        network = PolicyNetwork(seeded_model(llama))
-        place_model(network, ranks, SPEC.learner.number_format)
-        update = PolicyUpdate(network, SPEC, PAD, ranks=ranks)
-        if fails_in is not None:
-
-            def fail(*_):
-                raise torch.OutOfMemoryError("the backward pass")
-
-            handle = network.model.model.layers[0].mlp.register_full_backward_hook(fail)
-            given = groups if fails_in == "begin" else groups[0]
-            with pytest.raises(torch.OutOfMemoryError, match="the backward pass"):
-                getattr(update, fails_in)(given, policy_version=0)
-            handle.remove()
-            assert update.is_whole
+    def gradient(ranks):
+        update, network = failed_update(ranks, groups, fails_in)
+        assert update.is_whole
         update.begin(groups, policy_version=0)
         return {name: whole(each.grad) for name, each in network.model.named_parameters()}
 
-    expected = gradient(Ranks(device=torch.device("cpu")))
-    for found in run_ranks(2, lambda ranks: gradient(ranks, fails_in)):
-        for name, each in expected.items():
-            torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-7)
+    network = PolicyNetwork(seeded_model(llama))
+    PolicyUpdate(network, SPEC, PAD).begin(groups, policy_version=0)
+    for found in run_ranks(2, gradient):
+        for name, each in network.model.named_parameters():
+            torch.testing.assert_close(found[name], each.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_an_update_that_cannot_be_reset_raises_its_error_and_is_not_whole():
+    groups = sampled_groups(seeded_model(llama))
+
+    def is_whole(ranks):
+        if CAN_RESET:
+            del FSDPModule.reset_iter_state  # as PyTorch before 2.13, in this process
+        return failed_update(ranks, groups, "begin")[0].is_whole
+
+    assert run_ranks(2, is_whole) == [False, False]
