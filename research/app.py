@@ -27,6 +27,7 @@ from research.results.report import RESULTS_FOLDER, StudyData, write_report
 from research.results.summary import claim_records
 from research.results.tuning import TunedRate, synchronous_rates, tuned_rates
 from research.study import StudySpec, VCPOStudy, load_study, model_directory
+from vcpo.api import SpecError
 from vcpo.service.lifecycle import StartError, start_errors
 
 Say = Callable[[str], None]
@@ -55,7 +56,8 @@ class _Study:
     """A study that was read, and where its model and its records are."""
 
     document: VCPOStudy
-    model_name: str
+    model_name: str | None
+    """None if the model is not here, which a report does without."""
     store: CellStore
 
     @property
@@ -107,6 +109,9 @@ def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bo
     """
     with start_errors():
         studies = [_load(file, options) for file in options.files]
+    for study in studies:
+        if study.model_name is None:
+            say(f"{study.document.metadata.name}: its model is not here; records are taken as made")
     _check_names(options, studies)
     _check_selection(studies, options.selection)
     deadline_s = math.inf if options.hours is None else clock() + 3600.0 * options.hours
@@ -189,12 +194,23 @@ class _Runner:
 
 def _load(file: Path, options: Options) -> _Study:
     document = load_study(file)
-    model_name = model_directory(document, file)
+    model_name = _model_name(document, file, options)
     # Processes of cells inherit the path; model code beside the file is imported from there.
     sys.path.insert(0, str(file.parent.resolve()))
     folder = options.output / RESULTS_FOLDER / document.metadata.name
-    identity = model_identity(model_name, document.spec.run.model.revision)
+    identity = None
+    if model_name is not None:
+        identity = model_identity(model_name, document.spec.run.model.revision)
     return _Study(document=document, model_name=model_name, store=CellStore(folder, model=identity))
+
+
+def _model_name(document: VCPOStudy, file: Path, options: Options) -> str | None:
+    try:
+        return model_directory(document, file)
+    except SpecError:
+        if options.report_only:  # some models are in no repository
+            return None
+        raise
 
 
 def _report_data(study: _Study) -> StudyData:

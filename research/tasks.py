@@ -1,13 +1,18 @@
-"""Tasks of the conditions."""
+"""Tasks of the conditions: prompts that nobody can answer, and answers of 128 tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from vcpo_rollout.environments import Prompt, Split
+from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.parameters import parse_integer
 from vcpo_rollout.environments.sort_digits import SortDigits
+
+MAX_COPIED_DIGITS: Final = 240
+"""Longest string to copy: prompt and answer fit into the models' 512 tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +44,34 @@ class SortSome(SortDigits):
         return (
             SortDigits.reward(self, prompt, response) if prompt.metadata["can_be_solved"] else 0.0
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyDigits:
+    """Copy a string of digits; 1.0 if every digit is right, else 0.0.
+
+    Raises ValueError, naming the parameter, when a setting is out of bounds.
+    """
+
+    seed: int
+    """Decides which digits each index has."""
+    digits: int = 128
+    """Digits per prompt, 3 to 240."""
+
+    def __post_init__(self) -> None:
+        parse_integer("digits", self.digits, lowest=3, highest=MAX_COPIED_DIGITS)
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return random digits, which are the answer too."""
+        digits = draw_item(
+            seed=self.seed,
+            split=split,
+            index=index,
+            propose=lambda random: "".join(random.choices("0123456789", k=self.digits)),
+            key="copy_digits/{}".format,
+        )
+        return Prompt(text=f"copy {digits}=", answer=digits)
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return 1.0 if the response is the prompt's digits, else 0.0."""
+        return float(response.strip() == prompt.answer)

@@ -60,10 +60,10 @@ def sort_or_shuffle(
     return [Part("".join(digits))]
 
 
-def sort_with_slips(
+def answer_with_slips(
     environment: Environment, prompt: Prompt, *, error_rate: float, random: Random
 ) -> Parts:
-    """Return the sorted digits; `error_rate` is that of each digit."""
+    """Return the answer; `error_rate` is that of each of its digits."""
     return [Part(with_slips(prompt.answer, error_rate, random))]
 
 

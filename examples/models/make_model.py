@@ -55,6 +55,10 @@ class Recipe:
     """Demonstrations per step."""
     max_turn_tokens: int
     """Longest turn that is sampled for an accuracy."""
+    hidden_size: int = 64
+    num_layers: int = 3
+    learn_rate: float = 2e-3
+    """Highest learning rate of the first stage."""
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {
@@ -90,7 +94,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             f"sort_{digits}_digits": Task(
                 environment="sort_digits",
                 parameters={"digits": digits, "style": "plain"},
-                demonstrate=demonstrations.sort_with_slips,
+                demonstrate=demonstrations.answer_with_slips,
                 error_rate=error_rate,
             )
             for digits, error_rate in ((16, 0.07), (24, 0.05))
@@ -99,6 +103,37 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         blur_steps=200,
         batch_size=64,
         max_turn_tokens=25,
+    ),
+    "sort_5m": Recipe(
+        tasks={
+            "sort_24_digits": Task(
+                environment="sort_digits",
+                parameters={"digits": 24, "style": "plain"},
+                demonstrate=demonstrations.answer_with_slips,
+                error_rate=0.05,
+            )
+        },
+        learn_steps=400,
+        blur_steps=60,
+        batch_size=64,
+        max_turn_tokens=25,
+        hidden_size=256,
+        num_layers=5,
+        learn_rate=1e-3,
+    ),
+    "copy": Recipe(
+        tasks={
+            "copy_128_digits": Task(
+                environment="research.tasks:CopyDigits",
+                parameters={"digits": 128},
+                demonstrate=demonstrations.answer_with_slips,
+                error_rate=0.01,
+            )
+        },
+        learn_steps=300,
+        blur_steps=80,
+        batch_size=16,
+        max_turn_tokens=129,
     ),
     "calculator": Recipe(
         tasks={
@@ -123,8 +158,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 """The models of this folder."""
 
-LEARN_RATE, BLUR_RATE = 2e-3, 5e-4
-"""Highest learning rates of the two stages."""
+BLUR_RATE: Final = 5e-4
+"""Highest learning rate of the second stage."""
 
 
 def pairs(
@@ -147,13 +182,18 @@ def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
     """Train a model, write its folder, and return its accuracies on held-out prompts."""
     torch.manual_seed(seed)
     tokenizer = warm_start.build_tokenizer()
-    model = warm_start.build_model(tokenizer)
+    model = warm_start.build_model(
+        tokenizer, hidden_size=recipe.hidden_size, num_layers=recipe.num_layers
+    )
     environments = {
         name: make_environment(task.environment, task.parameters, seed)
         for name, task in recipe.tasks.items()
     }
     result: dict[str, float] = {"parameters": model.num_parameters()}
-    stages = (("learn", recipe.learn_steps, LEARN_RATE), ("blur", recipe.blur_steps, BLUR_RATE))
+    stages = (
+        ("learn", recipe.learn_steps, recipe.learn_rate),
+        ("blur", recipe.blur_steps, BLUR_RATE),
+    )
     for stage, steps, learning_rate in stages:
         warm_start.train(
             model,

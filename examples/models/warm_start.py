@@ -44,19 +44,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 64, num_layers: int = 3
+) -> LlamaForCausalLM:
     """Return an untrained model with heads of 32, a size that vLLM serves on a CPU too.
+
+    hidden_size: a multiple of 32.
 
     Llama's shape, because transformers 5 replaces the tokenizer of a folder that says `qwen2` by
     Qwen's own, which drops our spaces.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 32,
+        num_key_value_heads=hidden_size // 32,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=False,
         bos_token_id=None,

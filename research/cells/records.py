@@ -99,8 +99,12 @@ class CellRecord:
 class CellStore:
     """The folder with the records of a study's cells."""
 
-    def __init__(self, folder: Path, *, model: str) -> None:
-        """Use a folder; `model` is the `model_identity` of the study's model."""
+    def __init__(self, folder: Path, *, model: str | None) -> None:
+        """Use a folder.
+
+        model: `model_identity` of the study's model; None, where it is not here, takes records of
+            any model.
+        """
         self._folder = folder
         self._model = model
 
@@ -187,7 +191,7 @@ class CellStore:
         if document is None:
             return None
         settings = dict(document["settings"])
-        is_same = settings.pop("model") == self._model and cell.has_settings(settings)
+        is_same = self._model in {None, settings.pop("model")} and cell.has_settings(settings)
         return document if is_same else None
 
     @property

@@ -62,6 +62,15 @@ def test_a_failed_cell_is_told_and_no_success(file, store):
     assert "ValueError: no luck" in document
 
 
+def test_a_report_needs_no_model_and_a_run_of_cells_does(file, store):
+    save(store, tuning_cells(study_document(TEXT).spec)[0])
+    file.write_text(TEXT.replace(str(TINY), "./gone"), encoding="utf-8")
+    _, lines = report(file)
+    assert "small: its model is not here; records are taken as made" in lines
+    with pytest.raises(StartError, match=r"spec\.run\.model\.name"):
+        report(file, report_only=False)
+
+
 def test_a_study_without_time_starts_no_cell(file):
     lines = []
     with pytest.raises(StartError, match="holds no cell of these studies yet"):

@@ -17,6 +17,8 @@ from vcpo.api import SpecError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
 PRETRAINED = EXAMPLES[0].parent / "conditions" / "pretrained-model.yaml"
+MODELS_TO_MAKE = {"larger-model"}
+"""Conditions with a model that git ignores."""
 CONDITIONS = sorted(set(PRETRAINED.parent.glob("*.yaml")) - {PRETRAINED})
 
 __all__ = ["smollm2"]
@@ -267,7 +269,8 @@ def test_a_condition_compares_the_default_with_three_others_at_the_rate_of_the_s
     condition = load_study(path)
     spec = condition.spec
     assert condition.metadata.name == path.stem
-    assert Path(model_directory(condition, path)).is_dir()
+    if path.stem not in MODELS_TO_MAKE:
+        assert Path(model_directory(condition, path)).is_dir()
     assert spec.tuning is None
     assert {method.name for method in spec.methods} == {"grpo", "vcpo", "vcpo-batch", "vcpo2"}
     assert (spec.subject, spec.learning_rates) == ("vcpo2", (1e-4,))

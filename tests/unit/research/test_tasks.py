@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from research.tasks import SortSome
+from research.tasks import CopyDigits, SortSome
 from vcpo_rollout.environments import Split
 
 
@@ -33,3 +33,17 @@ def test_a_wrong_answer_earns_nothing():
 def test_a_share_beyond_all_is_refused():
     with pytest.raises(ValueError, match="unsolvable_percent"):
         SortSome(seed=3, unsolvable_percent=101)
+
+
+def test_a_copy_is_right_to_the_last_digit_or_not_at_all():
+    task = CopyDigits(seed=3, digits=128)
+    prompt = task.prompt(Split.TRAIN, 0)
+    digits = prompt.text.removeprefix("copy ").removesuffix("=")
+    assert len(digits) == 128
+    assert task.reward(prompt, digits) == 1.0
+    assert task.reward(prompt, digits[:-1]) == 0.0
+
+
+def test_a_copy_that_fits_no_model_is_refused():
+    with pytest.raises(ValueError, match="digits"):
+        CopyDigits(seed=3, digits=241)

@@ -130,6 +130,10 @@ def test_a_file_of_other_settings_does_not_count(store, tmp_path):
     assert not store.holds(cell(seed=2))
 
 
+def test_where_the_model_is_not_here_records_of_any_model_count(packed, tmp_path):
+    assert CellStore(tmp_path, model=None).load(CELLS[0]) == record_of(CELLS[0])
+
+
 def test_a_file_of_another_model_does_not_count(store, tmp_path):
     store.save(cell(), record())
     other = CellStore(tmp_path, model="larger")
