@@ -169,6 +169,8 @@ class _Runner:
 
     def _run(self, part: Part, cells: Sequence[Cell]) -> None:
         store, jobs, device = self.study.store, self.options.jobs, self.options.device
+        model_name = self.study.model_name
+        assert model_name is not None  # only a report does without
         missing = self.study.missing(cells, part)
         progress = StudyProgress(
             self._title(part),
@@ -179,7 +181,7 @@ class _Runner:
         )
         self.say(progress.opening_line())
         in_time = takewhile(lambda _: self.clock() < self.deadline_s, missing)
-        task = functools.partial(run_and_save, self.study.model_name, store, device)
+        task = functools.partial(run_and_save, model_name, store, device)
         with closing(run_cells(in_time, task, jobs=jobs)) as outcomes:
             for outcome in outcomes:
                 if outcome.error is not None:
