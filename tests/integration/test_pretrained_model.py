@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.pretrained import smollm2
 from tests.integration.local_run import ROOT
-from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import Model, Precision
 from vcpo.records.journal import Metrics, read_metrics
 from vcpo.records.samples import read_answers
-from vcpo_learner.model.loading import pad_token_id
+from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.update.policy_update import PolicyUpdate
 
 __all__ = ["smollm2"]
 
@@ -62,20 +61,15 @@ def run_dir(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_adapters_on_a_model_held_in_bfloat16_are_taken_by_the_checks_before_a_run(smollm2: Path):
+def test_adapters_on_a_model_held_in_bfloat16_are_not_taken_for_a_broken_one(smollm2: Path):
     # Its first tokens control a chat, and amplify rounding: by 1.4 of 24 nats.
     adapters = {"rank": 16, "targetModules": ["q_proj", "v_proj"]}
-    document = {
-        "model": {"name": str(smollm2), "lora": adapters},
-        "environment": {"name": "sort_digits"},
-        "steps": 1,
-        "learner": {"precision": "bfloat16"},
-    }
-    spec = VCPORunSpec.model_validate(document)
+    settings = Model.model_validate({"name": str(smollm2), "lora": adapters})
     rank = Ranks(device=torch.device("cpu"))
-    network, tokenizer = load_on_ranks(spec.model, rank, spec.learner.number_format)
+    network, _ = load_on_ranks(settings, rank, Precision.BFLOAT16)
     assert network.model.get_input_embeddings().weight.dtype is torch.bfloat16
-    PolicyUpdate(network, spec, pad_token_id(tokenizer))
+    with torch.autocast("cpu", torch.bfloat16):
+        require_kept_apart(network, is_half=True)
 
 
 @pytest.fixture(scope="module")
