@@ -62,9 +62,9 @@ def _options(arguments: list[str]) -> Options:
     )
     parser.add_argument(
         "--device",
+        choices=["cpu", "cuda"],
         default="cpu",
-        help="where cells compute, as PyTorch names it: cpu, cuda; the jobs share a GPU's memory "
-        "[%(default)s]",
+        help="where cells compute; the jobs share a GPU's memory [%(default)s]",
     )
     parser.add_argument("--hours", type=float, help="start no cell after this time [no limit]")
     parser.add_argument(

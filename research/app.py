@@ -28,6 +28,7 @@ from research.results.summary import claim_records
 from research.results.tuning import TunedRate, synchronous_rates, tuned_rates
 from research.study import StudySpec, VCPOStudy, load_study, model_directory
 from vcpo.api import SpecError
+from vcpo.local.processes.gpus import find_gpus
 from vcpo.service.lifecycle import StartError, start_errors
 
 Say = Callable[[str], None]
@@ -57,7 +58,7 @@ class _Study:
 
     document: VCPOStudy
     model_name: str | None
-    """None if the model is not here, which a report does without."""
+    """None if the model cannot be used here, which a report does without."""
     store: CellStore
 
     @property
@@ -111,7 +112,10 @@ def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bo
         studies = [_load(file, options) for file in options.files]
     for study in studies:
         if study.model_name is None:
-            say(f"{study.document.metadata.name}: its model is not here; records are taken as made")
+            name = study.document.metadata.name
+            say(f"{name}: its model cannot be used here; records are taken as made")
+    if options.device == "cuda" and not find_gpus():
+        raise StartError("--device: cuda, but this machine shows no GPU; use cpu")
     _check_names(options, studies)
     _check_selection(studies, options.selection)
     deadline_s = math.inf if options.hours is None else clock() + 3600.0 * options.hours

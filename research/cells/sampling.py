@@ -94,7 +94,7 @@ class Sampler:
             group,
             seed=spec.seed,
             rounding=group.quantization,
-            adapters=AdapterUse.MERGED,
+            adapters=None if spec.model.lora is None else AdapterUse.MERGED,
         )
         self._transforms: Sequence[WeightTransform] = (
             () if postprocessing is None else postprocessing.transforms

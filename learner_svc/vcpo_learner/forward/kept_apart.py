@@ -124,22 +124,24 @@ def _first_tokens(model: nn.Module, layout: _Layout) -> list[int]:
 
 
 def _is_most(found: Sequence[bool]) -> bool:
+    """Whether more than half of the places show it."""
     return 2 * sum(found) > len(found)
 
 
 def _leaks(network: PolicyNetwork, layout: _Layout) -> bool:
     """Whether tokens of one trajectory change those of another behind them in the row."""
-    place, *others = _first_tokens(network.model, layout)
-    if not _leaks_at(network, layout, place):
+    first, *others = _first_tokens(network.model, layout)
+    if not _leaks_at(network, layout, first):
         return False
     return _is_most([True, *(_leaks_at(network, layout, each) for each in others)])
 
 
-def _leaks_at(network: PolicyNetwork, layout: _Layout, place: int) -> bool:
-    longest, own = _token_ids(0, _SHORT[0], place), [place + 2, place + 3, place + 2]
+def _leaks_at(network: PolicyNetwork, layout: _Layout, first_token: int) -> bool:
+    """Whether they do with the four tokens from the first one on."""
+    a, b, c, d = range(first_token, first_token + 4)
+    longest, own = _token_ids(0, _SHORT[0], first_token), [c, d, c]
     first, second = (
-        _logprobs(network, [longest, other, own], layout)[-1]
-        for other in ([place, place + 1, place + 1], [place + 1, place, place])
+        _logprobs(network, [longest, other, own], layout)[-1] for other in ([a, b, b], [b, a, a])
     )
     if any(is_experts(each) for each in network.modules()):
         # Tokens of other trajectories change how many an expert computes at once, and so rounding.

@@ -65,7 +65,7 @@ def release(model: nn.Module) -> None:
 
 
 def recover(model: nn.Module) -> bool:
-    """Return whether a model can be used after an error in a pass, whose gradients are lost.
+    """Reset a model after an error in a pass; return whether it can be used. Gradients are lost.
 
     Without a reset FSDP takes the next backward pass for a part of the one that failed, and
     gradients are wrong. PyTorch before 2.13 has none.

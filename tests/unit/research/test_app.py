@@ -66,9 +66,15 @@ def test_a_report_needs_no_model_and_a_run_of_cells_does(file, store):
     save(store, tuning_cells(study_document(TEXT).spec)[0])
     file.write_text(TEXT.replace(str(TINY), "./gone"), encoding="utf-8")
     _, lines = report(file)
-    assert "small: its model is not here; records are taken as made" in lines
+    assert "small: its model cannot be used here; records are taken as made" in lines
     with pytest.raises(StartError, match=r"spec\.run\.model\.name"):
         report(file, report_only=False)
+
+
+def test_a_gpu_that_the_machine_does_not_have_is_refused_before_the_first_cell(file, monkeypatch):
+    monkeypatch.setattr("research.app.find_gpus", lambda: ())
+    with pytest.raises(StartError, match="--device: cuda, but this machine"):
+        report(file, device="cuda")
 
 
 def test_a_study_without_time_starts_no_cell(file):
