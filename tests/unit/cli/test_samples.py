@@ -16,13 +16,13 @@ from vcpo.local.terminal.samples import TrialFacts
 from vcpo.records.samples import write_samples
 
 TINY = Path(__file__).parents[3] / "examples" / "models" / "tiny"
-TASK = """
+TASK = r"""
 from vcpo_rollout.environments import Prompt
 
 class Task:
     def __init__(self, *, seed): ...
     def prompt(self, split, index):
-        print("asked for", index)
+        print(f"asked for {index}\n", end="")  # in one piece: two threads print
         return Prompt(text="sort 21=" if index else 8 * "sort ", answer="12")
     def reward(self, prompt, response):
         return float(response == prompt.answer)
