@@ -88,17 +88,26 @@ def load_policy(
         raise ModelLoadError(name, error) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
-    if lora is None:
-        require_all_trained(model)
     model.config.dtype = dtype
     fix_rotary_table(model, context_tokens)
     tokenizer = load_vocabulary(model, name, revision, trust_remote_code=trust_remote_code)
-    if lora is not None:
+    choose_trained(model, lora)
+    return model, tokenizer
+
+
+def choose_trained(model: PreTrainedModel, lora: Lora | None) -> None:
+    """Add the adapters that are trained to a model, in place; None trains all its weights.
+
+    Raises:
+        StartError: if it cannot be trained without adapters, or they fit no layer.
+    """
+    if lora is None:
+        require_all_trained(model)
+    else:
         # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters
 
         add_adapters(model, lora)
-    return model, tokenizer
 
 
 def hold_base_short(model: PreTrainedModel, precision: Precision) -> None:

@@ -41,8 +41,11 @@ _TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """Freeze a model's parameters and add adapters to its linear layers, in place.
 
+    Beside parameters on `meta` the adapters have memory on the CPU.
+
     Raises:
-        StartError: naming the field, if no layer has one of the given names, or peft refuses one.
+        StartError: naming the field, if no layer has one of the given names, one is a head that
+            shares its matrix with the embeddings, or peft refuses one.
     """
     wanted = frozenset(lora.target_modules)
     refused = sorted(wanted & _TAKEN_FOR_EXPERTS) if is_mixture(model) else []
@@ -57,6 +60,13 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         raise StartError(
             f"spec.model.lora.targetModules: {list(lora.target_modules)} fits no layer of the"
             " model; name linear layers, such as 'q_proj', or give none to adapt all of them"
+        )
+    embeddings = model.get_input_embeddings().weight
+    if shared := [name for name in layers if model.get_submodule(name).weight is embeddings]:
+        raise StartError(
+            f"spec.model.lora.targetModules: {shared} shares its matrix with the embeddings"
+            " (tie_word_embeddings), which would change with it wherever its adapter is merged;"
+            " leave it out"
         )
     config = LoraConfig(
         r=lora.rank,
@@ -73,6 +83,16 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
             f"spec.model.lora.targetModules: {list(lora.target_modules)}: {error}"
             " Name the layers that get an adapter, such as 'q_proj'"
         ) from error
+    _initialize_on_meta(model)
+
+
+def _initialize_on_meta(model: PreTrainedModel) -> None:
+    """Give memory on the CPU, and their first numbers, to adapters that peft left on `meta`."""
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and module.lora_A[_ADAPTER].weight.is_meta:
+            module.lora_A[_ADAPTER].to_empty(device="cpu")
+            module.lora_B[_ADAPTER].to_empty(device="cpu")
+            module.reset_lora_parameters(_ADAPTER, True)  # type: ignore[no-untyped-call] # peft's
 
 
 def linear_layers(model: PreTrainedModel, wanted: Set[str]) -> list[str]:

@@ -41,10 +41,10 @@ from vcpo_learner.model.loading import (
     UNLOADABLE,
     ModelLoadError,
     check_config,
+    choose_trained,
     hold_base_short,
     load_policy,
     load_vocabulary,
-    require_all_trained,
 )
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
@@ -56,8 +56,8 @@ def load_on_ranks(
 ) -> tuple[PolicyNetwork, PreTrainedTokenizerBase]:
     """Load the policy of a run onto its ranks, and its tokenizer; all ranks call it.
 
-    Each rank reads its own shards. It has transformers load the whole model if the run trains
-    adapters, or if the files have other names for the parameters.
+    Each rank reads its own shards. It has transformers load the whole model if the files have other
+    names for the parameters.
 
     context_tokens: longest prompt and response of the run; None for the model's context.
 
@@ -66,25 +66,25 @@ def load_on_ranks(
     """
     name, revision = local_model(settings.name), settings.revision
     trust = settings.trust_remote_code
-    if settings.lora is None:
-        skeleton = build_skeleton(name, revision, context_tokens, trust_remote_code=trust)
-        folder = _weights_folder(name, revision)
-        if holds_parameters(folder, skeleton):
-            account_for(name, skeleton, missing=(), unused=unused_tensors(folder, skeleton))
-            require_all_trained(skeleton)
-            tokenizer = load_vocabulary(skeleton, name, revision, trust_remote_code=trust)
-            network = PolicyNetwork(skeleton)
-            if ranks.communication is not None:  # one rank has nothing to cut
-                place_model(network, ranks, precision)
-            fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
-            return network, tokenizer
-    model, tokenizer = load_policy(
-        name, revision, settings.lora, context_tokens, trust_remote_code=trust
-    )
+    skeleton = build_skeleton(name, revision, context_tokens, trust_remote_code=trust)
+    folder = _weights_folder(name, revision)
+    is_whole = not holds_parameters(folder, skeleton)
+    if is_whole:
+        model, tokenizer = load_policy(
+            name, revision, settings.lora, context_tokens, trust_remote_code=trust
+        )
+    else:
+        model = skeleton
+        account_for(name, model, missing=(), unused=unused_tensors(folder, model))
+        tokenizer = load_vocabulary(model, name, revision, trust_remote_code=trust)
+        choose_trained(model, settings.lora)
     if settings.lora is not None and ranks.communication is None:
         hold_base_short(model, precision)
     network = PolicyNetwork(model)
-    place_model(network, ranks, precision)
+    if is_whole or ranks.communication is not None:  # one rank has nothing to cut
+        place_model(network, ranks, precision)
+    if not is_whole:
+        fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
     return network, tokenizer
 
 
@@ -150,7 +150,7 @@ def fill_skeleton(
 ) -> None:
     """Give a skeleton memory on a device, and read its parameters; of DTensors, the local shards.
 
-    All ranks call it. Buffers move to the device.
+    All ranks call it. Buffers and adapters, which are no part of the files, move to the device.
 
     folder: with files for which `holds_parameters` is true.
 
@@ -175,8 +175,13 @@ def _saved_tensors(folder: Path) -> Mapping[str, object]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a model's files hold, each tensor once."""
-    return {**dict(model.named_parameters()), **persistent_buffers(model)}
+    """Return what a model's files hold, by name there, each tensor once; of adapters, the base."""
+    held = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    return {
+        name.replace(".base_layer.", "."): each
+        for name, each in held.items()
+        if ".lora_A." not in name and ".lora_B." not in name
+    }
 
 
 def _weights_folder(name: str, revision: str | None) -> Path:

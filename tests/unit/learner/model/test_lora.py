@@ -128,6 +128,11 @@ def test_naming_a_layer_of_a_mixtures_mlps_is_refused():
         )
 
 
+def test_a_head_that_is_also_the_embeddings_is_refused():
+    with pytest.raises(StartError, match=r"targetModules: \['lm_head'\] shares its matrix"):
+        add_adapters(llama(tied=True), Lora.model_validate({"targetModules": ["lm_head"]}))
+
+
 def test_a_model_whose_layers_are_transposed_is_refused():
     with pytest.raises(StartError, match=r"targetModules: \[\] fits no layer"):
         add_adapters(seeded_model(gpt2), LORA)

@@ -1,5 +1,7 @@
 """A model without parameters, and the slices that each rank reads."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
@@ -18,6 +20,7 @@ from vcpo_learner.model.skeleton import (
     holds_parameters,
     load_on_ranks,
 )
+from vcpo_learner.ranks import sharding
 from vcpo_learner.ranks.ranks import Ranks
 
 TINY = "examples/models/tiny"
@@ -78,6 +81,51 @@ def test_each_rank_reads_its_own_slices(model_files):
         assert whole.keys() == expected.keys()
         for name, each in whole.items():
             assert torch.equal(each, expected[name]), name
+
+
+def test_each_rank_reads_its_own_slices_of_a_base_and_all_draw_the_same_adapters(model_files):
+    expected = dict(
+        type(llama()).from_pretrained(model_files, dtype=torch.float32).named_parameters()
+    )
+    settings = Model.model_validate({"name": str(model_files), "lora": {"rank": 2}})
+
+    def loaded(ranks):
+        torch.manual_seed(3)
+        network, _ = load_on_ranks(settings, ranks, Precision.FLOAT32)
+        named = dict(network.model.named_parameters())
+        held = sum(each.numel() for each in map(sharding.local_part, named.values()))
+        return held, {name: sharding.whole(each).detach() for name, each in named.items()}
+
+    _, alone = loaded(Ranks(device=CPU))
+    base = {name: each for name, each in alone.items() if ".lora_" not in name}
+    assert {name.replace(".base_layer.", ".") for name in base} == expected.keys()
+    for name, each in base.items():
+        assert torch.equal(each, expected[name.replace(".base_layer.", ".")]), name
+    for name in alone.keys() - base.keys():
+        is_random = name.endswith("lora_A.default.weight")
+        assert alone[name].count_nonzero() == is_random * alone[name].numel(), name
+    for held, found in run_ranks(2, loaded):
+        assert held < 0.6 * sum(each.numel() for each in alone.values())
+        assert found.keys() == alone.keys()
+        for name, each in found.items():
+            assert torch.equal(each, alone[name]), name
+
+
+def test_of_a_base_in_bfloat16_no_copy_in_float32_is_made(model_files, monkeypatch):
+    # It would load all in float32.
+    monkeypatch.setattr(f"{load_on_ranks.__module__}.load_policy", None)
+    numbers = Counter()
+    original = torch.empty_like
+
+    def empty_like(tensor, **options):
+        numbers[tensor.dtype] += tensor.numel()
+        return original(tensor, **options)
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    settings = Model.model_validate({"name": str(model_files), "lora": {"rank": 2}})
+    network, _ = load_on_ranks(settings, Ranks(device=CPU), Precision.BFLOAT16)
+    adapters = sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert numbers[torch.float32] == adapters
 
 
 def test_one_rank_has_every_number_of_the_files_in_the_padding_row_too(tmp_path):
