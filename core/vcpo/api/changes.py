@@ -46,7 +46,8 @@ def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> 
             count = len(node) if isinstance(node, list) else "no"
             raise ValueError(f"{name} has {count} items in the file, so there is no item {key}")
     elif not isinstance(node, dict):
-        cure = f"; name an item, such as {name}[0].{key}" if isinstance(node, list) else ""
+        item = f"{name}[{key}]" if key.isdigit() else f"{name}[0].{key}"
+        cure = f"; name an item, such as {item}" if isinstance(node, list) else ""
         raise ValueError(f"{name} is no section in the file, so it has no {key}{cure}")  # noqa: TRY004 - of a text that the user gave
 
 

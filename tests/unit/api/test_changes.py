@@ -57,6 +57,7 @@ def test_an_item_of_a_list_is_counted_from_zero(path):
         ("steps=[", "is not YAML"),
         ("algorithm.lag=1", "spec.algorithm.lag: unknown field"),
         ("rollouts.maxReplicas=1", "name an item, such as spec.rollouts[0].maxReplicas"),
+        ("rollouts.1.maxReplicas=1", "has no 1; name an item, such as spec.rollouts[1]"),
         ("rollouts[2].maxReplicas=1", "spec.rollouts has 2 items in the file"),
         ("evaluation[0]=1", "has no items in the file"),
         ("steps.x=1", "spec.steps is no section in the file, so it has no x"),
