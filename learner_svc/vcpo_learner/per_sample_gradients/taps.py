@@ -28,6 +28,9 @@ from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 _CHANGED = "modified by an inplace operation"
 """Part of autograd's message if a saved tensor was written to."""
+_CHECKPOINTED = "torch.utils.checkpoint"
+"""Part of its message if a layer that PyTorch runs again differs the second time, or may not run
+again for an anchor's gradient."""
 
 
 class CrossTerm(Protocol):
@@ -113,6 +116,8 @@ class Recording:
         """Hand the gradient of `objective` at every use that it depends on to `measuring`.
 
         The parameters' `.grad` does not change. Products are not rounded for autocast.
+
+        Raises: ValueError if PyTorch's own checkpoints run layers again, which taps do not see.
         """
         self.measuring = measuring
         try:
@@ -121,6 +126,14 @@ class Recording:
                 torch.autograd.grad(
                     objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
                 )
+        except RuntimeError as error:
+            if _CHECKPOINTED not in str(error):
+                raise
+            raise ValueError(
+                "layers run again by torch.utils.checkpoint, where gradient norms cannot see them:"
+                " in place of model.gradient_checkpointing_enable() call set_checkpoints(model,"
+                " ActivationCheckpointing.LAYERS) of vcpo_learner.forward.activation_checkpointing"
+            ) from error
         finally:
             self.measuring = None
 

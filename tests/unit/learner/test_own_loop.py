@@ -9,6 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from vcpo.api.learner import ActivationCheckpointing
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+
 LENGTHS = [5, 3, 4, 2]
 
 
@@ -20,8 +23,10 @@ def the_pages_step(model, optimizer):
     return names["step"]
 
 
-def test_its_gradient_is_that_of_one_backward_pass_a_trajectory():
+@pytest.mark.parametrize("checkpoints", list(ActivationCheckpointing))
+def test_its_gradient_is_that_of_one_backward_pass_a_trajectory(checkpoints):
     model = AutoModelForCausalLM.from_pretrained("examples/models/tiny")
+    model.train()
     tokens = torch.randint(3, 12, (4, 6), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(5) < torch.tensor(LENGTHS)[:, None]).float()
     logprobs = model(tokens).logits[:, :-1].log_softmax(-1)
@@ -33,6 +38,7 @@ def test_its_gradient_is_that_of_one_backward_pass_a_trajectory():
     each = [torch.autograd.grad(term, model.parameters(), retain_graph=True) for term in terms]
     norms = torch.stack([sum(part.square().sum() for part in one) for one in each])
     advantages = rewards.flatten() - (norms * rewards.flatten()).sum() / norms.sum()
+    set_checkpoints(model, checkpoints)
     step = the_pages_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
     report = step(tokens, mask, chosen.detach(), rewards, torch.zeros(4))
     assert report.ess_ratio == pytest.approx(1.0)

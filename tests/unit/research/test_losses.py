@@ -91,3 +91,39 @@ def test_trm_masks_a_whole_response_for_its_worst_token_or_its_mean():
     expected = [2 * math.exp(0.05) / 55, 2 * math.exp(-0.05) / 55]
     assert found.values[53:].tolist() == pytest.approx(expected)
     assert found.masked_share == pytest.approx(53 / 55)
+
+
+def test_m2po_clips_outward_tokens_beyond_the_bound_of_their_second_moment():
+    # S is .05, .6, -.3, .1, -.05: squares .0025 .0025 .01 .09 .36, whose mean .093 is above .04.
+    # Capped at .3 they sum to .195, below 5 x .04; at .6 to .465. So .3 is the bound.
+    record = record_of([[0.05], [-0.02], [0.6], [-0.3], [0.1], [-0.05]])
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0, -1.0]).double()
+    found = losses.m2po_clip(record, advantages, CONFIG)
+    gaps = [0.05, -0.02, None, -0.3, 0.1, -0.05]
+    expected = [
+        0.0 if gap is None else -sign * math.exp(gap) / 6
+        for gap, sign in zip(gaps, advantages.tolist(), strict=True)
+    ]
+    assert found.values.tolist() == pytest.approx(expected)
+    assert found.masked_share == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "is_kept"),
+    [
+        ([0.1, 0.3], [True, False]),  # mean .05; capped at .1 it is .01, so .1 is the bound
+        ([0.5, 0.5], [False, False]),  # no bound is small enough
+        ([-3.0, -0.5], [True, True]),  # none moves further
+        ([0.1, 0.2], [True, True]),  # mean .025: no bound is needed
+    ],
+)
+def test_m2po_bounds_nothing_where_nothing_moves_too_far_outward(log_ratios, is_kept):
+    found = losses.m2po_clip(record_of([log_ratios]), torch.tensor([1.0]).double(), CONFIG)
+    assert (found.values != 0.0).tolist() == is_kept
+
+
+def test_sequence_tis_weighs_a_response_by_its_product_up_to_two():
+    record = record_of([[0.1, 0.2], [1.0, -0.1, 0.3], [-0.4]])
+    found = losses.grpo_sequence_tis(record, torch.tensor([1.0, -0.5, 2.0]).double(), CONFIG)
+    expected = [-math.exp(0.3) / 6] * 2 + [0.5 * 2.0 / 9] * 3 + [-2.0 * math.exp(-0.4) / 3]
+    assert found.values.tolist() == pytest.approx(expected)

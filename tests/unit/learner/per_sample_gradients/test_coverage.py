@@ -182,3 +182,15 @@ def test_parameters_without_a_gradient_are_counted_and_three_of_them_named():
     model = seeded_model(llama)
     with pytest.raises(LostGradientError, match=r"'model.embed_tokens.weight', '.*', '.*' and 18"):
         require_gradients(Slots(model), unused=())
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_the_librarys_own_checkpoints_are_named_with_what_takes_their_place(is_reentrant):
+    model = seeded_model(llama)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+    model.enable_input_require_grads()
+    with record_calls(Slots(model)) as recording:
+        sums = model(torch.tensor([[3, 4, 5], [5, 4, 3]])).logits.sum(dim=(1, 2))
+    with pytest.raises(ValueError, match=r"gradient_checkpointing_enable\(\) call set_checkpoints"):
+        measure_gradients(sums, recording)
