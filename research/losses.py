@@ -22,6 +22,9 @@ TRM_LARGEST_TOKEN_KL: Final = 0.05
 """Nats, (log u)^2 / 2 of the worst token of a response."""
 TRM_LARGEST_MEAN_KL: Final = 0.002
 """Nats, mean of u - 1 - log u over a response."""
+M2PO_LARGEST_MOMENT: Final = 0.04
+"""Mean of (log u)^2 over the tokens that their advantage moves further from 1."""
+SEQUENCE_TIS_LARGEST_WEIGHT: Final = 2.0
 
 
 def p3o(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
@@ -70,6 +73,44 @@ def trm(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoe
     is_kept = record.spread(is_inside)
     values = -record.spread(advantages) * ratios / record.size.tokens
     return _kept(values, is_kept)
+
+
+def m2po_clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
+    """Return the coefficients of M2PO as its authors' code has it: a clip, where the paper masks.
+
+    k = -A u g / N. S are the tokens with A > 0 and u > 1, or A < 0 and u < 1. The bound t is the
+    largest abs(log u) in S at which the mean of min((log u)^2, t^2) over S is below the largest
+    moment; 0 if there is none. g = 0 for tokens of S beyond it. One bound serves the whole batch.
+    Source: arXiv 2510.01161, and the authors' code with its floors off, as in their scripts.
+    """
+    del config
+    per_token = record.spread(advantages)
+    log_ratios = record.log_ratios
+    is_outward = log_ratios * per_token > 0.0
+    squares = log_ratios[is_outward].square().sort().values
+    is_kept = torch.ones_like(is_outward)
+    if squares.sum() > M2PO_LARGEST_MOMENT * len(squares):
+        above = torch.arange(len(squares) - 1, -1, -1, device=squares.device)
+        capped = squares.cumsum(0) + squares * above
+        num_below = int((capped < M2PO_LARGEST_MOMENT * len(squares)).sum())
+        bound = squares[num_below - 1] if num_below else squares.new_zeros(())
+        is_kept = ~(is_outward & (log_ratios.square() > bound))
+    return _kept(-per_token * log_ratios.exp() / record.size.tokens, is_kept)
+
+
+def grpo_sequence_tis(
+    record: BatchRecord, advantages: Tensor, config: LossConfig
+) -> TokenCoefficients:
+    """Return the coefficients of GRPO with a truncated weight of the whole response.
+
+    k = -A min(W, 2) / (B T), with W the product of u over the response. GRPO's clip compares the
+    learner with itself, and does nothing in the one step that a batch gets.
+    Source: verl's rollout correction, `rollout_is: sequence`.
+    """
+    del config
+    weights = record.sums(record.log_ratios).exp().clamp(max=SEQUENCE_TIS_LARGEST_WEIGHT)
+    shares = -advantages * weights / (record.size.trajectories * record.lengths)
+    return TokenCoefficients(values=record.spread(shares))
 
 
 def _kept(values: Tensor, is_kept: Tensor) -> TokenCoefficients:
