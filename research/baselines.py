@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import pstdev
+from typing import Final
 
 from vcpo.algo import published_baseline
 
-_SMALLEST_DEVIATION = 1e-8
+_SMALLEST_DEVIATION: Final = 1e-8
 
 
 def released_opob(

@@ -117,7 +117,7 @@ def test_m2po_clips_outward_tokens_beyond_the_bound_of_their_second_moment():
         ([0.1, 0.2], [True, True]),  # mean .025: no bound is needed
     ],
 )
-def test_m2po_bounds_nothing_where_nothing_moves_too_far_outward(log_ratios, is_kept):
+def test_m2pos_bound_is_the_largest_outward_ratio_whose_capped_moment_fits(log_ratios, is_kept):
     found = losses.m2po_clip(record_of([log_ratios]), torch.tensor([1.0]).double(), CONFIG)
     assert (found.values != 0.0).tolist() == is_kept
 
