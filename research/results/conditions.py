@@ -25,6 +25,7 @@ _COLUMNS: Final = (
     "rate",
     "final accuracy",
     "interval",
+    "of k = 0",
     "collapsed",
     "ESS",
     "on-policy ratio",
@@ -44,6 +45,9 @@ class ConditionRow:
     low: float
     high: float
     """Its exact interval of 95 %, of as many trials as there are held-out prompts."""
+    kept: float | None
+    """Final accuracy over the same method's at this rate without lag; None at k = 0 and where
+    nothing was learnt without lag, or nothing ran."""
     num_collapsed: int
     """Seeds in which an evaluation fell below half of the best one before it."""
     ess_median: float | None
@@ -69,7 +73,7 @@ class Condition:
 def condition(name: str, study: StudySpec, records: Sequence[CellRecord]) -> Condition:
     """Judge a condition; records: of its cells."""
     rows = tuple(
-        _row(study, found)
+        _row(study, found, _of(records, method.name, 0, rate))
         for lag in study.lags
         for method in study.methods
         for rate in study.learning_rates
@@ -94,10 +98,13 @@ def _of(
     return [each for each in records if (each.method, each.lag, each.learning_rate) == place]
 
 
-def _row(study: StudySpec, cells: Sequence[CellRecord]) -> ConditionRow:
+def _row(
+    study: StudySpec, cells: Sequence[CellRecord], fresh: Sequence[CellRecord]
+) -> ConditionRow:
+    """Return the row of a place; fresh: the cells of the same method and rate without lag."""
     evaluation = study.run.evaluation
     trials = evaluation.prompts * evaluation.samples_per_prompt
-    accuracy = fmean(final_accuracy(each.evaluations) for each in cells)
+    accuracy = _mean_accuracy(cells)
     interval = proportion(round(accuracy * trials), trials)
     first = cells[0]
     ess = [each for cell in cells for each in cell.steps.ess[cell.lag :] if each is not None]
@@ -109,12 +116,22 @@ def _row(study: StudySpec, cells: Sequence[CellRecord]) -> ConditionRow:
         final_accuracy=accuracy,
         low=interval.low,
         high=interval.high,
+        kept=_kept(accuracy, fresh) if first.lag else None,
         num_collapsed=sum(collapse_step(each.evaluations) is not None for each in cells),
         ess_median=median(ess) if ess else None,
         on_policy_ess_ratio=median(
             ratio for cell in cells for ratio in cell.steps.on_policy_ess_ratio
         ),
     )
+
+
+def _mean_accuracy(cells: Sequence[CellRecord]) -> float:
+    return fmean(final_accuracy(each.evaluations) for each in cells)
+
+
+def _kept(accuracy: float, fresh: Sequence[CellRecord]) -> float | None:
+    without_lag = _mean_accuracy(fresh) if fresh else 0.0
+    return accuracy / without_lag if without_lag else None
 
 
 def _is_won(rows: Sequence[ConditionRow], subject: str) -> bool:
@@ -137,6 +154,7 @@ def condition_table(conditions: Sequence[tuple[Condition, StudySpec]]) -> str:
                     compact(row.learning_rate),
                     f"**{accuracy}**" if row.final_accuracy == best else accuracy,
                     f"{row.low:.3f} to {row.high:.3f}",
+                    decimal(row.kept, ".3f"),
                     f"{row.num_collapsed} of {row.num_seeds}",
                     decimal(row.ess_median, ".1f"),
                     decimal(row.on_policy_ess_ratio, ".3f"),

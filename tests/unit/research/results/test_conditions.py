@@ -56,6 +56,23 @@ def test_a_fall_below_half_of_the_best_accuracy_is_counted():
     assert fallen == {"vcpo": 0, "plain": 1}
 
 
+def test_what_a_lag_leaves_of_an_accuracy_is_measured_against_the_same_method_without_lag():
+    spec = study_document(CONDITION.replace("lags: [32]", "lags: [0, 32]")).spec
+    cells = [
+        record("vcpo", 0, [0.0, 0.8], seed=3),
+        record("vcpo", 32, [0.0, 0.6], seed=3),
+        record("plain", 0, [0.0, 0.0], seed=3),
+        record("plain", 32, [0.0, 0.5], seed=3),
+    ]
+    kept = {(row.method, row.lag): row.kept for row in condition("small", spec, cells).rows}
+    assert kept == {
+        ("vcpo", 0): None,
+        ("vcpo", 32): pytest.approx(0.75),  # 0.6 of 0.8
+        ("plain", 0): None,
+        ("plain", 32): None,  # without lag it learnt nothing
+    }
+
+
 def test_the_report_counts_the_conditions_that_are_won_and_keeps_them_from_the_studies(tmp_path):
     won, lost = (
         StudyData(
@@ -80,7 +97,8 @@ def test_the_report_counts_the_conditions_that_are_won_and_keeps_them_from_the_s
     text = " ".join((tmp_path / "results.md").read_text().split())
     assert "1 of 2 conditions are won" in text
     assert (
-        "| lost | plain | 32 | 0.0001 | **0.900** | 0.473 to 0.997 | 0 of 1 | - | 1.000 |" in text
+        "| lost | plain | 32 | 0.0001 | **0.900** | 0.473 to 0.997 | - | 0 of 1 | - | 1.000 |"
+        in text
     )
 
 
