@@ -1,9 +1,10 @@
-"""TRL's GRPOTrainer and `vcpo run` on the same training: python -m benchmarks.peers [--steps 100].
+"""TRL's GRPOTrainer and `vcpo run` on the same training: python -m benchmarks.peers [--model NAME].
 
-Same model, task, batch, loss (GRPO, on policy) and rate, one thread each; then the default method
-with responses up to six versions old and two workers. Start-up is not compared: clocks begin after
-the first step. It takes the extra `trl`, five minutes, and for wall-clock a quiet machine with two
-cores. The last line is JSON, with ratios of this project to TRL, to a reward of 0.95.
+Same model, task, batch, loss (GRPO, on policy) and rate, one thread each; then the default method,
+whose workers generate ahead. Start-up is not compared: clocks begin after the first step. It takes
+the extra `trl`, and for wall-clock a quiet machine with two cores: five minutes with the tiny
+model, an hour with SmolLM2 (`python -m examples.models.make_model smollm2` makes it). The last line
+is JSON, with ratios of this project to TRL, to the higher of the two rewards.
 """
 
 from __future__ import annotations
@@ -20,50 +21,51 @@ from pathlib import Path
 from typing import Any
 
 import vcpo
-from benchmarks.peers.training import (
-    MODEL,
-    NEW_TOKENS,
-    PARAMETERS,
-    PROMPTS,
-    RATE,
-    RESPONSES,
-    ROOT,
-    TASK,
-    Step,
-    summary,
-)
+from benchmarks.peers.training import ROOT, TRAININGS, Step, Training, summary
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import read_ready
 
-_ON_POLICY = {"algorithm": {"method": "grpo", "maxPolicyLagSteps": 0}, "workers": 1}
-_ASYNC = {"algorithm": {"maxPolicyLagSteps": 6}, "workers": 2}
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(ROOT),  # of the task
+}
 
 
 def main() -> None:
     """Train three times, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--model", choices=sorted(TRAININGS), default="tiny")
+    parser.add_argument("--steps", type=int, help="of each training [90 tiny, 36 smollm2]")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    os.environ.update(_ONE_THREAD)
-    found = {
-        "trl": trl_side(options.steps, options.seed),
-        "on_policy": our_side(options.steps, options.seed, _ON_POLICY),
-        "asynchronous": our_side(options.steps, options.seed, _ASYNC),
-    }
-    sides = {name: summary(steps) for name, steps in found.items()}
-    for name, side in sides.items():
-        print(f"{name}: {json.dumps(side)}")
-    print(json.dumps(comparison(sides)))
+    os.environ.update(_ENVIRONMENT)
+    training = TRAININGS[options.model]
+    num_steps = options.steps or training.steps
+    on_policy = {"method": "grpo", "maxPolicyLagSteps": 0}
+    ahead = {"maxPolicyLagSteps": training.lag}
+    sides: dict[str, dict[str, Any]] = {}
+
+    def judge(name: str, steps: list[Step]) -> None:
+        sides[name] = summary(steps, training.rewards)
+        print(f"{name}: {json.dumps(sides[name])}", flush=True)
+
+    judge("trl", trl_side(options.model, num_steps, options.seed))
+    for name, algorithm, workers in (
+        ("on_policy", on_policy, 1),
+        ("asynchronous", ahead, training.workers),
+    ):
+        document = _document(training, num_steps, options.seed, algorithm, workers)
+        judge(name, our_side(document, workers))
+    print(json.dumps(comparison(sides, training.rewards[-1])))
 
 
-def comparison(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return ratios of this project to TRL; None where a side did not reach 0.95."""
+def comparison(sides: Mapping[str, Mapping[str, Any]], reward: float) -> dict[str, float | None]:
+    """Return ratios of this project to TRL; None where a side did not reach the reward."""
     trl, ours, free = (sides[name] for name in ("trl", "on_policy", "asynchronous"))
 
     def ratio(side: Mapping[str, Any], key: str) -> float | None:
-        mine, theirs = side["to_0.95"][key], trl["to_0.95"][key]
+        mine, theirs = side[f"to_{reward:g}"][key], trl[f"to_{reward:g}"][key]
         return round(mine / theirs, 3) if mine and theirs else None
 
     return {
@@ -77,27 +79,28 @@ def comparison(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None
     }
 
 
-def trl_side(num_steps: int, seed: int) -> list[Step]:
+def trl_side(model: str, num_steps: int, seed: int) -> list[Step]:
     """Train with TRL in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.peers.trl_side", str(num_steps), str(seed)]
+    module = [sys.executable, "-m", "benchmarks.peers.trl_side"]
+    command = [*module, model, str(num_steps), str(seed)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 - our own
     lines = (line.removeprefix("STEP ") for line in done.stdout.splitlines() if "STEP " in line)
     return [Step(**json.loads(line)) for line in lines]
 
 
-def our_side(num_steps: int, seed: int, setting: Mapping[str, Any]) -> list[Step]:
+def our_side(document: Mapping[str, Any], workers: int) -> list[Step]:
     """Train with `vcpo run`, and read the clocks of its processes at each step."""
     steps: list[Step] = []
     with tempfile.TemporaryDirectory() as folder:
         file, run_dir = Path(folder) / "run.yaml", Path(folder) / "run"
-        file.write_text(json.dumps(_document(num_steps, seed, setting)), encoding="utf-8")
+        file.write_text(json.dumps(document), encoding="utf-8")
         first_s = first_cpu_s = 0.0
         with vcpo.train(file, run_dir=run_dir) as training:
             for number, record in enumerate(training):
                 at_s, cpu_s = time.monotonic(), sum(_cpu_seconds(run_dir))
                 if number == 0:
                     first_s, first_cpu_s = at_s, cpu_s
-                workers_gib = record.worker_peak_gibibytes * setting["workers"]
+                workers_gib = record.worker_peak_gibibytes * workers
                 steps.append(
                     Step(
                         reward=record.reward_mean,
@@ -109,26 +112,43 @@ def our_side(num_steps: int, seed: int, setting: Mapping[str, Any]) -> list[Step
     return steps
 
 
-def _document(num_steps: int, seed: int, setting: Mapping[str, Any]) -> dict[str, Any]:
-    workers = {"minReplicas": setting["workers"], "maxReplicas": setting["workers"]}
+def _document(
+    training: Training,
+    num_steps: int,
+    seed: int,
+    algorithm: Mapping[str, Any],
+    workers: int,
+) -> dict[str, Any]:
+    """Return a run of this training."""
+    precision = {"precision": "bfloat16" if training.is_bfloat16 else "float32"}
+    group = {
+        "name": "main",
+        "maxConcurrentSequences": training.prompts * training.responses,
+        "threads": 1,
+        "minReplicas": workers,
+        "maxReplicas": workers,
+        **precision,
+    }
     return {
         "metadata": {"name": "peers"},
         "spec": {
             "seed": seed,
             "steps": num_steps,
-            "model": {"name": str(MODEL)},
-            "environment": {"name": TASK, "parameters": PARAMETERS},
-            "batch": {"promptsPerStep": PROMPTS, "trajectoriesPerPrompt": RESPONSES},
-            "sampling": {"maxNewTokens": NEW_TOKENS},
-            "algorithm": setting["algorithm"],
-            "optimizer": {"learningRate": RATE},
+            "model": {"name": str(training.model)},
+            "environment": {"name": training.task, "parameters": training.parameters},
+            "batch": {
+                "promptsPerStep": training.prompts,
+                "trajectoriesPerPrompt": training.responses,
+            },
+            "sampling": {"maxNewTokens": training.new_tokens},
+            "algorithm": algorithm,
+            "optimizer": {"learningRate": training.rate},
             "evaluation": {"everySteps": 10_000, "prompts": 16},
             "checkpoint": {"everySteps": 10_000},
             "control": {"pollSeconds": 0.2},
-            "learner": {"threads": 1},
-            "rollouts": [
-                {"name": "main", "maxConcurrentSequences": 128, "threads": 1, **workers},
-            ],
+            "lease": {"timeoutSeconds": 120},
+            "learner": {"threads": 1, **precision},
+            "rollouts": [group],
         },
     }
 

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-MODEL: Final = ROOT / "examples" / "models" / "tiny"
-TASK: Final = "sort_digits"
-PARAMETERS: Final = {"digits": 5, "style": "plain"}
-PROMPTS, RESPONSES, NEW_TOKENS = 16, 8, 16
-RATE: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A model, its task, and the numbers that both sides share."""
+
+    model: Path
+    task: str
+    parameters: Mapping[str, Any]
+    prompts: int
+    """Of one batch."""
+    responses: int
+    """To each prompt."""
+    new_tokens: int
+    rate: float
+    rewards: tuple[float, float]
+    """What a training has to reach; ratios are of the second."""
+    steps: int
+    """After which both have been reached, as a rule."""
+    is_bfloat16: bool = False
+    """Whether both sides compute in bfloat16 and keep their parameters in float32."""
+    is_chat: bool = False
+    """Whether prompts go through the model's chat template."""
+    lag: int = 6
+    """Largest age of a response, in versions, where workers generate ahead."""
+    workers: int = 2
+    """Which generate ahead."""
+
+
+TRAININGS: Final = {
+    "tiny": Training(
+        model=ROOT / "examples" / "models" / "tiny",
+        task="sort_digits",
+        parameters={"digits": 5, "style": "plain"},
+        prompts=16,
+        responses=8,
+        new_tokens=16,
+        rate=1e-4,
+        rewards=(0.9, 0.95),
+        steps=90,
+    ),
+    "smollm2": Training(  # as examples/sums_smollm2.yaml, at twice its rate
+        model=ROOT / "examples" / "models" / "smollm2",
+        task="examples.sums:Sums",
+        parameters={},
+        prompts=6,
+        responses=6,
+        new_tokens=12,
+        rate=2e-5,
+        rewards=(0.5, 0.8),
+        steps=36,
+        is_bfloat16=True,
+        is_chat=True,
+        lag=8,
+        workers=1,
+    ),
+}
+"""By the name of their model: 0.2 and 135 million parameters."""
 _WINDOW: Final = 5
 """Steps over which a reward is a mean: a batch alone is noisy."""
 
@@ -40,10 +93,10 @@ def steps_to(steps: Sequence[Step], reward: float) -> int | None:
     return None
 
 
-def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return what a training took to both rewards, and where it ended."""
+def summary(steps: Sequence[Step], rewards: Sequence[float]) -> dict[str, Any]:
+    """Return what a training took to each reward, and where it ended."""
     found: dict[str, Any] = {}
-    for reward in (0.9, 0.95):
+    for reward in rewards:
         number = steps_to(steps, reward)
         last = None if number is None else steps[number - 1]
         found[f"to_{reward:g}"] = {

@@ -1,4 +1,4 @@
-"""TRL's side: python -m benchmarks.peers.trl_side STEPS SEED; prints its steps as lines of JSON."""
+"""TRL's side: python -m benchmarks.peers.trl_side MODEL STEPS SEED; its steps are lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.peers.training import (
-    MODEL,
-    NEW_TOKENS,
-    PARAMETERS,
-    PROMPTS,
-    RATE,
-    RESPONSES,
-    TASK,
-    Step,
-)
+from benchmarks.peers.training import TRAININGS, Step, Training
 from vcpo.api.optimizer import Optimizer
 from vcpo.service.lifecycle import peak_memory_bytes
-from vcpo_rollout.environments import Split, make_environment
+from vcpo_rollout.environments import Prompt, Split, make_environment
+from vcpo_rollout.generation.environment_pool import check_judgement
 
 
 class StepTimes(TrainerCallback):
@@ -40,48 +32,32 @@ class StepTimes(TrainerCallback):
         self.times.append((time.monotonic(), time.process_time()))
 
 
-def main(num_steps: int, seed: int) -> None:
+def main(name: str, num_steps: int, seed: int) -> None:
     """Train, and print each step."""
     torch.set_num_threads(1)
-    task = make_environment(TASK, PARAMETERS, seed)
-    prompts = [task.prompt(Split.TRAIN, index) for index in range(num_steps * PROMPTS)]
+    training, times = TRAININGS[name], StepTimes()
+    task = make_environment(training.task, training.parameters, seed)
+    prompts = [task.prompt(Split.TRAIN, index) for index in range(num_steps * training.prompts)]
 
-    def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
+    def reward(completions: list[Any], index: list[int], **_: Any) -> list[float]:
         pairs = zip(index, completions, strict=True)
-        return [float(task.reward(prompts[number], text)) for number, text in pairs]
+        return [
+            check_judgement(task.reward(prompts[number], _text(each)), task.reward).reward
+            for number, each in pairs
+        ]
 
-    ours, times = Optimizer(), StepTimes()
     with tempfile.TemporaryDirectory() as folder:
-        settings = GRPOConfig(
-            output_dir=folder,
-            max_steps=num_steps,
-            seed=seed,
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            adam_beta1=ours.beta1,
-            adam_beta2=ours.beta2,
-            adam_epsilon=ours.epsilon,
-            weight_decay=ours.weight_decay,
-            max_grad_norm=ours.max_gradient_norm,
-            per_device_train_batch_size=PROMPTS * RESPONSES,
-            num_generations=RESPONSES,
-            max_completion_length=NEW_TOKENS,
-            loss_type="grpo",
-            gradient_checkpointing=False,
-            logging_steps=1,
-            bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        rows = [{"prompt": prompt.text, "index": index} for index, prompt in enumerate(prompts)]
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(MODEL),
-            processing_class=AutoTokenizer.from_pretrained(MODEL),
+            model=AutoModelForCausalLM.from_pretrained(training.model, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(training.model),
             reward_funcs=reward,
-            args=settings,
-            train_dataset=Dataset.from_list(rows),
+            args=_settings(training, num_steps, seed, folder),
+            train_dataset=Dataset.from_list(
+                [
+                    {"prompt": _asked(prompt, training), "index": index}
+                    for index, prompt in enumerate(prompts)
+                ]
+            ),
             callbacks=[times],
         )
         trainer.train()
@@ -97,5 +73,42 @@ def main(num_steps: int, seed: int) -> None:
         sys.stdout.write(f"STEP {json.dumps(dataclasses.asdict(step))}\n")
 
 
+def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRPOConfig:
+    """Return TRL's settings, with our defaults where the two libraries' differ."""
+    ours = Optimizer()
+    return GRPOConfig(
+        output_dir=folder,
+        max_steps=num_steps,
+        seed=seed,
+        learning_rate=training.rate,
+        lr_scheduler_type="constant",
+        adam_beta1=ours.beta1,
+        adam_beta2=ours.beta2,
+        adam_epsilon=ours.epsilon,
+        weight_decay=ours.weight_decay,
+        max_grad_norm=ours.max_gradient_norm,
+        per_device_train_batch_size=training.prompts * training.responses,
+        num_generations=training.responses,
+        max_completion_length=training.new_tokens,
+        loss_type="grpo",
+        gradient_checkpointing=False,
+        logging_steps=1,
+        bf16=training.is_bfloat16,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+
+
+def _asked(prompt: Prompt, training: Training) -> str | list[dict[str, str]]:
+    """Return a prompt as TRL takes it: a text, or a conversation for the chat template."""
+    return [{"role": "user", "content": prompt.text}] if training.is_chat else prompt.text
+
+
+def _text(completion: str | list[dict[str, str]]) -> str:
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

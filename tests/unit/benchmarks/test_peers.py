@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchmarks.peers.__main__ import comparison
 from benchmarks.peers.training import Step, steps_to, summary
 
+REWARDS = 0.9, 0.95
+
 
 def steps(rewards, cpu_seconds=2.0):
     return [
@@ -29,11 +31,11 @@ def test_ratios_are_of_what_it_took_to_the_higher_reward():
     # 6 steps of TRL at 2 s of CPU each, 8 of ours at 3 s; clocks begin after the first.
     theirs, ours = [0.0] + [1.0] * 6, [0.0] * 3 + [1.0] * 6
     sides = {
-        "trl": summary(steps(theirs)),
-        "on_policy": summary(steps(ours, cpu_seconds=3.0)),
-        "asynchronous": summary(steps(theirs)),
+        "trl": summary(steps(theirs), REWARDS),
+        "on_policy": summary(steps(ours, cpu_seconds=3.0), REWARDS),
+        "asynchronous": summary(steps(theirs), REWARDS),
     }
-    found = comparison(sides)
+    found = comparison(sides, 0.95)
     assert found["steps_ratio"] == round(8 / 6, 3)
     assert found["cpu_seconds_ratio"] == round(7 * 3 / (5 * 2), 3)
     assert found["cpu_seconds_per_step_ratio"] == 1.5
@@ -42,5 +44,6 @@ def test_ratios_are_of_what_it_took_to_the_higher_reward():
 
 
 def test_a_side_that_did_not_get_there_has_no_ratio():
-    sides = {name: summary(steps([0.0] * 8)) for name in ("trl", "on_policy", "asynchronous")}
-    assert comparison(sides)["steps_ratio"] is None
+    names = "trl", "on_policy", "asynchronous"
+    sides = {name: summary(steps([0.0] * 8), REWARDS) for name in names}
+    assert comparison(sides, 0.95)["steps_ratio"] is None
