@@ -61,7 +61,7 @@ TRAININGS: Final = {
         steps=36,
         is_bfloat16=True,
         is_chat=True,
-        lag=8,
+        lag=2,
         workers=1,
     ),
 }

@@ -141,7 +141,7 @@ class DecodeBatch:
         self._pad_token_id = pad_token_id
         self._cache = DecodingCache(model, pad_token_id=pad_token_id, recorder=routes)
         self._vocabulary = vocabulary_of(model)
-        self._generator = torch.Generator(model.device).manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
         self._sequences: list[PartialSequence] = []
         self._logits: Tensor | None = None
         self._policy_version: int | None = None
@@ -269,23 +269,28 @@ def sample_tokens(
     """Draw one token per row from softmax(logits / temperature), over all columns.
 
     logits: [rows, tokens], any float type; all computation is in float32.
-    seeds: of each row's draw; a row without one draws from `generator`.
+    seeds: of each row's draw, 63 bits; a row without one draws from `generator`, of the CPU.
 
     Returns: token ids, and the natural logarithms of the probabilities they were drawn with. A
         log-probability is not finite where the logits are not.
 
-    The draw is the Gumbel-max trick (Gumbel 1954; https://arxiv.org/abs/1611.00712, eq. 2): the
-    index of the largest `log p + g`, where `g = -log e` and `e` is a standard exponential. It uses
-    the returned logarithms themselves, and never picks a token of probability 0.
+    The draw inverts the distribution function (Devroye 1986, "Non-Uniform Random Variate
+    Generation", III.2): the first token at which the sum of the probabilities exceeds a uniform
+    number of 53 bits. The probabilities are those of the returned logarithms, summed in float64;
+    one of 0 does not raise the sum, so its token is never drawn.
     """
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
-    logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
-    noise = torch.empty_like(logprobs)
-    if None in seeds:
-        noise.exponential_(generator=generator)
-    seeded = torch.Generator(logits.device)
-    for row, seed in zip(noise, seeds, strict=True):
-        if seed is not None:
-            row.exponential_(generator=seeded.manual_seed(seed))
-    token_ids = (logprobs - noise.log_()).argmax(dim=-1, keepdim=True)
+    logprobs = torch.log_softmax((logits / scale).float(), dim=-1)
+    sums = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
+    fresh = torch.rand(len(seeds), dtype=torch.float64, generator=generator).tolist()
+    uniform = [
+        number if seed is None else (seed >> 10) / 2**53
+        for seed, number in zip(seeds, fresh, strict=True)
+    ]
+    drawn = torch.tensor(uniform, dtype=torch.float64, device=logits.device)[:, None]
+    # Each has 53 bits and is below 1, so its product with the sum of all never rounds to that sum.
+    reached = drawn * sums[:, -1:]
+    token_ids = torch.searchsorted(sums, reached, right=True)
+    # A row that has no number has no place either: any token shows that its logarithms are none.
+    token_ids = token_ids.clamp(max=logits.shape[-1] - 1)
     return token_ids[:, 0].tolist(), logprobs.gather(1, token_ids)[:, 0].tolist()

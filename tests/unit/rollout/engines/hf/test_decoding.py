@@ -310,6 +310,25 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert logprobs == pytest.approx([math.log(0.5)] * 2000)
 
 
+def test_a_seed_draws_the_token_whose_share_of_the_probabilities_holds_it():
+    # Shares by hand: token 1 up to 0.5, token 2 up to 0.75, token 4 up to 1; 0, 3 and 5 have none.
+    logits = torch.tensor([-math.inf, 2.0, 1.0, -math.inf, 1.0, -math.inf]) * math.log(2.0)
+    places = 0.0, 0.49, 0.51, 0.74, 0.76, 1.0
+    seeds = [min(round(place * 2**63), 2**63 - 1) for place in places]
+    rows = logits.expand(len(seeds), -1)
+    token_ids, _ = sample_tokens(rows, [1.0] * len(seeds), seeds, torch.Generator())
+    assert token_ids == [1, 1, 2, 2, 4, 4]
+
+
+@given(data=st.data())
+def test_the_last_number_before_one_draws_a_token_of_some_probability(data):
+    shares = data.draw(st.lists(st.floats(-60.0, 60.0), min_size=1, max_size=40))
+    logits = torch.tensor([[*shares, -math.inf]])
+    (token_id,), (logprob,) = sample_tokens(logits, [1.0], [2**63 - 1], torch.Generator())
+    assert token_id < len(shares)
+    assert math.exp(logprob) > 0.0
+
+
 def test_the_same_seed_samples_the_same_tokens(make_model, make_batch, make_draft):
     def tokens(seed):
         batch = make_batch(make_model(), seed=seed)
