@@ -261,7 +261,7 @@ def test_the_condition_with_a_pretrained_model_compares_five_methods_with_and_wi
     assert spec.tuning is None
     assert len(spec.methods) == 5
     assert spec.lags == (0, 16)
-    assert spec.run.steps >= 12 * 16
+    assert spec.run.steps >= 6 * 16
 
 
 @pytest.mark.parametrize("path", CONDITIONS, ids=lambda path: path.stem)
