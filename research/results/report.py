@@ -142,11 +142,11 @@ seeds are those of the tuning.
 _CONDITIONS: Final = """
 ## Conditions that nobody tuned
 
-Methods at the rate that the studies above found, where no setting was chosen: {wins} of {judged}
-conditions are won, which means that no other method ends above the interval of the default. The
-interval is the exact one of an accuracy on so many held-out prompts; it does not hold the scatter
-of seeds. Of k = 0: accuracy over that of the same method and rate without lag. ESS: median over
-steps of full lag. {cells} cells, {cpu_time} of processor time.
+Methods at one rate, where no setting was chosen: {wins} of {judged} conditions are won, which means
+that no other method ends above the interval of the default. The interval is the exact one of an
+accuracy on so many held-out prompts; it does not hold the scatter of seeds. Of k = 0: accuracy over
+that of the same method and rate without lag. ESS: median over steps of full lag. {cells} cells,
+{cpu_time} of processor time.
 
 {conditions}
 """

@@ -385,34 +385,50 @@ def test_the_discussion_tells_at_which_lags_the_warning_comes():
         assert f"{num_warned} of {num_collapses} {words}" in text
 
 
-def _finals_of_condition(name: str) -> dict[str, float]:
-    """Final accuracy by method, a mean over seeds, from the published records alone."""
+def _finals_of_condition(name: str) -> dict[int, dict[str, float]]:
+    """Final accuracy by lag and method, a mean over seeds, from the published records alone."""
     table = DOCS / "results" / name / "cells.jsonl.bz2"
     heads = json.loads(bz2.decompress(table.read_bytes()).splitlines()[0])
-    finals: dict[str, list[float]] = {}
+    finals: dict[tuple[int, str], list[float]] = {}
     for cell in heads:
         last = cell["evaluations"][-1][0]
         late = [accuracy for step, accuracy in cell["evaluations"] if step > 0.75 * last]
-        finals.setdefault(cell["method"], []).append(statistics.fmean(late))
-    return {method: statistics.fmean(found) for method, found in finals.items()}
+        finals.setdefault((cell["lag"], cell["method"]), []).append(statistics.fmean(late))
+    found: dict[int, dict[str, float]] = {}
+    for (lag, method), accuracies in finals.items():
+        found.setdefault(lag, {})[method] = statistics.fmean(accuracies)
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS.get("conditions", {})))
 def test_a_condition_is_won_where_no_accuracy_of_another_makes_that_of_the_default_unlikely(name):
     (file,) = STUDIES.rglob(f"{name}.yaml")
-    prompts = load_study(file).spec.run.evaluation.prompts
-    finals = _finals_of_condition(name)
-    right = round(finals.pop("vcpo2") * prompts)
-    # Of so many prompts no more right answers, at the accuracy of the other.
-    chances = [
-        sum(
-            math.comb(prompts, count) * other**count * (1 - other) ** (prompts - count)
-            for count in range(right + 1)
-        )
-        for other in finals.values()
-    ]
-    assert len(chances) == 3
+    spec = load_study(file).spec
+    prompts = spec.run.evaluation.prompts
+    chances = []
+    for finals in _finals_of_condition(name).values():
+        right = round(finals.pop("vcpo2") * prompts)
+        # Of so many prompts no more right answers, at the accuracy of the other.
+        chances += [
+            sum(
+                math.comb(prompts, count) * other**count * (1 - other) ** (prompts - count)
+                for count in range(right + 1)
+            )
+            for other in finals.values()
+        ]
+    assert len(chances) == len(spec.lags) * (len(spec.methods) - 1)
     assert RESULTS["conditions"][name]["is_won"] == (min(chances) >= 0.025)
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS.get("conditions", {})))
+def test_what_a_lag_leaves_is_the_quotient_of_two_published_accuracies(name):
+    finals = _finals_of_condition(name)
+    for row in RESULTS["conditions"][name]["rows"]:
+        if row["lag"] > 0 and 0 in finals:
+            without = finals[0][row["method"]]
+            assert row["kept"] == pytest.approx(finals[row["lag"]][row["method"]] / without)
+        else:
+            assert row["kept"] is None
 
 
 def test_the_wins_are_counted_over_all_conditions():
@@ -422,7 +438,9 @@ def test_the_wins_are_counted_over_all_conditions():
 
 @pytest.mark.parametrize("name", sorted(RESULTS.get("conditions", {})))
 def test_the_discussion_shows_every_condition(name):
-    found = {each["method"]: each for each in RESULTS["conditions"][name]["rows"]}
+    rows_of_lags = RESULTS["conditions"][name]["rows"]
+    lag = max(each["lag"] for each in rows_of_lags)
+    found = {each["method"]: each for each in rows_of_lags if each["lag"] == lag}
     own = found["vcpo2"]
     shown = [f"{found[method]['final_accuracy']:.3f}" for method in ("grpo", "vcpo", "vcpo-batch")]
     shown.append(f"{own['final_accuracy']:.3f} ({own['low']:.3f} to {own['high']:.3f})")
