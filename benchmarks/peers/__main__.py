@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import vcpo
-from benchmarks.peers.training import ROOT, TRAININGS, Step, Training, summary
+from benchmarks.peers.training import (
+    ROOT,
+    STEP_MARK,
+    TRAININGS,
+    WINDOW,
+    Step,
+    Training,
+    summary,
+)
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import read_ready
 
@@ -39,15 +47,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each training [90 tiny, 36 smollm2]")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    os.environ.update(_ENVIRONMENT)
     training = TRAININGS[options.model]
-    num_steps = options.steps or training.steps
+    num_steps = training.steps if options.steps is None else options.steps
+    if not training.model.is_dir():
+        cure = f"python -m examples.models.make_model {options.model}"
+        parser.error(f"--model: {training.model} is not there; make it: {cure}")
+    if num_steps < WINDOW:
+        parser.error(f"--steps: at least {WINDOW}, over which a reward is a mean; got {num_steps}")
+    os.environ.update(_ENVIRONMENT)
     on_policy = {"method": "grpo", "maxPolicyLagSteps": 0}
     ahead = {"maxPolicyLagSteps": training.lag}
     sides: dict[str, dict[str, Any]] = {}
 
-    def judge(name: str, steps: list[Step]) -> None:
-        sides[name] = summary(steps, training.rewards)
+    def judge(name: str, steps: Iterator[Step]) -> None:
+        taken: list[Step] = []
+        for step in steps:
+            taken.append(step)
+            place = f"{name} {len(taken)}/{num_steps}"
+            print(f"{place}: reward {step.reward:.3f}, {step.seconds:.0f} s", file=sys.stderr)
+        sides[name] = summary(taken, training.rewards)
         print(f"{name}: {json.dumps(sides[name])}", flush=True)
 
     judge("trl", trl_side(options.model, num_steps, options.seed))
@@ -79,18 +97,20 @@ def comparison(sides: Mapping[str, Mapping[str, Any]], reward: float) -> dict[st
     }
 
 
-def trl_side(model: str, num_steps: int, seed: int) -> list[Step]:
-    """Train with TRL in a process of its own."""
+def trl_side(model: str, num_steps: int, seed: int) -> Iterator[Step]:
+    """Train with TRL in a process of its own; yield its steps."""
     module = [sys.executable, "-m", "benchmarks.peers.trl_side"]
     command = [*module, model, str(num_steps), str(seed)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 - our own
-    lines = (line.removeprefix("STEP ") for line in done.stdout.splitlines() if "STEP " in line)
-    return [Step(**json.loads(line)) for line in lines]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
+        for line in process.stdout or ():
+            if line.startswith(STEP_MARK):
+                yield Step(**json.loads(line.removeprefix(STEP_MARK)))
+    if process.returncode:
+        raise SystemExit(f"TRL's side ended with exit status {process.returncode}: see above")
 
 
-def our_side(document: Mapping[str, Any], workers: int) -> list[Step]:
-    """Train with `vcpo run`, and read the clocks of its processes at each step."""
-    steps: list[Step] = []
+def our_side(document: Mapping[str, Any], workers: int) -> Iterator[Step]:
+    """Train with `vcpo run`; yield its steps, with the clocks of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         file, run_dir = Path(folder) / "run.yaml", Path(folder) / "run"
         file.write_text(json.dumps(document), encoding="utf-8")
@@ -101,15 +121,12 @@ def our_side(document: Mapping[str, Any], workers: int) -> list[Step]:
                 if number == 0:
                     first_s, first_cpu_s = at_s, cpu_s
                 workers_gib = record.worker_peak_gibibytes * workers
-                steps.append(
-                    Step(
-                        reward=record.reward_mean,
-                        seconds=at_s - first_s,
-                        cpu_seconds=cpu_s - first_cpu_s,
-                        peak_gibibytes=record.learner_peak_gibibytes + workers_gib,
-                    )
+                yield Step(
+                    reward=record.reward_mean,
+                    seconds=at_s - first_s,
+                    cpu_seconds=cpu_s - first_cpu_s,
+                    peak_gibibytes=record.learner_peak_gibibytes + workers_gib,
                 )
-    return steps
 
 
 def _document(

@@ -29,8 +29,6 @@ class Training:
     """After which both have been reached, as a rule."""
     is_bfloat16: bool = False
     """Whether both sides compute in bfloat16 and keep their parameters in float32."""
-    is_chat: bool = False
-    """Whether prompts go through the model's chat template."""
     lag: int = 6
     """Largest age of a response, in versions, where workers generate ahead."""
     workers: int = 2
@@ -60,13 +58,14 @@ TRAININGS: Final = {
         rewards=(0.5, 0.8),
         steps=36,
         is_bfloat16=True,
-        is_chat=True,
         lag=2,
         workers=1,
     ),
 }
 """By the name of their model: 0.2 and 135 million parameters."""
-_WINDOW: Final = 5
+STEP_MARK: Final = "STEP "
+"""Begins each line of TRL's side that has a step."""
+WINDOW: Final = 5
 """Steps over which a reward is a mean: a batch alone is noisy."""
 
 
@@ -86,9 +85,9 @@ class Step:
 
 def steps_to(steps: Sequence[Step], reward: float) -> int | None:
     """Return after how many steps the mean of the last few first reached a reward."""
-    for number in range(_WINDOW, len(steps) + 1):
-        window = steps[number - _WINDOW : number]
-        if sum(step.reward for step in window) / _WINDOW >= reward:
+    for number in range(WINDOW, len(steps) + 1):
+        window = steps[number - WINDOW : number]
+        if sum(step.reward for step in window) / WINDOW >= reward:
             return number
     return None
 
@@ -109,6 +108,6 @@ def summary(steps: Sequence[Step], rewards: Sequence[float]) -> dict[str, Any]:
         "steps": len(steps),
         "cpu_seconds_per_step": last.cpu_seconds / max(len(steps) - 1, 1),
         "seconds_per_step": last.seconds / max(len(steps) - 1, 1),
-        "final_reward": sum(step.reward for step in steps[-_WINDOW:]) / _WINDOW,
+        "final_reward": sum(step.reward for step in steps[-WINDOW:]) / WINDOW,
         "peak_gibibytes": last.peak_gibibytes,
     }

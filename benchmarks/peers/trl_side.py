@@ -14,28 +14,43 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.peers.training import TRAININGS, Step, Training
+from benchmarks.peers.training import STEP_MARK, TRAININGS, Step, Training
 from vcpo.api.optimizer import Optimizer
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo_rollout.environments import Prompt, Split, make_environment
 from vcpo_rollout.generation.environment_pool import check_judgement
 
 
-class StepTimes(TrainerCallback):
-    """Clocks at the end of each step."""
+class StepLines(TrainerCallback):
+    """Prints each step when it has ended, with the clocks since the first one."""
 
     def __init__(self) -> None:
-        self.times: list[tuple[float, float]] = []
+        self._first: tuple[float, float] | None = None
+        self._newest = 0.0, 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Read the clocks."""
-        self.times.append((time.monotonic(), time.process_time()))
+        """Read the clocks; what a step logs comes after."""
+        self._newest = time.monotonic(), time.process_time()
+        self._first = self._first or self._newest
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print a step; what is logged at the end of a training has no reward."""
+        if self._first is None or "reward" not in logs:
+            return
+        step = Step(
+            reward=logs["reward"],
+            seconds=self._newest[0] - self._first[0],
+            cpu_seconds=self._newest[1] - self._first[1],
+            peak_gibibytes=peak_memory_bytes() / 2**30,
+        )
+        print(f"{STEP_MARK}{json.dumps(dataclasses.asdict(step))}", flush=True)
 
 
 def main(name: str, num_steps: int, seed: int) -> None:
     """Train, and print each step."""
     torch.set_num_threads(1)
-    training, times = TRAININGS[name], StepTimes()
+    training = TRAININGS[name]
+    tokenizer = AutoTokenizer.from_pretrained(training.model)
     task = make_environment(training.task, training.parameters, seed)
     prompts = [task.prompt(Split.TRAIN, index) for index in range(num_steps * training.prompts)]
 
@@ -46,31 +61,20 @@ def main(name: str, num_steps: int, seed: int) -> None:
             for number, each in pairs
         ]
 
+    is_chat = tokenizer.chat_template is not None
+    rows = [
+        {"prompt": _asked(prompt, is_chat=is_chat), "index": index}
+        for index, prompt in enumerate(prompts)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GRPOTrainer(
+        GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(training.model, dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(training.model),
+            processing_class=tokenizer,
             reward_funcs=reward,
             args=_settings(training, num_steps, seed, folder),
-            train_dataset=Dataset.from_list(
-                [
-                    {"prompt": _asked(prompt, training), "index": index}
-                    for index, prompt in enumerate(prompts)
-                ]
-            ),
-            callbacks=[times],
-        )
-        trainer.train()
-    logged = [each for each in trainer.state.log_history if "reward" in each]
-    first_s, first_cpu_s = times.times[0]
-    for each, (at_s, cpu_s) in zip(logged, times.times, strict=True):
-        step = Step(
-            reward=each["reward"],
-            seconds=at_s - first_s,
-            cpu_seconds=cpu_s - first_cpu_s,
-            peak_gibibytes=peak_memory_bytes() / 2**30,
-        )
-        sys.stdout.write(f"STEP {json.dumps(dataclasses.asdict(step))}\n")
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[StepLines()],
+        ).train()
 
 
 def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRPOConfig:
@@ -101,9 +105,9 @@ def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRP
     )
 
 
-def _asked(prompt: Prompt, training: Training) -> str | list[dict[str, str]]:
+def _asked(prompt: Prompt, *, is_chat: bool) -> str | list[dict[str, str]]:
     """Return a prompt as TRL takes it: a text, or a conversation for the chat template."""
-    return [{"role": "user", "content": prompt.text}] if training.is_chat else prompt.text
+    return [{"role": "user", "content": prompt.text}] if is_chat else prompt.text
 
 
 def _text(completion: str | list[dict[str, str]]) -> str:

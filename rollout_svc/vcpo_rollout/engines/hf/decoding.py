@@ -268,7 +268,7 @@ def sample_tokens(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row from softmax(logits / temperature), over all columns.
 
-    logits: [rows, tokens], any float type; all computation is in float32.
+    logits: [rows, tokens], any float type; logarithms are of float32.
     seeds: of each row's draw, 63 bits; a row without one draws from `generator`, of the CPU.
 
     Returns: token ids, and the natural logarithms of the probabilities they were drawn with. A
