@@ -6,17 +6,23 @@ RUN ?= sort-digits
 MINUTES ?= 10
 FAULTS ?= 300
 SEED ?= 1
-PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 2)
+PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 1)
 BIN := .venv/bin
-TESTS := tests/unit tests/walk tests/fuzz tests/kube tests/integration tests/e2e tests/chaos
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+TESTS := tests/unit tests/walk tests/fuzz tests/kube
+# Three whole processes, of files that tests/long.txt leaves out: a run, vLLM, two ranks.
+SMOKES := tests/integration/test_local_run.py::test_a_run_trains_off_policy_and_leaves_a_model_that_loads \
+	tests/unit/rollout/engines/vllm/test_engine.py::TestEngine::test_every_token_is_scored_by_the_version_that_its_span_names \
+	'tests/unit/learner/ranks/test_update_on_ranks.py::test_an_update_on_ranks_is_the_update_on_one_rank[2 ranks]'
 # Tests and runs start processes by the hundred, and without bytecode each compiles the tree anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: collected help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test walk fuzz chaos lint types style format protos locks licenses digests sbom images-check site chart bench clean
+.PHONY: help setup system-packages demo demo-ranks demo-vllm demo-real e2e observe test test-all walk fuzz chaos lint types style format protos locks licenses digests sbom images-check site chart bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Left out of make test, part of make test-all (tests/long.txt):"; grep -v '^#' tests/long.txt | sed 's/^/  /'
 
 setup: .venv/installed system-packages ## make .venv with everything, for the GPU if there is one (DEVICE=cuda|cpu), and the system packages the tests use
 
@@ -46,12 +52,19 @@ e2e: .venv/installed ## the operator and a whole run in a cluster of processes; 
 observe: .venv/installed ## metrics, rules, dashboards and the alarm on four real runs, seen by a real Prometheus (about 7 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
 
-test: setup ## lint, types, layers, stub drift, then every test
-	@$(MAKE) --no-print-directory -j 2 types style collected
-	@# One file to a process, two processes more than cores: most tests wait, or start processes by the
-	@# dozen. The last of all watch runs that have a machine for themselves.
+test: setup ## lint and the tests that take minutes; ONLY=tests/unit/learner/ledger runs one folder or file, without lint
+ifdef ONLY
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ONLY)
+else
+	@$(MAKE) --no-print-directory -j 2 types style
+	@$(PYTEST) $(TESTS) $(SMOKES)
+endif
+
+test-all: setup ## what CI runs: lint and every test, with engines, ranks, whole runs, chaos and four observed runs
+	@$(MAKE) --no-print-directory -j 2 types style
 	@# The order of files is that of tests/conftest.py: xdist's own begins with those of most tests.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) $(TESTS) tests/integration tests/e2e tests/chaos --long
+	@# The last watch runs that have a machine for themselves.
 	$(BIN)/python -m pytest tests/observation
 
 fuzz: .venv/installed ## new inputs for every reader of untrusted bytes, for MINUTES=10; a short form is in `make test`
@@ -82,11 +95,6 @@ style:
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check
-
-# pytest rewrites the tests' assertions and keeps the result. If one process has done so beside the
-# type checker, the processes of `make test` find it.
-collected:
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) --collect-only -qq --numprocesses 0 | tail -n 1
 
 format: .venv/installed ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
