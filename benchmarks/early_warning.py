@@ -36,8 +36,8 @@ from typing import Any, Final
 from research.cells.records import CellRecord, table_records
 from research.results.alarms import watched_run
 from research.results.measures import collapse_step
-from vcpo.algo import WarningLevel, num_low_at_end, share_error
-from vcpo.algo.health.collapse import RECOVERED_SHARE
+from vcpo.algo.health.collapse import RECOVERED_SHARE, num_low_at_end, share_error
+from vcpo.algo.health.early_warning import WarningLevel
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 TUNED_TASKS: Final = ("countdown", "countdown-k128", "sort-long")

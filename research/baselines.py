@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import pstdev
 from typing import Final
 
-from vcpo.algo import published_baseline
+from vcpo.algo.baseline import published_baseline
 
 _SMALLEST_DEVIATION: Final = 1e-8
 

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vcpo.algo import LossConfig
+from vcpo.algo.methods import LossConfig
 from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
 
 DPPO_LARGEST_SHIFT: Final = 0.2

@@ -42,17 +42,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.algo import (
-    EssKind,
-    EssUnit,
-    Method,
-    MismatchCalibration,
-    WeightMoments,
-    ess_reading,
-    ess_unit,
-    judge_step,
-)
-from vcpo.algo.ess.unit import READABLE_NATS
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import READABLE_NATS, EssKind, EssUnit, ess_reading, ess_unit
+from vcpo.algo.ess.verdict import judge_step
+from vcpo.algo.methods import Method
 from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step

@@ -64,11 +64,13 @@ from research.cells.lag_control import LagControl
 from research.cells.records import EvaluationRow
 from research.results.measures import final_accuracy
 from research.study import StudySpec, cell_spec, load_study, model_directory
-from vcpo.algo import RateBackoff, RollbackNeed, Rollbacks, StepHealth, WarningLevel
 from vcpo.algo.health.collapse import COLLAPSE_SHARE, RECOVERED_SHARE
+from vcpo.algo.health.early_warning import StepHealth, WarningLevel
+from vcpo.algo.health.guards import RollbackNeed, Rollbacks
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo.api.health import GuardLevel, Health, RollbackTrigger
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.result import UpdateResult

@@ -32,7 +32,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.harness.laboratory import WEIGHT_CAP, Laboratory
-from vcpo.algo import GradientNormEstimator, ess_ratio, optimal_baseline, truncated_weight
+from vcpo.algo.baseline import GradientNormEstimator, optimal_baseline
+from vcpo.algo.ess.importance_weights import ess_ratio, truncated_weight
 from vcpo.wire.trajectory import Trajectory
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -18,13 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vcpo.algo import (
-    ess_ratio,
-    learning_rate_scale,
-    log_importance_weight,
-    optimal_baseline,
-    truncated_weight,
-)
+from vcpo.algo.baseline import optimal_baseline
+from vcpo.algo.ess.importance_weights import ess_ratio, log_importance_weight, truncated_weight
+from vcpo.algo.ess.learning_rate import learning_rate_scale
 
 MAX_REL_ERROR = 1e-5
 TRUNCATION = 8.0

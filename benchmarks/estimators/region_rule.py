@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from vcpo.algo import TARGET_BATCH, TARGET_ESS_RATIO, TrustRegion, nats_at_size
+from vcpo.algo.ess.finite_batch import nats_at_size
+from vcpo.algo.ess.trust_region import TARGET_BATCH, TARGET_ESS_RATIO, TrustRegion
 
 SIZES = (8, 16, 64, 256, 2048)
 DRAWS = 1 << 19

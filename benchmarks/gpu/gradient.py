@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.random_models import PAD_TOKEN_ID, ModelSize, make_model, make_spec
 from benchmarks.gpu.setting import Figures, Setting, relative_error
-from vcpo.algo import LossConfig
+from vcpo.algo.methods import LossConfig
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
 from vcpo_learner.estimator.record import BatchRecord

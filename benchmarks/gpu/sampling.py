@@ -23,7 +23,7 @@ from benchmarks.gpu.random_models import (
     make_spec,
 )
 from benchmarks.gpu.setting import Figures, Setting
-from vcpo.algo import ess_ratio
+from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState

@@ -9,7 +9,7 @@ from torch import Tensor
 from research.cells.sampling import Sampler
 from research.cells.versions import Version
 from research.study import cell_spec, load_study, model_directory
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import load_run
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord, batch_record

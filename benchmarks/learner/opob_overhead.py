@@ -35,7 +35,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_groups, random_llama
-from vcpo.algo import optimal_baseline
+from vcpo.algo.baseline import optimal_baseline
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs

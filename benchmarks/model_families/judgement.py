@@ -28,7 +28,7 @@ from benchmarks.model_families.ranks_side import ranks_difference
 from benchmarks.model_families.sampler_side import engine_difference
 from benchmarks.model_families.table import COLUMNS, Cell, Column, Row, Verdict, judge
 from benchmarks.model_families.tiny_model import save_model
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import EngineName
 from vcpo.service.lifecycle import StartError
 

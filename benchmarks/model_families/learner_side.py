@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan

@@ -17,7 +17,7 @@ from benchmarks.model_families.learner_side import (
     random_trajectories,
     rescored,
 )
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.local.processes.ranks import free_port
 from vcpo.wire.trajectory import Trajectory

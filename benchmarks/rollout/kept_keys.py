@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from research.cells.cell import Cell
 from research.cells.experiment import Experiment
-from vcpo.algo import ess_ratio
+from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import KvCache, Precision
 from vcpo_rollout.engines.engine import Generation, GenerationRequest, PolicyWeights

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.records.no_update import all_skipped_notice, no_update_notice
 from vcpo.wire.limits import CALL_TIMEOUT_S

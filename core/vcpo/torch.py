@@ -13,24 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from vcpo.algo import (
-    LOSS_CONFIGS,
-    Baseline,
-    BaselineScope,
-    EssKind,
-    EssUnit,
-    LearningRateRule,
-    Method,
-    StepLimits,
-    TrustRegion,
-    WeightMoments,
-    batch_advantages,
-    ess_ratio,
-    ess_reading,
-    horizon_of_lag,
-    judge_step,
-    policy_coverage,
-)
+from vcpo.algo.advantage import BaselineScope, batch_advantages
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.coverage import policy_coverage
+from vcpo.algo.ess.importance_weights import ess_ratio
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.trust_region import TrustRegion, horizon_of_lag
+from vcpo.algo.ess.unit import EssKind, EssUnit, ess_reading
+from vcpo.algo.ess.verdict import StepLimits, judge_step
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import os
 import time
 
 from vcpo import tracing
-from vcpo.algo import MismatchError
+from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics

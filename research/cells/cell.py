@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from research.study import Ages, StudySpec, cell_spec
-from vcpo.algo import LossConfig
+from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision
 

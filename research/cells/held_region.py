@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from vcpo.algo import TARGET_BATCH, TrustRegion
+from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlLimits, ControlState, RunSignals, decide
-from vcpo.control.signals import WINDOW_STEPS
+from vcpo.control.decision import decide
+from vcpo.control.limits import ControlLimits
+from vcpo.control.signals import WINDOW_STEPS, RunSignals
+from vcpo.control.state import ControlState
 from vcpo.records.step_record import UpdateRecord
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from research.cells.records import CellRecord, StepColumns
 from research.results.measures import collapse_step
-from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
+from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
 from vcpo.control.signals import WINDOW_STEPS
 
 JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Final
 
 from research.cells.records import EvaluationRow
-from vcpo.algo import find_collapse
+from vcpo.algo.health.collapse import find_collapse
 
 FINAL_SHARE: Final = 0.25
 """The final accuracy is the mean of the evaluations in so large a last part of the steps."""

@@ -23,7 +23,7 @@ from research.results.tuning import (
     tuned_rates,
 )
 from research.study import StudyMethod, StudySpec, cell_spec
-from vcpo.algo import LearningRateRule
+from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.api.algorithm import NORM_BASELINES
 
 COMMON_HEADLINE_LAG: Final = 32

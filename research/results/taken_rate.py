@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from research.cells.records import CellRecord
-from vcpo.algo import judge_step
+from vcpo.algo.ess.verdict import judge_step
 from vcpo.api import VCPORunSpec
 
 

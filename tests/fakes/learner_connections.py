@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.metrics import HostMetrics
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase

@@ -9,12 +9,9 @@ from transformers import AutoTokenizer
 from research.cells.sampling import Sampler
 from research.cells.versions import Version
 from tests.fixtures.families import ORIGINAL, family
-from vcpo.algo import (
-    MISMATCH_LIMITS_NATS,
-    MismatchCause,
-    MismatchClass,
-    NoiseSchedule,
-)
+from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.algo.health.mismatch_review import MismatchCause
+from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import load_run
 from vcpo.api.workloads import Precision, Quantization, RolloutNoise
 from vcpo.wire.trajectory import FinishReason

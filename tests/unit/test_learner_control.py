@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.learner_control import run_signals
 from vcpo.wire.v1 import control_pb2
 

@@ -13,25 +13,21 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails
 
-from vcpo.algo import (
-    BASELINES_OF_SCOPE,
+from vcpo.algo.advantage import BASELINES_OF_SCOPE, BaselineScope
+from vcpo.algo.baseline import Baseline, GradientNormEstimator
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
+from vcpo.algo.ess.unit import EssKind
+from vcpo.algo.ess.verdict import StepLimits
+from vcpo.algo.methods import (
     LOSS_CONFIGS,
-    TARGET_ESS_RATIO,
     Aggregation,
-    Baseline,
-    BaselineScope,
     Clipping,
-    EssKind,
-    GradientNormEstimator,
     GroupFilter,
     KLPenalty,
-    LearningRateRule,
     LossConfig,
     Method,
-    StepLimits,
-    TrustRegion,
     Weight,
-    horizon_of_lag,
 )
 from vcpo.api.fields import (
     Ratio,

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from vcpo.algo import GuardPolicy, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api.fields import Section
 
 

@@ -10,11 +10,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from vcpo.algo import (
-    REWARD_WINDOW_STEPS,
-    Baseline,
-    MismatchClass,
-)
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
+from vcpo.algo.health.mismatch_limits import MismatchClass
 from vcpo.api.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.api.cluster import Pods, UpgradePolicy
 from vcpo.api.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
 from vcpo.control.limits import ChangeKind, ControlLimits, LimitChange, lag_change, warning_reason
 from vcpo.control.scaling import Direction, FleetState, ScalingContext, next_fleet

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from vcpo.algo import GuardPolicy, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api import VCPORunSpec
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.api.run import RUN_FOLDER_ANNOTATION

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionStatus, ConditionType
+from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import ChangeKind
 from vcpo.metrics.catalogue.host import HostMetrics
 from vcpo.metrics.label_values import (

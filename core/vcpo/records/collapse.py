@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.algo import Collapse, WarningLevel, find_collapse, share_error
+from vcpo.algo.health.collapse import Collapse, find_collapse, share_error
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.journal import EvaluationRecord, Metrics
 from vcpo.records.no_update import never_updated_notice
 from vcpo.records.step_record import StepRecord

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun
 from vcpo.control.verdict import Grade
 from vcpo.records.collapse import collapse_notice, critical_at_end_notice, is_critical

@@ -17,7 +17,7 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
-from vcpo.algo import BaselineScope
+from vcpo.algo.advantage import BaselineScope
 from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import failure_of

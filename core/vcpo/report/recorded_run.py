@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun, load_run
 from vcpo.control.signals import RunSignals
 from vcpo.records.journal import (

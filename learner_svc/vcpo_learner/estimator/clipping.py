@@ -18,8 +18,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vcpo.algo import Clipping, LossConfig, Weight
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
+from vcpo.algo.methods import Clipping, LossConfig, Weight
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.estimator.token_weights import ratio_logs
 

@@ -27,19 +27,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import (
-    Baseline,
-    BaselineScope,
-    KLPenalty,
-    LossConfig,
-    NonFiniteWeightError,
-    advantages,
-    batch_advantages,
-    optimal_baseline,
-    pessimistic_baseline,
-    policy_coverage,
-    published_baseline,
-)
+from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.baseline import Baseline, optimal_baseline, pessimistic_baseline, published_baseline
+from vcpo.algo.coverage import policy_coverage
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo_learner.estimator.clipping import clip_factors
 from vcpo_learner.estimator.own_functions import advantage_function, loss_function

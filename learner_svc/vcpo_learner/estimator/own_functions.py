@@ -21,14 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.algo import (
-    SURROGATE_LOSS,
-    AdvantageFunction,
-    Baseline,
-    LossConfig,
-    NonFiniteWeightError,
-    numbers_wanted,
-)
+from vcpo.algo.advantage import AdvantageFunction, numbers_wanted
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import SURROGATE_LOSS, LossConfig
 from vcpo.service.plugins import beside_or_in, import_named
 from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
 

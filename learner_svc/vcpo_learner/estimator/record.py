@@ -21,7 +21,8 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import Clipping, KLPenalty, LossConfig, NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import Clipping, KLPenalty, LossConfig
 from vcpo.wire.packing import PackedLogprobs
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from vcpo.algo import Aggregation, LossConfig, Weight
+from vcpo.algo.methods import Aggregation, LossConfig, Weight
 from vcpo_learner.estimator.record import BatchRecord
 
 

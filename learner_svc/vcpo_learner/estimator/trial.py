@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vcpo.algo import LossConfig, NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec, parse_run
 from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.service.plugins import import_from_run_folder

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo_learner.forward.logprobs import weighted_logprobs
 from vcpo_learner.forward.norm_proxies import logit_energy_norms
 from vcpo_learner.forward.packed_rows import PackedRows

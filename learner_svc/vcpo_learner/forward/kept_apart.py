@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vcpo.algo import is_rounding
+from vcpo.algo.agreement import is_rounding
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import BatchTokens

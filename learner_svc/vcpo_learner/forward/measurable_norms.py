@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.forward_pass import forward_pass

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from vcpo.algo import GroupFilter
+from vcpo.algo.methods import GroupFilter
 from vcpo.records.reasons import DropReason
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import ledger_pb2, work_pb2

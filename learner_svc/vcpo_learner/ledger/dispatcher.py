@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from vcpo.algo import Rollbacks, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import Rollbacks
 from vcpo.api import VCPORunSpec
 from vcpo.control.quota import Trust
 from vcpo.records.reasons import SetAsideCause

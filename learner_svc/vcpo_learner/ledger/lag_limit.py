@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from vcpo.algo import GuardPolicy, Rollbacks, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import GuardPolicy, Rollbacks
 from vcpo.wire.v1 import ledger_pb2
 
 

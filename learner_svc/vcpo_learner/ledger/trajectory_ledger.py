@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from vcpo.algo import GroupFilter
+from vcpo.algo.methods import GroupFilter
 from vcpo.records.reasons import DropReason
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS

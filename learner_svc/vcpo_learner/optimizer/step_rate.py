@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vcpo.algo import TARGET_BATCH, EssKind, EssReading
+from vcpo.algo.ess.trust_region import TARGET_BATCH
+from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api import VCPORunSpec
 from vcpo_learner.optimizer.base_rate import base_learning_rate
 

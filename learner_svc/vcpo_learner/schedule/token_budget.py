@@ -34,7 +34,7 @@ from typing import Final, Self
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from vcpo.algo import KLPenalty
+from vcpo.algo.methods import KLPenalty
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError

@@ -12,7 +12,7 @@ from typing import TypeVar
 from prometheus_client import Counter as CounterMetric
 from prometheus_client import Gauge as GaugeMetric
 
-from vcpo.algo import num_low_at_end, share_error
+from vcpo.algo.health.collapse import num_low_at_end, share_error
 from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics

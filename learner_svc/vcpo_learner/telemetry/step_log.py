@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from vcpo.algo import STALE_STEPS, WarningLevel
+from vcpo.algo.ess.calibration import STALE_STEPS
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.limits import warning_reason
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
 from vcpo.metrics.label_values import Stage

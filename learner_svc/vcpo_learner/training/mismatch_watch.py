@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vcpo.algo import MismatchError, MismatchReview, lower_median
+from vcpo.algo.health.fresh_tokens import lower_median
+from vcpo.algo.health.mismatch_review import MismatchError, MismatchReview
 from vcpo.api import VCPORunSpec
 from vcpo.records.reasons import SetAsideCause
 from vcpo_learner.clock import Clock

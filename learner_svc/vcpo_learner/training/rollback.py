@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from vcpo.algo import REWARD_WINDOW_STEPS, RollbackNeed
+from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
+from vcpo.algo.health.guards import RollbackNeed
 from vcpo.metrics.label_values import Stage
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError

@@ -10,22 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import TypeVar
 
-from vcpo.algo import (
-    Baseline,
-    BaselineScope,
-    EssKind,
-    EssReading,
-    EssUnit,
-    KLPenalty,
-    LossConfig,
-    MismatchCalibration,
-    StepVerdict,
-    WeightMoments,
-    ess_reading,
-    ess_unit,
-    judge_step,
-    on_policy_mean_weight,
-)
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.coverage import on_policy_mean_weight
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
+from vcpo.algo.ess.verdict import StepVerdict, judge_step
+from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import Algorithm
 
 _T = TypeVar("_T")

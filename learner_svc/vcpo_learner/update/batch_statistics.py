@@ -14,17 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.algo import (
-    EssKind,
-    EssUnit,
-    LaggedTrajectory,
-    LossConfig,
-    TokenSums,
-    WeightMoments,
-    diagnose,
-    lag_breakdown,
-)
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, EssUnit
+from vcpo.algo.health.diagnostics import TokenSums, diagnose
+from vcpo.algo.health.lag_breakdown import LaggedTrajectory, lag_breakdown
+from vcpo.algo.methods import LossConfig
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs, segment_sums

@@ -16,7 +16,9 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, near_equal_blocks
+from vcpo.algo.ess.calibration import FRESH_BLOCK_TOKENS
+from vcpo.algo.ess.unit import near_equal_blocks
+from vcpo.algo.health.fresh_tokens import FreshTokens
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import segment_sums

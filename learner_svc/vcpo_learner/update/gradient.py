@@ -30,11 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo import (
-    BaselineScope,
-    Clipping,
-    GradientNormEstimator,
-)
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import GradientNormEstimator
+from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.wire.trajectory import Trajectory

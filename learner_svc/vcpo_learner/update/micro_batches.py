@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import Batch, RowLayout
 from vcpo.api.workloads import Precision

@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from vcpo.algo import (
-    MIN_FRESH_BLOCKS,
-    MismatchCalibration,
-    MismatchLimits,
-    MismatchReview,
-    MismatchWindow,
-)
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.health.fresh_tokens import MIN_FRESH_BLOCKS
+from vcpo.algo.health.mismatch_limits import MismatchLimits
+from vcpo.algo.health.mismatch_review import MismatchReview, MismatchWindow
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.fresh_tokens import FreshBlocks, wanted_fresh_tokens

@@ -12,7 +12,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import LossConfig, NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import LossConfig
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
 from vcpo_learner.per_sample_gradients.slot_sums import SlotSums

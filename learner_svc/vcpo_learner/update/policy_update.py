@@ -34,7 +34,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vcpo.algo import EssReading, NonFiniteWeightError, RateBackoff, RefusalReason, StepVerdict
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.ess.unit import EssReading
+from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
 from vcpo.metrics.device_memory import device_memory

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from vcpo.algo import FreshTokens, MismatchReview, NonFiniteWeightError, TokenSums
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.health.diagnostics import TokenSums
+from vcpo.algo.health.fresh_tokens import FreshTokens
+from vcpo.algo.health.mismatch_review import MismatchReview
 from vcpo.metrics.label_values import MemoryState
 from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory

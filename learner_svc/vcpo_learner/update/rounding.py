@@ -16,14 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from vcpo.algo import (
-    FRESH_BLOCK_TOKENS,
-    MISMATCH_LIMITS_NATS,
-    FreshTokens,
-    MismatchClass,
-    MismatchLimits,
-    near_equal_blocks,
-)
+from vcpo.algo.ess.calibration import FRESH_BLOCK_TOKENS
+from vcpo.algo.ess.unit import near_equal_blocks
+from vcpo.algo.health.fresh_tokens import FreshTokens
+from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass, MismatchLimits
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vcpo.algo import (
-    EarlyWarning,
-    GuardPolicy,
-    RateBackoff,
-    RewardWatch,
-    RollbackNeed,
-    Rollbacks,
-    StepHealth,
-    WarningLevel,
-)
+from vcpo.algo.health.collapse import RewardWatch
+from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
+from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
 from vcpo_learner.update.result import BatchGradient

@@ -9,7 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo import LossConfig, VTrace, vtrace
+from vcpo.algo.methods import LossConfig
+from vcpo.algo.vtrace import VTrace, vtrace
 from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
 from vcpo_learner.forward.logprobs import prefix_states, token_entropies
 from vcpo_learner.forward.reference_policy import ReferencePolicy

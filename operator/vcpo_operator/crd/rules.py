@@ -19,7 +19,9 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NotRequired, TypedDict
 
-from vcpo.algo import BASELINES_OF_SCOPE, LOSS_CONFIGS, Baseline, BaselineScope
+from vcpo.algo.advantage import BASELINES_OF_SCOPE, BaselineScope
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.methods import LOSS_CONFIGS
 from vcpo.api.algorithm import Algorithm
 from vcpo.api.environments import BUILT_IN, BUILT_IN_REWARDS
 from vcpo.api.fields import IMPORT_PATH

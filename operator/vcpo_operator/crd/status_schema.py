@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from vcpo.algo import WarningLevel
-from vcpo.control import ChangeKind
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.control.limits import ChangeKind
 from vcpo_operator.observed.pod_causes import MAX_LOG_TAIL_CHARACTERS
 
 Schema = dict[str, Any]

@@ -14,14 +14,10 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.cluster import Scaling
-from vcpo.control import (
-    ControlDecision,
-    ControlLimits,
-    ControlState,
-    GroupLimits,
-    RunSignals,
-    decide,
-)
+from vcpo.control.decision import ControlDecision, decide
+from vcpo.control.limits import ControlLimits, GroupLimits
+from vcpo.control.signals import RunSignals
+from vcpo.control.state import ControlState
 from vcpo_operator.decisions.overdue import most_workers
 from vcpo_operator.observed.records import ObservedState
 

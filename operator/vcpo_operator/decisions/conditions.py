@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlDecision, RunSignals
+from vcpo.control.decision import ControlDecision
+from vcpo.control.signals import RunSignals
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
 from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended

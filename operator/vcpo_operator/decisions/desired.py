@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vcpo.api.cluster import Scaling
 from vcpo.api.workloads import Cleanup
-from vcpo.control import ControlDecision
+from vcpo.control.decision import ControlDecision
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Parent

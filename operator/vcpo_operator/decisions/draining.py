@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Cleanup
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, cleanup
 from vcpo_operator.observed.records import ObservedState

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from vcpo.api import API_VERSION, KIND
-from vcpo.control import ChangeKind
-from vcpo.control.limits import lag_change_kind, lag_change_sentence
+from vcpo.control.limits import ChangeKind, lag_change_kind, lag_change_sentence
 from vcpo.service.crash import crash_cause
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
 from vcpo_operator.names import FIELD_MANAGER

@@ -20,8 +20,9 @@ from typing import Final
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Cleanup
-from vcpo.control import RunSignals, run_limits
+from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
+from vcpo.control.signals import RunSignals
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.model_download import FAILED_REASON, failure_of_download

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.decisions.actions import (
     Action,

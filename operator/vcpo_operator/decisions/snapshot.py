@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vcpo.api import VCPORun, VCPORunSpec
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions import status

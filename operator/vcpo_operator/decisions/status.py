@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.control import ControlDecision, ControlState, RunSignals
+from vcpo.control.decision import ControlDecision
+from vcpo.control.signals import RunSignals
+from vcpo.control.state import ControlState
 from vcpo.control.verdict import verdict
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.autoscale import stored_state

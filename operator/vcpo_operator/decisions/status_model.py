@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from vcpo.control import ChangeKind, LimitChange, RunSignals
+from vcpo.control.limits import ChangeKind, LimitChange
+from vcpo.control.signals import RunSignals
 from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ContainerEnd, FieldOrigin, ObservedState

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from vcpo.algo import warning_level
+from vcpo.algo.health.early_warning import warning_level
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.learner_control import no_update_message
 from vcpo.metrics import LearnerMetrics, Metric, RolloutMetrics

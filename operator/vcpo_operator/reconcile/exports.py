@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vcpo.control import ControlDecision
+from vcpo.control.decision import ControlDecision
 from vcpo.metrics import OperatorMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.metrics.label_values import SignalSource

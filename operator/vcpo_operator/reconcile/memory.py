@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from vcpo.api import API_VERSION, KIND, VCPORun, VCPORunSpec
-from vcpo.control import ControlState
+from vcpo.control.state import ControlState
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
 from vcpo_operator.children.revision import Revision

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from vcpo.api import VCPORun
 from vcpo.api.cluster import Transport
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S, first_end_s
 from vcpo_operator.cluster_api.client import ApiError

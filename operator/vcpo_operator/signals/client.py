@@ -16,7 +16,7 @@ from typing import Protocol
 
 import grpc
 
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import OrderResult, SignalResult

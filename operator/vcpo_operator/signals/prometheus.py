@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import SignalResult, SignalSource
 from vcpo_operator.names import RunKey

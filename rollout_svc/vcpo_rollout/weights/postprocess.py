@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vcpo.algo import NoiseSchedule
+from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse, read_adapters

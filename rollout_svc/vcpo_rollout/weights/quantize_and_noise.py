@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vcpo.algo import NoiseSchedule
+from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api.workloads import Quantization
 
 _BLOCK: Final = 128

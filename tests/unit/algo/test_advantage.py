@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import Baseline, BaselineScope, advantages, batch_advantages
+from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.baseline import Baseline
 
 EIGHT = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 with_a_baseline = [method for method in Baseline if method is not Baseline.NONE]

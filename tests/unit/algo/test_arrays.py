@@ -10,8 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from vcpo import algo
-from vcpo.algo import Baseline, BaselineScope, EssKind, LearningRateRule, StepLimits
+from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.baseline import Baseline, mean_baseline, optimal_baseline
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.finite_batch import finite_batch_law
+from vcpo.algo.ess.importance_weights import (
+    NonFiniteWeightError,
+    effective_sample_size,
+    ess_ratio,
+    log_importance_weight,
+    log_sum_exp,
+    truncated_weight,
+)
+from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, block_log_weights, ess_unit, near_equal_blocks
+from vcpo.algo.ess.verdict import StepLimits, StepVerdict, judge_step
+from vcpo.algo.health.diagnostics import TokenSums, diagnose
+from vcpo.algo.vtrace import vtrace
 
 # All of these are exact in bfloat16.
 REWARDS = [1.0, 0.0, 0.5, -2.0]
@@ -34,32 +50,32 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 held_in = pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
 
 OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
-    "advantages": lambda hold: algo.advantages(
+    "advantages": lambda hold: advantages(
         hold(REWARDS), Baseline.PUBLISHED, hold(NORMS), hold(LOG_WEIGHTS)
     ),
-    "diagnose": lambda hold: algo.diagnose(
+    "diagnose": lambda hold: diagnose(
         hold(LOG_WEIGHTS),
-        algo.TokenSums.of(hold(LOG_WEIGHTS), 8.0),
+        TokenSums.of(hold(LOG_WEIGHTS), 8.0),
         [hold(REWARDS)],
         cap=8.0,
         gradient_norms=hold(NORMS),
         coefficients=hold(REWARDS),
     ),
-    "effective_sample_size": lambda hold: algo.effective_sample_size(hold(LOG_WEIGHTS)),
-    "ess_ratio": lambda hold: algo.ess_ratio(hold(LOG_WEIGHTS)),
-    "ess_unit": lambda hold: algo.ess_unit(EssKind.BLOCK, hold(LENGTHS), 0.125),
-    "log_importance_weight": lambda hold: algo.log_importance_weight(hold(REWARDS), hold(NORMS)),
-    "log_sum_exp": lambda hold: algo.log_sum_exp(hold(LOG_WEIGHTS)),
-    "mean_baseline": lambda hold: algo.mean_baseline(hold(REWARDS)),
+    "effective_sample_size": lambda hold: effective_sample_size(hold(LOG_WEIGHTS)),
+    "ess_ratio": lambda hold: ess_ratio(hold(LOG_WEIGHTS)),
+    "ess_unit": lambda hold: ess_unit(EssKind.BLOCK, hold(LENGTHS), 0.125),
+    "log_importance_weight": lambda hold: log_importance_weight(hold(REWARDS), hold(NORMS)),
+    "log_sum_exp": lambda hold: log_sum_exp(hold(LOG_WEIGHTS)),
+    "mean_baseline": lambda hold: mean_baseline(hold(REWARDS)),
     "MismatchCalibration": lambda hold: (
-        algo.MismatchCalibration()
+        MismatchCalibration()
         .observe(hold(LOG_WEIGHTS), hold(LENGTHS))
         .on_policy_ess_ratio(hold(LENGTHS))
     ),
-    "optimal_baseline": lambda hold: algo.optimal_baseline(hold(REWARDS), hold(NORMS)),
-    "block_log_weights": lambda hold: algo.block_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
-    "vtrace": lambda hold: algo.vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
-    "WeightMoments.of": lambda hold: algo.WeightMoments.of(hold(LOG_WEIGHTS)),
+    "optimal_baseline": lambda hold: optimal_baseline(hold(REWARDS), hold(NORMS)),
+    "block_log_weights": lambda hold: block_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
+    "vtrace": lambda hold: vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
+    "WeightMoments.of": lambda hold: WeightMoments.of(hold(LOG_WEIGHTS)),
 }
 
 
@@ -71,28 +87,28 @@ def test_the_kind_of_array_does_not_change_the_answer(function, hold):
 
 @pytest.mark.parametrize("one", [np.float32, np.array, torch.tensor], ids=lambda one: one.__name__)
 def test_a_number_may_be_an_array_of_no_dimension(one):
-    scale = algo.learning_rate_scale(one(0.25), one(0.5), LearningRateRule.LINEAR)
+    scale = learning_rate_scale(one(0.25), one(0.5), LearningRateRule.LINEAR)
     assert (type(scale), scale) == (float, 0.5)
-    assert algo.truncated_weight(one(3.0), one(8.0)) == 8.0
-    assert algo.near_equal_blocks(one(7), one(3)) == (4, 3)
-    law = algo.finite_batch_law(one(0.25), one(8))
+    assert truncated_weight(one(3.0), one(8.0)) == 8.0
+    assert near_equal_blocks(one(7), one(3)) == (4, 3)
+    law = finite_batch_law(one(0.25), one(8))
     assert (type(law.bias), type(law.deviation)) == (float, float)
-    assert law == algo.finite_batch_law(0.25, 8)
-    verdict = algo.judge_step(one(0.25), one(1.0), StepLimits(), kl_per_token=one(0.5))
-    assert verdict == algo.StepVerdict(scale=0.5)
+    assert law == finite_batch_law(0.25, 8)
+    verdict = judge_step(one(0.25), one(1.0), StepLimits(), kl_per_token=one(0.5))
+    assert verdict == StepVerdict(scale=0.5)
 
 
 @pytest.mark.parametrize("hold", [np.array, torch.tensor], ids=["numpy", "torch"])
 @pytest.mark.parametrize("scope", BaselineScope)
 def test_a_batch_may_be_an_array_of_two_dimensions(hold, scope):
     rewards, norms = [REWARDS[:2], REWARDS[2:]], [NORMS[:2], NORMS[2:]]
-    plain = algo.batch_advantages(rewards, Baseline.OPOB, scope, norms)
-    assert algo.batch_advantages(hold(rewards), Baseline.OPOB, scope, hold(norms)) == plain
+    plain = batch_advantages(rewards, Baseline.OPOB, scope, norms)
+    assert batch_advantages(hold(rewards), Baseline.OPOB, scope, hold(norms)) == plain
 
 
 def test_groups_of_different_sizes_may_be_a_list_of_tensors():
     groups = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])]
-    assert algo.batch_advantages(groups, Baseline.GROUP_MEAN) == [
+    assert batch_advantages(groups, Baseline.GROUP_MEAN) == [
         [0.5, -0.5],
         [0.5, 0.5, -0.5, -0.5],
     ]
@@ -100,37 +116,37 @@ def test_groups_of_different_sizes_may_be_a_list_of_tensors():
 
 def test_a_float32_reward_keeps_its_exact_value():
     tenth = np.float32(0.1)
-    assert algo.mean_baseline(torch.tensor([0.1, 0.1])) == float(tenth) != 0.1
-    assert algo.advantages(torch.tensor([0.1] * 3), Baseline.GRPO) == [0.0] * 3
+    assert mean_baseline(torch.tensor([0.1, 0.1])) == float(tenth) != 0.1
+    assert advantages(torch.tensor([0.1] * 3), Baseline.GRPO) == [0.0] * 3
 
 
 def test_a_weight_that_is_no_number_is_named_by_its_place():
-    with pytest.raises(algo.NonFiniteWeightError, match=r"log_weights\[1\] is nan"):
-        algo.ess_ratio(torch.tensor([0.0, math.nan]))
+    with pytest.raises(NonFiniteWeightError, match=r"log_weights\[1\] is nan"):
+        ess_ratio(torch.tensor([0.0, math.nan]))
 
 
 @pytest.mark.parametrize("hold", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
 def test_rows_where_one_dimension_is_due_are_refused_by_name(hold):
     with pytest.raises(ValueError, match="rewards is of 2 dimensions: give one dimension"):
-        algo.advantages(hold([[1.0, 0.0]]), Baseline.GROUP_MEAN)
+        advantages(hold([[1.0, 0.0]]), Baseline.GROUP_MEAN)
 
 
 @pytest.mark.parametrize("one", [1.0, np.float32(1.0), torch.tensor(1.0)], ids=repr)
 def test_a_single_number_where_a_row_is_due_is_refused_by_name(one):
     with pytest.raises(ValueError, match="log_weights is a single number: give one dimension"):
-        algo.ess_ratio(one)
+        ess_ratio(one)
 
 
 def test_one_row_where_groups_are_due_is_refused_by_name():
     with pytest.raises(ValueError, match=r"groups\[0\] is a single number"):
-        algo.batch_advantages(torch.tensor([1.0, 0.0]), Baseline.GROUP_MEAN)
+        batch_advantages(torch.tensor([1.0, 0.0]), Baseline.GROUP_MEAN)
 
 
 def test_a_length_is_a_whole_number():
     with pytest.raises(ValueError, match=r"num_tokens\[0\] is 2.5: give a whole number"):
-        algo.ess_unit(EssKind.TOKEN, torch.tensor([2.5]), None)
+        ess_unit(EssKind.TOKEN, torch.tensor([2.5]), None)
 
 
 def test_an_empty_array_is_refused_as_an_empty_list_is():
     with pytest.raises(ValueError, match="log_weights is empty"):
-        algo.ess_ratio(np.array([]))
+        ess_ratio(np.array([]))

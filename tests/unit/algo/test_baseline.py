@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import (
-    NonFiniteWeightError,
+from vcpo.algo.baseline import (
     mean_baseline,
     optimal_baseline,
     pessimistic_baseline,
     published_baseline,
 )
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 
 rewards_and_norms = st.lists(
     st.tuples(st.floats(-100, 100), st.floats(1e-3, 1e3)), min_size=1, max_size=16

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NonFiniteWeightError, on_policy_mean_weight, policy_coverage
+from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 
 log_weights = st.lists(st.floats(-50, 50), min_size=1, max_size=32)
 

@@ -8,14 +8,10 @@ import math
 
 import pytest
 
-from vcpo.algo import (
-    Baseline,
-    NonFiniteWeightError,
-    advantages,
-    ess_ratio,
-    learning_rate_scale,
-    optimal_baseline,
-)
+from vcpo.algo.advantage import advantages
+from vcpo.algo.baseline import Baseline, optimal_baseline
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.learning_rate import learning_rate_scale
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MEASURED = [0.4, -0.7, 1.1, 0.2, -1.3, 0.0, 0.9, -0.2]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import optimal_baseline, shrunk_baselines
+from vcpo.algo.baseline import optimal_baseline
+from vcpo.algo.shrinkage import shrunk_baselines
 
 entries = st.tuples(st.floats(-100, 100), st.floats(1e-3, 1e3))
 batches = st.lists(st.lists(entries, min_size=1, max_size=6), min_size=1, max_size=6)

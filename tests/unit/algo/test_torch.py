@@ -8,7 +8,7 @@ import runpy
 import pytest
 import torch
 
-from vcpo.algo import NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.torch import StepRule, opob_advantages, truncated_weights, vcpo2_advantages
 
 REWARDS = torch.tensor([[1.0, 0.0], [1.0, 1.0]])

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.algo import LOSS_CONFIGS, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.api.algorithm import Algorithm, Batch
 from vcpo.api.workloads import Model, RolloutGroup

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from vcpo.algo import Aggregation, Baseline, BaselineScope, LearningRateRule, Method, Weight
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.methods import Aggregation, Method, Weight
 from vcpo.api import API_VERSION, KIND, VCPORun, parse_run
 
 ON_ONE_SCREEN = """

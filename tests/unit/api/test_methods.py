@@ -3,17 +3,10 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from vcpo.algo import (
-    LOSS_CONFIGS,
-    Aggregation,
-    Baseline,
-    BaselineScope,
-    Clipping,
-    GradientNormEstimator,
-    GroupFilter,
-    LearningRateRule,
-    Method,
-)
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import Baseline, GradientNormEstimator
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.methods import LOSS_CONFIGS, Aggregation, Clipping, GroupFilter, Method
 from vcpo.api.algorithm import Algorithm
 from vcpo.api.errors import problems_of
 

@@ -5,7 +5,8 @@ import torch
 
 from benchmarks.estimators import calibration
 from benchmarks.estimators.calibration import run, under
-from vcpo.algo import EssKind, MismatchCalibration, ess_unit
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.unit import EssKind, ess_unit
 
 
 @pytest.mark.parametrize(("num_workers", "least"), [(1, 0.97), (8, 0.95)])

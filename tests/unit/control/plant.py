@@ -6,14 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 from vcpo.api.health import Health
-from vcpo.control import (
-    ControlDecision,
-    ControlLimits,
-    ControlState,
-    GroupLimits,
-    RunSignals,
-    decide,
-)
+from vcpo.control.decision import ControlDecision, decide
+from vcpo.control.limits import ControlLimits, GroupLimits
+from vcpo.control.signals import RunSignals
+from vcpo.control.state import ControlState
 
 BATCH = 16
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.control.plant import Plant, limits
-from vcpo.control import RunSignals, decide
+from vcpo.control.decision import decide
+from vcpo.control.signals import RunSignals
 
 TRACE = Path(__file__).with_name("trace.json")
 BOUNDS = limits(("main", 1, 4), ("spare", 0, 4), scale_down_cooldown_s=10)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.control import admissible_trajectories, surplus_trajectories
+from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 
 BATCH = 4
 MAX_LAG = 3

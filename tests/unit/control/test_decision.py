@@ -8,20 +8,14 @@ import json
 import pytest
 
 from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
-from vcpo.algo import GuardPolicy, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api import VCPORun
-from vcpo.control import (
-    ChangeKind,
-    ConditionStatus,
-    ConditionType,
-    ControlLimits,
-    ControlState,
-    Direction,
-    Reason,
-    decide,
-)
-from vcpo.control.conditions import condition
-from vcpo.control.scaling import FleetState, Starvation
+from vcpo.control.conditions import ConditionStatus, ConditionType, Reason, condition
+from vcpo.control.decision import decide
+from vcpo.control.limits import ChangeKind, ControlLimits
+from vcpo.control.scaling import Direction, FleetState, Starvation
+from vcpo.control.state import ControlState
 from vcpo.control.throttle import ThrottleState
 
 DEFAULTS = limits()

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from tests.unit.control.record_trace import BOUNDS, TRACE
-from vcpo.control import ControlState, RunSignals, decide
+from vcpo.control.decision import decide
+from vcpo.control.signals import RunSignals
+from vcpo.control.state import ControlState
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.control.plant import BATCH, limits, saturated_signals, signals, starving_signals
-from vcpo.control import ControlLimits, Reason, RunSignals
+from vcpo.control.conditions import Reason
+from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
+from vcpo.control.signals import RunSignals
 
 DEFAULTS = limits()
 LATER_S = 1000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import parse_run
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.control.verdict import Grade, facts, trend, verdict

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.api import VCPORunSpec, parse_run
-from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionType, Reason, condition
+from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import ChangeKind, LimitChange, lag_change
 from vcpo.control.scaling import Direction
 from vcpo.metrics import HostMetrics, MetricKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fixtures.records import evaluation_record, step_record
-from vcpo.algo import RewardWatch
+from vcpo.algo.health.collapse import RewardWatch
 from vcpo.records.collapse import (
     Measure,
     collapse_notice,

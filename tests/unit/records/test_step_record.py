@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from vcpo.algo import BatchDiagnostics
+from vcpo.algo.health.diagnostics import BatchDiagnostics
 from vcpo.records.step_record import (
     CHARTS,
     GAUGES,

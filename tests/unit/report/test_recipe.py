@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.algo import Method
+from vcpo.algo.methods import Method
 from vcpo.api.algorithm import Algorithm
 from vcpo.report.page import recipe
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from research import losses
-from vcpo.algo import LossConfig
+from vcpo.algo.methods import LossConfig
 from vcpo_learner.estimator.record import BatchRecord, BatchSize
 
 CONFIG = LossConfig()

@@ -12,7 +12,8 @@ from research.study import cell_spec, load_study, model_directory
 from tests.fixtures.models import write_model
 from tests.fixtures.pretrained import smollm2
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
-from vcpo.algo import Baseline, LearningRateRule
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.api import SpecError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))

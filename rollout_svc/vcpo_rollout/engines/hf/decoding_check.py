@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vcpo.algo import is_rounding
+from vcpo.algo.agreement import is_rounding
 from vcpo.service.lifecycle import StartError
 from vcpo_rollout.engines.hf.cache import DecodingCache
 

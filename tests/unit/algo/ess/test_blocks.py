@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NonFiniteWeightError, block_log_weights, near_equal_blocks
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.ess.unit import block_log_weights, near_equal_blocks
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import MISMATCH_CEILING, MismatchCalibration, NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.calibration import MISMATCH_CEILING, MismatchCalibration
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
 from vcpo.algo.ess.worker_blocks import WorkerBlocks
 
 # For L = 1000 and log weights of +x, -x the likelihood peaks where v + v^2 / 4 = x^2, v = 1000 s2.

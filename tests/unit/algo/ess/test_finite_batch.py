@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.algo import ess_ratio, finite_batch_law, nats_at_size
+from vcpo.algo.ess.finite_batch import finite_batch_law, nats_at_size
+from vcpo.algo.ess.importance_weights import ess_ratio
 
 
 def log_ess_ratios(variance: float, num_weights: int, batches: int) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import (
+from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
     effective_sample_size,
     ess_ratio,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import LearningRateRule, learning_rate_scale
+from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 
 ratios = st.floats(1e-6, 1.0)
 rules = st.sampled_from(LearningRateRule)

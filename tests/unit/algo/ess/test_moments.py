@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NonFiniteWeightError, WeightMoments, ess_ratio
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.moments import WeightMoments
 
 LOG_WEIGHTS = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
 

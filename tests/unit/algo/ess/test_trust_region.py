@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import DriftMeans, TrustRegion, ess_ratio, horizon_of_lag
+from vcpo.algo.ess.importance_weights import ess_ratio
+from vcpo.algo.ess.trust_region import DriftMeans, TrustRegion, horizon_of_lag
 
 BASE = 1e-3
 ALLOWED_NATS = math.log(1 / 0.35)

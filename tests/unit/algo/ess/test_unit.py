@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import (
-    EssKind,
-    StepLimits,
-    WeightMoments,
-    block_log_weights,
-    ess_reading,
-    ess_unit,
-    judge_step,
-)
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, block_log_weights, ess_reading, ess_unit
+from vcpo.algo.ess.verdict import StepLimits, judge_step
 
 MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import LearningRateRule, RefusalReason, StepLimits, judge_step
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import RefusalReason, StepLimits, judge_step
 
 RATIOS = st.floats(0.001, 1.0)
 

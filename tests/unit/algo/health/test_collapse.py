@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.algo import RewardWatch
 from vcpo.algo.health.collapse import (
+    RewardWatch,
     find_collapse,
     near_rewards,
     num_low_at_end,

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NonFiniteWeightError, TokenSums, diagnose, ess_ratio
-from vcpo.algo.health.diagnostics import k3, norm_statistics, top_gradient_share, truncated_logs
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
+from vcpo.algo.health.diagnostics import (
+    TokenSums,
+    diagnose,
+    k3,
+    norm_statistics,
+    top_gradient_share,
+    truncated_logs,
+)
 
 LOG_1_2_4 = [math.log(weight) for weight in (1, 0.5, 2, 4)]
 

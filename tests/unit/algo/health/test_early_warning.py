@@ -3,8 +3,14 @@ from itertools import pairwise
 
 import pytest
 
-from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
-from vcpo.algo.health.early_warning import CRITICAL_SCORE, DEAD_STEPS, WARN_SCORE
+from vcpo.algo.health.early_warning import (
+    CRITICAL_SCORE,
+    DEAD_STEPS,
+    WARN_SCORE,
+    EarlyWarning,
+    StepHealth,
+    WarningLevel,
+)
 
 
 def warning_after(*relative, warning=None, **numbers):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from tests.fixtures.fresh_tokens import block, block_of_tokens, blocks
-from vcpo.algo import FreshTokens, lower_median
 from vcpo.algo.health.fresh_tokens import (
+    FreshTokens,
     gap_of,
     gap_quantile,
+    lower_median,
     position_bin,
     scale_error_of,
     variance_of,

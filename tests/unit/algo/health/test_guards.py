@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import GuardPolicy, RateBackoff, RollbackNeed, Rollbacks, WarningLevel
-from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
+from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 
 OK, WARN, CRITICAL, DEAD = WarningLevel
 LEVELS = st.sampled_from(WarningLevel)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import LaggedTrajectory, NonFiniteWeightError, lag_breakdown
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.health.lag_breakdown import LaggedTrajectory, lag_breakdown
 
 
 def trajectory(lag, weight, num_tokens=10, absolute=0.0):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.fixtures.fresh_tokens import block_of_tokens, blocks
-from vcpo.algo import MISMATCH_CEILING, MismatchClass, MismatchLimits
+from vcpo.algo.ess.calibration import MISMATCH_CEILING
+from vcpo.algo.health.mismatch_limits import MismatchClass, MismatchLimits
 
 ROUNDED, EXACT = MismatchClass.ROUNDED, MismatchClass.EXACT
 

@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.fresh_tokens import block, block_of_tokens, blocks
-from vcpo.algo import (
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.health.mismatch_limits import MismatchClass, MismatchLimits
+from vcpo.algo.health.mismatch_review import (
     WINDOW_BLOCKS,
-    MismatchCalibration,
     MismatchCause,
-    MismatchClass,
-    MismatchLimits,
     MismatchWindow,
+    is_below_ess_floor,
 )
-from vcpo.algo.health.mismatch_review import is_below_ess_floor
 
 LIMITS = MismatchLimits(gap_nats=0.06, variance=3.6e-3, scale_error=0.004)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from vcpo.algo import EarlyWarning, RateBackoff, StepHealth, WarningLevel
-from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF
+from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
+from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 
 WARNED, WELL = True, False
 WHOLE = RateBackoff().to_dict()

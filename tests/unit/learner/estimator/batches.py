@@ -8,7 +8,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from vcpo.algo import LOSS_CONFIGS, LossConfig, Method
+from vcpo.algo.methods import LOSS_CONFIGS, LossConfig, Method
 from vcpo_learner.estimator.loss import token_coefficients
 from vcpo_learner.estimator.record import BatchRecord, BatchSize
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.learner.estimator.batches import of_method, record_of, rows_of
-from vcpo.algo import LOSS_CONFIGS, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 from vcpo_learner.estimator.clipping import clip_factors
 from vcpo_learner.estimator.loss import token_coefficients
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.learner.estimator.batches import random_batch
-from vcpo.algo import LOSS_CONFIGS
+from vcpo.algo.methods import LOSS_CONFIGS
 from vcpo_learner.estimator.clipping import second_moment_mask
 from vcpo_learner.estimator.loss import regularized_rewards, shaped_rewards, token_coefficients
 from vcpo_learner.update.batch_statistics import block_moments, token_sums

@@ -9,7 +9,7 @@ import torch
 from tests.fixtures.learner.models import llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import gradient_of_step, make_spec
 from tests.unit.learner.estimator.batches import record_of
-from vcpo.algo import LossConfig
+from vcpo.algo.methods import LossConfig
 
 SOURCE = Path(__file__).parents[4] / "examples" / "plugins" / "loss"
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.learner.estimator import losses
 from tests.unit.learner.estimator.batches import coefficients, of_method, random_batch, record_of
-from vcpo.algo import LOSS_CONFIGS, Clipping, KLPenalty, Method, NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import LOSS_CONFIGS, Clipping, KLPenalty, Method
 from vcpo_learner.estimator.loss import regularized_rewards
 from vcpo_learner.estimator.record import BatchSize
 

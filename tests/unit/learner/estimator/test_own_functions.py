@@ -6,7 +6,8 @@ import torch
 from tests.fixtures.learner.models import llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import gradient_of_step, make_spec, with_micro_batches
 from tests.unit.learner.estimator.batches import random_batch
-from vcpo.algo import LOSS_CONFIGS, SURROGATE_LOSS, LossConfig, NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import LOSS_CONFIGS, SURROGATE_LOSS, LossConfig
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.estimator.loss import surrogate_coefficients, token_coefficients
 from vcpo_learner.estimator.own_functions import loss_function

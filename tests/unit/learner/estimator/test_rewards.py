@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit.learner.estimator.batches import record_of
-from vcpo.algo import LOSS_CONFIGS, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 from vcpo_learner.estimator.loss import regularized_rewards, shaped_rewards, whiten
 
 REWARDS = torch.tensor([1.0, 0.0], dtype=torch.float64)

@@ -23,7 +23,7 @@ from tests.fixtures.learner.models import (
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.measurable_norms import require_measurable_norms

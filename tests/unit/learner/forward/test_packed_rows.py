@@ -23,7 +23,7 @@ from tests.fixtures.learner.updates import (
     spec_of,
     with_micro_batches,
 )
-from vcpo.algo import FreshTokens
+from vcpo.algo.health.fresh_tokens import FreshTokens
 from vcpo.api.algorithm import RowLayout
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import VersionSpan

@@ -17,7 +17,7 @@ from tests.fixtures.learner.models import (
     trajectory,
 )
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.learner import ActivationCheckpointing
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.packing import ExpertRoutes

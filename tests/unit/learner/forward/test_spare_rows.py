@@ -9,7 +9,7 @@ from torch import nn
 from tests.fixtures.learner.heads import HEADS
 from tests.fixtures.learner.models import PAD, VOCABULARY, seeded_model, trajectory
 from tests.fixtures.vocabularies import tokenizer_of
-from vcpo.algo import GradientNormEstimator
+from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_learner.forward.forward_pass import forward_pass

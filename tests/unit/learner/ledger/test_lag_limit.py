@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture
-from vcpo.algo import Rollbacks, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import Rollbacks
 from vcpo_learner.ledger.lag_limit import LagLimit, limit_from_message, limit_to_message
 
 BOUND = 6

@@ -11,7 +11,7 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectories,
     work_request,
 )
-from vcpo.algo import GroupFilter
+from vcpo.algo.methods import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2

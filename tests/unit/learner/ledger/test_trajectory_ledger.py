@@ -13,7 +13,7 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
     prompts,
 )
-from vcpo.algo import GroupFilter
+from vcpo.algo.methods import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.contents import AccountingError, TrajectoryCounts

@@ -16,7 +16,8 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.unit.learner.ledger.ledger_model import LedgerModel
-from vcpo.algo import Rollbacks, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.algo.health.guards import Rollbacks
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.changes import NoLog

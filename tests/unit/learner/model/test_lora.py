@@ -16,7 +16,7 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import make_spec
 from tests.fixtures.vocabularies import tokenizer_of
-from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass, MismatchLimits
+from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass, MismatchLimits
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Lora, Model, Precision
 from vcpo.service.lifecycle import StartError

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import EssKind, EssReading
+from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api.optimizer import Optimizer
 from vcpo_learner.optimizer.step_rate import StepRate
 

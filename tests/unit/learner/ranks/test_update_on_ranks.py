@@ -23,7 +23,7 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.ranks import run_ranks
 from tests.fixtures.vocabularies import tokenizer_of
-from vcpo.algo import NonFiniteWeightError
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary

@@ -12,7 +12,7 @@ from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.records import step_record
 from tests.fixtures.run_views import view_with
 from tools.monitoring.dashboards.off_policy import OFF_POLICY
-from vcpo.algo import RateBackoff
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import parse_run
 from vcpo.api.optimizer import Optimizer
 from vcpo.learner_control import run_signals

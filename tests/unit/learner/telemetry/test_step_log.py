@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import ManualClock, make_trajectory
 from tests.fixtures.records import STEP
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.ledger.lease import Lease

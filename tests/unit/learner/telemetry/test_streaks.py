@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.records import step_record
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo_learner.telemetry.streaks import streak_fields, usual_step_s
 
 WELL = {"level": WarningLevel.OK, "has_collapsed": False, "lag_limit_steps": 8}

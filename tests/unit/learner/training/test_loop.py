@@ -11,7 +11,7 @@ from tests.fixtures.fresh_tokens import blocks
 from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_request
 from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
-from vcpo.algo import MismatchError
+from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.api.tracking import SinkName
 from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import read_events, read_metrics

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
-from vcpo.algo import StepHealth
+from vcpo.algo.health.early_warning import StepHealth
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.update.run_health import RunHealth

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.journal import read_events, read_metrics
 
 

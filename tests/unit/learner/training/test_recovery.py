@@ -9,7 +9,7 @@ import torch
 from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.training import TrainingFixture
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.journal import JOURNAL_DAMAGED, METRICS_FILE, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1.ledger_pb2 import VersionPublished

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import make_trajectory
-from vcpo.algo import MismatchCalibration, NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
 from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import VersionSpan

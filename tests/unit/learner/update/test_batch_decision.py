@@ -4,7 +4,9 @@ from itertools import chain
 import pytest
 import torch
 
-from vcpo.algo import MismatchCalibration, NonFiniteWeightError, RefusalReason
+from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.ess.verdict import RefusalReason
 from vcpo.api.algorithm import Algorithm
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (

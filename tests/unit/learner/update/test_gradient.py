@@ -28,7 +28,7 @@ from tests.fixtures.learner.updates import (
     truncated_weight,
     with_micro_batches,
 )
-from vcpo.algo import shrunk_baselines
+from vcpo.algo.shrinkage import shrunk_baselines
 from vcpo.api.learner import ActivationCheckpointing, GradientMode, Learner
 from vcpo.api.workloads import Precision
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints

@@ -18,7 +18,7 @@ from tests.fixtures.learner.updates import (
     spec_of,
     with_micro_batches,
 )
-from vcpo.algo import LOSS_CONFIGS, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate

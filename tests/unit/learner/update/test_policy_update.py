@@ -17,7 +17,8 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
-from vcpo.algo import ess_ratio, nats_at_size
+from vcpo.algo.ess.finite_batch import nats_at_size
+from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.api.optimizer import Schedule
 from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan

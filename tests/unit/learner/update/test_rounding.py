@@ -13,7 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchCause, MismatchClass
+from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.algo.health.mismatch_review import MismatchCause
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 

@@ -8,13 +8,9 @@ import torch
 
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo import (
-    RateBackoff,
-    RollbackNeed,
-    Rollbacks,
-    StepHealth,
-    WarningLevel,
-)
+from vcpo.algo.health.early_warning import StepHealth, WarningLevel
+from vcpo.algo.health.guards import RollbackNeed, Rollbacks
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api.health import Health
 from vcpo.records.reasons import SkipReason
 from vcpo_learner.update.policy_update import PolicyUpdate

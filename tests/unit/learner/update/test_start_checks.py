@@ -9,7 +9,7 @@ from torch import nn
 from tests.fixtures.families import family
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
-from vcpo import algo
+from vcpo.algo.agreement import is_rounding as is_truly_rounding
 from vcpo.api.algorithm import RowLayout
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
@@ -95,7 +95,7 @@ def test_the_rounding_of_28_layers_is_not_taken_for_company(is_sharded, monkeypa
 
     def is_rounding(gap, size, *, is_half):
         gaps.append(gap / size)
-        return algo.is_rounding(gap, size, is_half=is_half)
+        return is_truly_rounding(gap, size, is_half=is_half)
 
     monkeypatch.setattr(kept_apart, "is_rounding", is_rounding)
     network = PolicyNetwork(model.bfloat16() if is_sharded else model)

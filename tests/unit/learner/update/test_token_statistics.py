@@ -6,7 +6,9 @@ from random import Random
 import pytest
 import torch
 
-from vcpo.algo import TokenSums, WeightMoments, block_log_weights, near_equal_blocks
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import block_log_weights, near_equal_blocks
+from vcpo.algo.health.diagnostics import TokenSums
 from vcpo_learner.update.batch_statistics import block_moments, token_sums
 
 

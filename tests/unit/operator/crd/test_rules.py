@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
 from tests.fixtures.operator.stored_runs import SCHEMA, stored_run
-from vcpo.algo import Baseline, BaselineScope, Method
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.methods import Method
 from vcpo.api import VCPORun
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
-from vcpo.control import ControlDecision, Direction
+from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import lag_change
+from vcpo.control.scaling import Direction
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from tests.fixtures.operator.runs import make_run, signals
-from vcpo.control import ControlLimits, ControlState
-from vcpo.control.limits import lag_change
+from vcpo.control.limits import ControlLimits, lag_change
+from vcpo.control.state import ControlState
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale, stored_state
 from vcpo_operator.observed.records import ObservedChild, ObservedGroup, ObservedState

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import KEY, UID
-from vcpo.control import ChangeKind
+from vcpo.control.limits import ChangeKind
 from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.status_model import (
     GroupStatus,

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, parent
-from vcpo.control import ControlDecision, Direction
+from vcpo.control.decision import ControlDecision
+from vcpo.control.scaling import Direction
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import Apply
 from vcpo_operator.decisions.desired import DesiredState, desired_state

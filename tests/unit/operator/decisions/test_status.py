@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, signals
-from vcpo.algo import WarningLevel
-from vcpo.control import ChangeKind
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.control.limits import ChangeKind
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.restarts import CountedPod, Restarts

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.operator.prometheus import LEAST, SCRAPED_S, answer, phases, scrape
 from tests.fixtures.records import evaluation_record, step_record
-from vcpo.algo import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.learner_control import run_signals
 from vcpo.metrics import LearnerMetrics

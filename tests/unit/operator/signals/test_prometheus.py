@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.operator.runs import KEY
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import run_query

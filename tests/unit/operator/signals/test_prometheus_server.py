@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.observation.prometheus_server import running_prometheus
 from tests.fixtures.operator.runs import KEY
-from vcpo.control import RunSignals
+from vcpo.control.signals import RunSignals
 from vcpo.metrics import (
     LearnerMetrics,
     MetricsServer,

@@ -17,7 +17,7 @@ from research.cells.cell import (
 )
 from research.study import Ages
 from tests.fixtures.study import STUDY, cell, study, study_document, with_more_seeds
-from vcpo.algo import LOSS_CONFIGS, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Method
 
 RATES = {"vcpo": 1e-4, "plain": 1e-3}
 

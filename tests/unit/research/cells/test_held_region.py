@@ -5,7 +5,7 @@ import math
 import pytest
 
 from research.cells.held_region import HeldRegion
-from vcpo.algo import TrustRegion
+from vcpo.algo.ess.trust_region import TrustRegion
 
 LAG_1 = {1: 10}
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NoiseSchedule
+from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api.workloads import Quantization
 from vcpo_rollout.weights.quantize_and_noise import (
     QuantizationAndNoise,

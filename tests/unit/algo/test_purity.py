@@ -1,7 +1,5 @@
 import ast
-import doctest
 from pathlib import Path
-from types import ModuleType
 
 from vcpo import algo
 
@@ -26,20 +24,6 @@ def imported_roots(source: Path) -> set[str]:
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.split(".")[0] for name in plain | named}
-
-
-def test_all_lists_exactly_what_the_package_offers() -> None:
-    offered = {
-        name
-        for name, value in vars(algo).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert offered == set(algo.__all__)
-
-
-def test_the_example_of_the_package_is_true() -> None:
-    result = doctest.testmod(algo)
-    assert (result.failed, result.attempted) == (0, 4)
 
 
 def test_the_mathematics_imports_nothing_but_plain_python() -> None:
