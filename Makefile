@@ -91,7 +91,6 @@ style:
 	@$(BIN)/python scripts/render_manifests.py --check
 	@$(BIN)/python -m scripts.render_dashboards --check
 	@$(BIN)/python -m scripts.render_metrics --check
-	@$(BIN)/python -m scripts.render_views --check
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check

@@ -1,7 +1,7 @@
 """Client of the learner's control service, and the conversion of its message to `RunSignals`.
 
 The local host and the operator both use it: they poll signals, call `vcpo.control.decide` and apply
-the decision, the one to processes and the other to pods. `vcpo top` only polls.
+the decision, the one to processes and the other to pods.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,8 +112,6 @@ class DisturbedRun:
     """Values of metrics of learner and worker while the run worked."""
     stopped_at: int
     """Its last step before the learner was stopped."""
-    shown: dict[str, Any]
-    """The row of `vcpo top` while the learner was stopped."""
     kinds_when_continued: list[str]
     """Kinds of the host's events by the time at which the learner's signals were fresh again."""
     senders: list[int]
@@ -146,7 +142,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedRun
 
         os.kill(run.pid_of("learner"), signal.SIGSTOP)
         wait_until(lambda: "SignalsStale" in kinds(), "signals that are too old", run)
-        stopped_at, shown = len(run.metrics.steps), shown_by_top(run)
+        stopped_at = len(run.metrics.steps)
         os.kill(run.pid_of("learner"), signal.SIGCONT)
         wait_until(lambda: "SignalsFresh" in kinds(), "fresh signals", run)
         kinds_when_continued = kinds()
@@ -164,7 +160,6 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedRun
             summary=summary,
             scraped=scraped,
             stopped_at=stopped_at,
-            shown=shown,
             kinds_when_continued=kinds_when_continued,
             senders=senders,
             learner_log=log,
@@ -186,8 +181,6 @@ def test_metrics_can_be_scraped_while_a_run_works(disturbed: DisturbedRun) -> No
 
 
 def test_a_stopped_learner_is_told_of_and_so_is_its_return(disturbed: DisturbedRun) -> None:
-    shown = disturbed.shown
-    assert (shown["status"], shown["step"]) == ("silent", disturbed.stopped_at)
     assert disturbed.stopped_at < DISTURBED_STEPS
     assert "LearnerRestarted" not in disturbed.kinds_when_continued
     assert "deadline exceeded" in disturbed.messages("SignalsStale")[0]
@@ -217,15 +210,6 @@ def test_a_killed_learner_goes_on_from_its_checkpoint(disturbed: DisturbedRun) -
     assert disturbed.messages("Resumed")
     # Steps after the checkpoint were redone from the log, with the same parameters.
     assert disturbed.messages("RedoDiffers") == []
-
-
-def shown_by_top(run: LocalRun) -> dict[str, Any]:
-    """The row of a run that `vcpo top --json` prints."""
-    command = [sys.executable, "-m", "vcpo.cli.main", "top", str(run.path), "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
-    (row,) = json.loads(printed)["runs"]
-    return dict(row)
 
 
 def scrape(port: int, metric: str) -> list[float]:

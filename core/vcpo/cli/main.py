@@ -1,4 +1,4 @@
-"""`vcpo`: init, try, run, validate, samples, top, events, logs, report, export, schema."""
+"""`vcpo`: init, try, run, validate, samples, events, logs, report, export, schema."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from vcpo.api import (
     with_gpu_defaults,
 )
 from vcpo.api.reference import reference_page
-from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.doctor import doctor
+from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
 from vcpo.cli.init import init
 from vcpo.cli.render import render
@@ -73,9 +73,8 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --set algorithm.maxPolicyLagSteps=12 --steps 20** changes fields for a run
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
-* **vcpo top** shows the runs below runs/ or another folder, one row each
 * **vcpo samples RUN --worst** shows answers that a run was trained on, and their rewards
-* **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
+* **vcpo events RUN** and **vcpo logs RUN** show what happened in one
 * **vcpo report DIR** writes DIR/report.html
 * **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
@@ -184,9 +183,8 @@ def validate(file: RunFile, changes: Changes = None) -> None:
 app.command()(init)
 app.command("try")(try_file)
 app.command()(samples)
-app.command()(monitor.top)
-app.command()(monitor.events)
-app.command()(monitor.logs)
+app.command()(events)
+app.command()(logs)
 app.command()(doctor)
 app.command()(render)
 app.command()(report)

@@ -4,8 +4,8 @@
     its scraped metrics --+--> RunSignals -+--> the operator's status, conditions and commands
     its journal        --'                '--> the local host's views
 
-`vcpo.learner_control`, `vcpo_operator.observed.promql` and `vcpo.monitor.local_run` fill it. Nobody
-copies it: what reads signals takes the whole record.
+`vcpo.learner_control`, `vcpo_operator.observed.promql` and `vcpo.report.recorded_run` fill it.
+Nobody copies it: what reads signals takes the whole record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is the matter with a run, how far it is, and what to do: one answer for everybody who asks.
 
-The panel of `vcpo run` and `vcpo top`, the report and the run's status in a cluster show it.
+The panel of `vcpo run`, the report and the run's status in a cluster show it.
 """
 
 from __future__ import annotations

@@ -138,7 +138,6 @@ class Host:
             loop.add_signal_handler(number, self._interrupted.set)
         if self._options.ends_with_input:
             on_parent_exit(lambda _: self._interrupted.set())
-        self._run_dir.write_steering_key(self._fleet.steering_key)
         try:
             outcome = await self._run_until_end()
             self._view.update(ended_view(self._run, self._run_dir.path, now_s=time.time()))

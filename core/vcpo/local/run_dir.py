@@ -9,7 +9,6 @@ logs/          one log per process           report.html    the report
 samples/       a few responses of some steps and evaluations
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
-               steering-key lets `vcpo top` ask
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
 
@@ -19,7 +18,6 @@ adapters/      LoRA adapters, if trained     exports/       output of `vcpo expo
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -40,7 +38,6 @@ class RunDir:
         self._partial_spec = path / "spec.partial"
         self.logs = path / "logs"
         self.processes = path / "processes"
-        self.steering_key = self.processes / "steering-key"
         here = path.absolute()
         self.name = here.name
         """Name of the directory, by which metrics tell two runs of one file apart."""
@@ -100,20 +97,6 @@ class RunDir:
         for remove in [*removals, *(each.rmdir for each in made)]:
             with contextlib.suppress(OSError):  # it is not there, or holds something else
                 remove()
-
-    def write_steering_key(self, key: str) -> None:
-        """Write the key of who steers the run to a file that only this user can read."""
-        self.steering_key.unlink(missing_ok=True)
-        descriptor = os.open(self.steering_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(key)
-
-    def read_steering_key(self) -> str | None:
-        """Return the key of who steers the run; None if there is none, or another user owns it."""
-        try:
-            return self.steering_key.read_text(encoding="utf-8")
-        except OSError:
-            return None
 
     def log(self, process: str) -> Path:
         """Return the path of a process's log."""

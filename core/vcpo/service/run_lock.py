@@ -95,25 +95,3 @@ def _refusal(run_dir: Path, holder: LockHolder, path: Path) -> str:
     return (
         f"{run_dir}: {who} works on this run; wait until it ends, {stop}, or give another directory"
     )
-
-
-def is_held(run_dir: Path, holder: LockHolder) -> bool:
-    """Return whether the last holder of a lock seems to be alive; it does not take the lock.
-
-    The answer may be wrong: of a holder on another machine it is always yes, and another process
-    may have the number of one that died.
-    """
-    try:
-        owner = json.loads((run_dir / f"{holder}.lock").read_text(encoding="utf-8"))
-        process, host = int(owner["pid"]), owner["host"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

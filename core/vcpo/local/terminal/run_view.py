@@ -1,4 +1,4 @@
-"""The state of a run as people see it: one record for the live view, the panel and `vcpo top`."""
+"""The state of a run as people see it: one record for the live view and the panel."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Runs as they are watched from outside: `vcpo top`, `vcpo events`, `vcpo logs`."""
