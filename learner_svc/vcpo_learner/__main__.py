@@ -20,7 +20,6 @@ from vcpo.service.lifecycle import (
     start_errors,
     wake_at_parent_exit,
 )
-from vcpo.service.private_files import keep_files_private
 from vcpo.wire.access.tls import add_tls_options
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import run_learner
@@ -41,7 +40,6 @@ def main() -> int:
     """
     wake_at_parent_exit()
     arguments = vars(_parse_arguments())
-    keep_files_private()
     let_segments_grow(os.environ)
     drained_status: int = arguments.pop("drained_status")
     if not sys.stderr.isatty():

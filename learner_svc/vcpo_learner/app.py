@@ -27,7 +27,6 @@ from vcpo.service.lifecycle import (
     write_ready,
 )
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.service.private_files import shared_files
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
 from vcpo.tracking.services import check_sinks
@@ -107,8 +106,7 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
         logs.identify_process(run=run.metadata.name)
         check_sinks(run)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
-        with shared_files():  # caches of models, which other users may share
-            policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
         learner = _Learner(run, options, policy)
         if options.resume:
             _LOGGER.info("resuming at step %d", learner.training.resume())

@@ -25,7 +25,6 @@ from vcpo.service.lifecycle import (
     write_ready,
 )
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.service.private_files import shared_files
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
@@ -50,8 +49,7 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
         run = load_run(options.run_file)
         import_from_run_folder(run)
         logs.identify_process(run=run.metadata.name, rank=str(environment.rank))
-        with shared_files():  # caches of models, which other users may share
-            policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
+        policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
     on_stop_request(_stay)
     await _follow(policy, options, environment, run)
 

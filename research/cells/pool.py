@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from research.cells.cell import Cell
-from vcpo.service.private_files import keep_files_private
 
 Task = Callable[[Cell], None]
 """The work of a process; a function of a module, or a partial of one, so that it can be pickled."""
@@ -85,7 +84,6 @@ def run_cells(cells: Iterable[Cell], task: Task, *, jobs: int) -> Generator[Outc
 def _work(cell: Cell, task: Task, errors: Connection) -> None:
     # Ctrl-C reaches the whole process group; the parent decides which cells end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_files_private()
     try:
         task(cell)
     # Every error of a cell must reach the report and must not end the study.

@@ -19,7 +19,6 @@ from vcpo.service.lifecycle import (
     start_errors,
     wake_at_parent_exit,
 )
-from vcpo.service.private_files import keep_files_private
 from vcpo.wire.access.tls import add_tls_options
 from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
@@ -37,7 +36,6 @@ def main() -> int:
     """
     wake_at_parent_exit()
     options = _options()
-    keep_files_private()
     try:
         with start_errors():
             logs.configure("rollout")

@@ -28,7 +28,6 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.service.private_files import shared_files
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
 from vcpo.wire.phase import RunPhase
@@ -219,8 +218,7 @@ def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
     """
     spec = run.spec
     # The model may have to be fetched; its weights are needed only beside adapters.
-    with shared_files():
-        name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
+    name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
     model = spec.model.model_copy(update={"name": name})
     spec = spec.model_copy(update={"model": model})
     plan = plan_weights(spec, group)
@@ -229,8 +227,7 @@ def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
     postprocess = make_postprocessing(
         spec, group, seed=seed, rounding=plan.quantization.rounding, adapters=adapters
     )
-    with shared_files():  # caches of models, which other users may share
-        engine, codec = load_engine(spec, group, plan, seed=seed, today=run.start_date)
+    engine, codec = load_engine(spec, group, plan, seed=seed, today=run.start_date)
     return Sampler(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
 
 

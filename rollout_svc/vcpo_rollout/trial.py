@@ -29,7 +29,6 @@ from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMess
 from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.service.private_files import shared_files
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.app import Sampler, load_sampler
@@ -119,8 +118,7 @@ async def try_run(
 
 def _local_spec(spec: VCPORunSpec) -> VCPORunSpec:
     """Return the spec with a model that lies on the disk, and without adapters."""
-    with shared_files():
-        name = local_model(spec.model.name)
+    name = local_model(spec.model.name)
     model = spec.model.model_copy(update={"name": name, "lora": None})
     return spec.model_copy(update={"model": model})
 
@@ -130,10 +128,9 @@ async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:
     model = spec.model
 
     def read() -> PolicyWeights:
-        with shared_files():
-            state = load_state(
-                model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
-            )
+        state = load_state(
+            model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
         weights = PolicyWeights.whole(0, safetensors.torch.save(state))
         return weights if sampler.postprocess is None else sampler.postprocess(weights)
 

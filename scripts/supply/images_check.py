@@ -7,7 +7,7 @@ have gigabytes: `--packages` installs them too, else the steps that install them
 said to be. `--torch-index URL` takes the images for CPUs instead, whole. `--keep FOLDER` leaves the
 roots there, where `python -m tests.e2e.cluster --roots FOLDER` runs the processes of a run in them.
 
-The last line is one JSON object: for each image compiler, headers, user, doctor, size and size of
+The last line is one JSON object: for each image compiler, headers, user, size and size of
 the code's layer in bytes, and what was not tried.
 """
 
@@ -215,17 +215,11 @@ def make_base(folder: Path, mmdebstrap: str) -> None:
             shutil.copy2(name, folder / name.lstrip("/"), follow_symlinks=True)
 
 
-def look_at(
-    root: Path, environment: Mapping[str, str], *, has_packages: bool, compiles: bool
-) -> dict[str, Any]:
+def look_at(root: Path, environment: Mapping[str, str], *, compiles: bool) -> dict[str, Any]:
     """What the user of an image finds in its root folder."""
     found: dict[str, Any] = {}
     for name, command in _COMPILES.items() if compiles else ():
         found[name] = _succeeds(root, f"cd /tmp && {command}", environment)
-    if has_packages:
-        said = run_in(root, "vcpo doctor --json || true", environment, as_user=True)
-        findings = [json.loads(line) for line in said.splitlines()]
-        found["doctor_lacks"] = [each["name"] for each in findings if not each["is_well"]]
     found["size_bytes"] = _size(root)
     code = root / "opt" / "code"
     found["code_layer_bytes"] = _size(code) if code.is_dir() else None
@@ -250,9 +244,8 @@ def check(image: Image, builder: Builder, keep: Path | None = None) -> dict[str,
     """Build an image's root folder, look at it, and move it to a folder that is to keep it."""
     try:
         root = builder.build(image.dockerfile)
-        has_packages = not builder.left_out
         compiles = image.name != "operator"
-        found = look_at(root, builder.environment, has_packages=has_packages, compiles=compiles)
+        found = look_at(root, builder.environment, compiles=compiles)
     except subprocess.CalledProcessError as error:
         return {"failed": str(error)[-600:]}
     if keep is not None:

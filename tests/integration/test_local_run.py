@@ -55,16 +55,7 @@ def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(
     assert AutoTokenizer.from_pretrained(run.path / "model").eos_token_id is not None
     assert not any(is_alive(pid) for pid in run.pids())
     assert_every_log_line_is_json(run)
-    assert files_that_others_can_reach(run) == []
-
-
-def files_that_others_can_reach(run: LocalRun) -> list[str]:
-    """Every folder and file of a run directory of which another user has any right."""
-    return [
-        f"{path.stat().st_mode & 0o777:o} {path.relative_to(run.path.parent)}"
-        for path in (run.path, *sorted(run.path.rglob("*")))
-        if path.stat().st_mode & 0o077
-    ]
+    assert run.path.stat().st_mode & 0o077 == 0, "others can reach prompts and responses"
 
 
 def assert_every_log_line_is_json(run: LocalRun) -> None:

@@ -6,7 +6,6 @@ from vcpo.api.errors import FieldProblem, SpecError
 from vcpo.api.files import (
     load_document,
     load_run,
-    load_valid_part,
     parse_document,
     parse_run,
     run_to_yaml,
@@ -37,7 +36,6 @@ __all__ = [
     "json_schema",
     "load_document",
     "load_run",
-    "load_valid_part",
     "missing_gpus",
     "parse_document",
     "parse_run",

@@ -16,36 +16,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.tokens import (
-    AliasToken,
-    BlockEndToken,
-    BlockMappingStartToken,
-    BlockSequenceStartToken,
-    FlowMappingEndToken,
-    FlowMappingStartToken,
-    FlowSequenceEndToken,
-    FlowSequenceStartToken,
-)
 
 from vcpo.api.changes import change_field, split_change
 from vcpo.api.errors import FILE, FieldProblem, SpecError, problems_of
 from vcpo.api.run import VCPORun
-from vcpo.api.valid_part import valid_part
 
 _MAX_FILE_BYTES = 1 << 20
-_MAX_DOCUMENT_CHARACTERS = 8 << 20
-"""Largest document, with each alias replaced by what it names."""
-_MAX_DEPTH = 32
-_MAX_TOKENS = 20_000
-"""Each key and each value has about two tokens; a run with every field has 800."""
-_MAX_ALIASES = 100
-_OPENING = (
-    BlockMappingStartToken,
-    BlockSequenceStartToken,
-    FlowMappingStartToken,
-    FlowSequenceStartToken,
-)
-_CLOSING = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -67,17 +43,6 @@ def load_document(path: Path, model: type[_Document]) -> _Document:
         SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
     return parse_document(_read(path), model, source=str(path))
-
-
-def load_valid_part(path: Path, changes: Sequence[str] = ()) -> VCPORun | None:
-    """Read a run file with invalid fields, without these; as `valid_part`.
-
-    changes: as in `load_run`.
-
-    Raises:
-        SpecError: if the file cannot be read or parsed.
-    """
-    return valid_part(_apply_changes(path, changes))
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
@@ -158,8 +123,7 @@ def _read(path: Path) -> str:
 
 def _document(text: str, source: str) -> Any:
     try:
-        excess = _excess(text)
-        document = None if excess else YAML(typ="safe", pure=True).load(text)
+        return YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -170,30 +134,8 @@ def _document(text: str, source: str) -> Any:
     except (LookupError, TypeError) as error:  # `!!bool 3`, `{[{}]: 1}`: the parser lets them out
         message = f"is not YAML: a tag does not fit its value, or a key is no text ({error})"
         raise SpecError(source, [_file_problem(message)]) from error
-    if excess:
-        raise SpecError(source, [_file_problem(excess)])
-    return document
-
-
-def _excess(text: str) -> str | None:
-    """Return what a text has too much of to be parsed; None if nothing.
-
-    A text of 40 KB can take the parser half a minute. So its tokens are counted first, and no
-    more of them are read than it takes to refuse it.
-
-    Raises: YAMLError for what is no YAML.
-    """
-    depth, num_aliases = 0, 0
-    for number, token in enumerate(YAML(typ="safe", pure=True).scan(text), start=1):
-        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
-        num_aliases += isinstance(token, AliasToken)
-        if depth > _MAX_DEPTH:
-            return f"is nested deeper than {_MAX_DEPTH} levels; write it flatter"
-        if number > _MAX_TOKENS:
-            return f"has more than {_MAX_TOKENS:,} keys, values and marks; write fewer"
-        if num_aliases > _MAX_ALIASES:
-            return f"has more than {_MAX_ALIASES} aliases; write fewer of them"
-    return None
+    except RecursionError as error:
+        raise SpecError(source, [_file_problem("is nested too deeply")]) from error
 
 
 def _mapping(text: str, source: str) -> dict[Any, Any]:
@@ -211,31 +153,12 @@ def _mapping(text: str, source: str) -> dict[Any, Any]:
 
 def _as_json(document: dict[Any, Any], source: str) -> str:
     try:
-        is_too_large = _num_characters(document, {}) > _MAX_DOCUMENT_CHARACTERS
-        text = "" if is_too_large else json.dumps(document)
+        return json.dumps(document)
     except (TypeError, ValueError) as error:
         message = f"has a value that JSON cannot represent ({error}); put dates in quotes"
         raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error
-    if is_too_large:
-        message = "has aliases that make it larger than 8 MiB; write fewer of them"
-        raise SpecError(source, [_file_problem(message)])
-    return text
-
-
-def _num_characters(node: Any, counted: dict[int, int]) -> int:
-    """Return about how many characters a node has as JSON, in time linear in its YAML.
-
-    counted: the sizes of nodes counted before, by identity; an alias is the node that it names.
-    """
-    if not isinstance(node, dict | list):
-        return 1 + (len(node) if isinstance(node, str) else 0)
-    if id(node) not in counted:
-        counted[id(node)] = 0  # for a node within itself, which JSON refuses
-        below = [*node, *node.values()] if isinstance(node, dict) else node
-        counted[id(node)] = 1 + sum(_num_characters(each, counted) for each in below)
-    return counted[id(node)]
 
 
 def _file_problem(message: str) -> FieldProblem:

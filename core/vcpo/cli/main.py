@@ -27,7 +27,6 @@ from vcpo.api import (
 )
 from vcpo.api.reference import reference_page
 from vcpo.cli.console import ERR, OUT, fail, writing
-from vcpo.cli.doctor import doctor
 from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
 from vcpo.cli.init import init
@@ -54,7 +53,6 @@ from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
-from vcpo.service.private_files import keep_files_private
 from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 
 app = typer.Typer(
@@ -123,12 +121,9 @@ def run(
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
     changes = [*(changes or ()), *([] if steps is None else [f"steps={steps}"])]
-    given = load_file(
-        file, lambda run: [*watch_inspection(run).problems, *gpu_problems(run)], changes
-    )
+    given = load_file(file, changes)
     use = local_gpu_use(given.spec)
     loaded = given.model_copy(update={"spec": with_gpu_defaults(given.spec, use)})
-    keep_files_private()
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
     found = watch_inspection(loaded)
@@ -160,7 +155,7 @@ def run(
 @app.command()
 def validate(file: RunFile, changes: Changes = None) -> None:
     """Check a run file and list every problem with its field, value and cure."""
-    loaded = load_file(file, lambda run: watch_inspection(run).problems, changes)
+    loaded = load_file(file, changes)
     found = watch_inspection(loaded)
     refuse(file, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
@@ -185,7 +180,6 @@ app.command("try")(try_file)
 app.command()(samples)
 app.command()(events)
 app.command()(logs)
-app.command()(doctor)
 app.command()(render)
 app.command()(report)
 
@@ -211,7 +205,7 @@ def _hold_directory(directory: RunDir) -> Iterator[None]:
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         undo.callback(directory.remove_unused, directory.missing_folders)
         with writing("--run-dir", directory.path):
-            directory.path.mkdir(parents=True, exist_ok=True)
+            directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts
             try:
                 held.enter_context(run_lock(directory.path, LockHolder.HOST))
             except RunLockedError as error:

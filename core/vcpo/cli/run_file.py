@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,6 @@ from vcpo.local.preflight import (
     MissingPackagesError,
     check_installed,
     inspect_machine,
-    problems_beside,
     with_local_paths,
 )
 
@@ -38,17 +37,12 @@ Changes = Annotated[
 ]
 
 
-def load_file(
-    file: Path,
-    check: Callable[[VCPORun], Iterable[FieldProblem]],
-    changes: Sequence[str] | None = None,
-) -> VCPORun:
-    """Read a run file; exit with its problems, and with those that a check finds beside them."""
-    changes = changes or ()
+def load_file(file: Path, changes: Sequence[str] | None = None) -> VCPORun:
+    """Read a run file with local paths; exit with its problems."""
     try:
-        return with_local_paths(load_run(file, changes), file)
+        return with_local_paths(load_run(file, changes or ()), file)
     except SpecError as error:
-        fail(str(problems_beside(error, file, check, changes)))
+        fail(str(error))
 
 
 def watch_inspection(run: VCPORun) -> MachineFindings:

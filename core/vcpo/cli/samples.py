@@ -58,7 +58,7 @@ def try_file(
     Exit status: 0; 1 if no prompt was answered; 2 if an option, the file or this machine must be
     fixed first.
     """
-    given = load_file(file, model_problems, changes)
+    given = load_file(file, changes)
     refuse(file, model_problems(given), modules=_MODULES)
     refuse(file, hub_problems(given))
     spec = with_gpu_defaults(given.spec, local_gpu_use(given.spec))

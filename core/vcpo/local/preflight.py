@@ -10,11 +10,11 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.api import FieldProblem, SpecError, VCPORun, load_valid_part, run_to_yaml
+from vcpo.api import FieldProblem, VCPORun, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import NOT_TRIED, START_ERROR_MARK
@@ -27,11 +27,6 @@ _ROLLOUT_PACKAGE, _LEARNER_PACKAGE = "vcpo_rollout", "vcpo_learner"
 _TENSORS = "torch"
 """Module that engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
-_DECISIVE_FIELDS = {
-    "spec.algorithm": "spec.algorithm",
-    "spec.environment": "spec.environment.parameters",
-}
-"""Fields without which nothing can be said of the others of their section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,40 +109,6 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
         ),
         warnings=(*machine_warnings(run), *(told for each in tried for told in each.warnings)),
     )
-
-
-def problems_beside(
-    error: SpecError,
-    run_file: Path,
-    check: Callable[[VCPORun], Iterable[FieldProblem]],
-    changes: Sequence[str] = (),
-) -> SpecError:
-    """Return the error of a run file with what a check of the machine finds in its valid fields.
-
-    check: gets the run with local paths, without the fields that `error` names. What it finds in
-        fields that depend on those is left out.
-    changes: fields that the command line sets, as in `load_run`.
-    """
-    run = load_valid_part(run_file, changes) if error.is_of_fields else None
-    if run is None:
-        return error
-    found = [
-        problem
-        for problem in check(with_local_paths(run, run_file))
-        if not any(_may_follow(problem.path, known.path) for known in error.problems)
-    ]
-    return SpecError(error.source, [*error.problems, *found])
-
-
-def _may_follow(path: str, cause: str) -> bool:
-    """Return whether a problem of the field `path` may come from leaving out the field `cause`."""
-    decisive = _DECISIVE_FIELDS.get(".".join(path.split(".")[:2]))
-    is_decided = decisive is not None and _is_within(cause, decisive)
-    return is_decided or _is_within(path, cause) or _is_within(cause, path)
-
-
-def _is_within(path: str, field: str) -> bool:
-    return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
 def machine_warnings(run: VCPORun) -> Iterator[str]:

@@ -25,7 +25,6 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from vcpo.api.workloads import Weights
-from vcpo.service.private_files import share, shared_files
 
 _LOGGER = logging.getLogger(__name__)
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is below belongs to this user alone
@@ -52,13 +51,8 @@ class VersionFolder:
         that all reach."""
         self.kept_full_sets = 1 if is_local else 2
         """Full sets to keep: where an open file can be read to its end, only the newest."""
-        self._is_shared = is_local and not is_temporary
         self._written: set[str] = set()
-        if self._is_shared:
-            with shared_files():  # before the first step, when nobody else writes
-                self._files.makedirs(self._path, exist_ok=True)
-        else:
-            self._files.makedirs(self._path, exist_ok=True)
+        self._files.makedirs(self._path, exist_ok=True)
 
     @classmethod
     def open(
@@ -98,8 +92,6 @@ class VersionFolder:
                 f"spec.weights.storeUrl: cannot write {len(content):,} bytes to {self.url}/{name}"
                 f" ({error}); make room there, or name another store"
             ) from error
-        if self._is_shared:  # with workers whose user may be another one
-            share(Path(path))
 
     def keep(self, names: Collection[str]) -> None:
         """Remove all files but these.

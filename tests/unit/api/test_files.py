@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.api import SpecError, VCPORun, files, load_run, parse_run, run_to_yaml
+from vcpo.api import SpecError, VCPORun, load_run, parse_run, run_to_yaml
 
 HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
 
@@ -20,11 +20,6 @@ def message_of(text: str) -> str:
     (problem,) = refused.value.problems
     assert problem.path == "(file)"
     return problem.message
-
-
-def refuse_to_parse(self, stream):
-    """In place of the parser."""
-    raise AssertionError("the document is parsed")
 
 
 class TestYaml:
@@ -63,11 +58,6 @@ class TestYaml:
     def test_a_key_that_cannot_be_one_is_refused(self):
         assert "a key is no text" in message_of("{[{}]: 0}")
 
-    def test_aliases_that_multiply_a_document_are_refused(self):
-        layers = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))
-        text = "\n".join(["a0: &a0 [x]", *layers])  # a thousand million times x, by 90 aliases
-        assert "aliases that make it larger than 8 MiB" in message_of(text)
-
     def test_an_alias_means_what_it_names(self):
         text = HEAD.replace("name: r", "name: &name r").replace("name: m", "name: *name")
         assert parse_run(f"{text}  steps: 3").spec.model.name == "r"
@@ -84,51 +74,8 @@ class TestYaml:
     def test_a_document_that_contains_itself_is_refused(self):
         assert "Circular reference" in message_of("a: &a {b: *a}")
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            f"a: {'[' * 33}{']' * 33}",
-            "a: " + "[" * 20_000,
-            "{a: " * 33 + "1" + "}" * 33,
-            "- " * 34 + "a",
-            "\n".join(f"{'  ' * level}a:" for level in range(34)) + " 1",
-            "{? [" * 20,
-        ],
-    )
-    def test_a_document_nested_too_deeply_is_refused_before_it_is_parsed(self, text, monkeypatch):
-        monkeypatch.setattr(files.YAML, "load", refuse_to_parse)
-        assert "is nested deeper than 32 levels" in message_of(text)
-
-    @pytest.mark.parametrize(
-        "text", ["a: [" + "1," * 10_000 + "]", "a: 1\n" * 6_000, "a: [" + "{b: 1}," * 4_000 + "]"]
-    )
-    def test_a_document_of_too_many_words_is_refused_before_it_is_parsed(self, text, monkeypatch):
-        monkeypatch.setattr(files.YAML, "load", refuse_to_parse)
-        assert "has more than 20,000 keys, values and marks" in message_of(text)
-
-    def test_a_document_of_too_many_aliases_is_refused_before_it_is_parsed(self, monkeypatch):
-        fields = ", ".join(f"k{number}: 1" for number in range(1_000))
-        merged = "\n".join(f"c{number}: {{<<: *a}}" for number in range(101))
-        monkeypatch.setattr(files.YAML, "load", refuse_to_parse)
-        assert "has more than 100 aliases" in message_of(f"a: &a {{{fields}}}\n{merged}")
-
-    def test_no_more_of_a_document_is_read_than_it_takes_to_refuse_it(self, monkeypatch):
-        """A scan of brackets takes a time that grows with the square of their number."""
-        scanned = []
-        scan = files.YAML.scan
-
-        def counted(self, stream):
-            for token in scan(self, stream):
-                scanned.append(token)
-                yield token
-
-        monkeypatch.setattr(files.YAML, "scan", counted)
-        message_of("[" * 20_000)
-        assert len(scanned) < 40
-
-    def test_a_document_may_be_as_deep_as_is_allowed(self):
-        with pytest.raises(SpecError, match=r"a: unknown field"):
-            parse_run(f"a: {'[' * 31}{']' * 31}")
+    def test_a_document_nested_too_deeply_is_refused(self):
+        assert "is nested too deeply" in message_of("a: " + "[" * 1_000)
 
     @pytest.mark.parametrize(
         ("text", "kind"), [("", "NoneType"), ("- a", "list"), ("3", "int"), ("word", "str")]

@@ -143,39 +143,6 @@ class TestValidate:
             "  spec.algorithm.lag: unknown field; remove it or correct its spelling (got 12)",
         ]
 
-    @pytest.mark.parametrize("command", ["validate", "run"])
-    def test_problems_of_the_file_hide_no_problem_of_the_machine(self, run_file, command):
-        bad = (
-            RUN.replace("400", "0")
-            .replace("name: m", "name: ./n")
-            .replace("{maxP", "{lag: 1, maxP")
-        )
-        run_file.write_text(
-            bad.replace("{name: countdown}\n  steps", "{name: 'none:None'}\n  steps")
-        )
-        asked = vcpo(command, run_file)
-        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
-        first, *problems = asked.stderr.splitlines()
-        assert first == f"{run_file}: 4 problems"
-        assert [problem.split(":")[0] for problem in problems] == [
-            "  spec.steps",
-            "  spec.algorithm.lag",
-            "  spec.model.name",
-            "  spec.environment.name",
-        ]
-
-    def test_what_follows_from_an_invalid_field_is_not_told_beside_it(self, run_file):
-        """The model that stands for the missing one, and rules of the method that is no method."""
-        (run_file.parent / "m" / "config.json").write_text('{"model_type": "gpt_oss"}')
-        run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: grppo, maxPolicyLagSteps"))
-        first, problem = vcpo("validate", run_file).stderr.splitlines()
-        assert first == f"{run_file}: 1 problem"
-        assert problem.startswith("  spec.algorithm.method: Input should be ")
-        run_file.write_text(RUN.replace("{name: m}", "{}"))
-        assert vcpo("validate", run_file).stderr == (
-            f"{run_file}: 1 problem\n  spec.model.name: required field is missing\n"
-        )
-
     def test_a_missing_file_is_a_users_error(self, tmp_path):
         checked = vcpo("validate", tmp_path / "nothing.yaml")
         assert checked.exit_code == USER_ERROR
