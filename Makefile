@@ -9,7 +9,7 @@ SEED ?= 1
 PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.logicalcpu) + 1)
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
-TESTS := tests/unit tests/walk tests/fuzz tests/kube
+TESTS := tests/unit tests/walk tests/fuzz tests/kube examples/plugins
 # Three whole processes, of files that tests/long.txt leaves out: a run, vLLM, two ranks.
 SMOKES := tests/integration/test_local_run.py::test_a_run_trains_off_policy_and_leaves_a_model_that_loads \
 	tests/unit/rollout/engines/vllm/test_engine.py::TestEngine::test_every_token_is_scored_by_the_version_that_its_span_names \

@@ -26,7 +26,7 @@ echo "Installing for $device ($why; to choose: make setup DEVICE=cuda or DEVICE=
 
 "${1:-python3}" -m venv .venv
 $pip install --quiet --upgrade pip
-extras=local,operator,dev,research,tracking,trl,verifiers
+extras=local,operator,dev,research,tracking,trl
 if [ "$device" = cuda ]; then
     extras=$extras,rollout
     # Three signs: exactly this version, not the +cpu build that a place for builds may have as well.
@@ -40,10 +40,6 @@ else
         "PyTorch's index of CPU builds (pytorch.org, Get Started, CPU) and make setup again." >&2
 fi
 $pip install --quiet --constraint deploy/constraints.txt --editable ".[$extras]"
-# Parts of it are sources only, so it takes a C compiler; nothing else needs it.
-if ! $pip install --quiet --constraint deploy/constraints.txt reasoning-gym 2>/dev/null; then
-    echo "No reasoning-gym, for environments reasoning_gym:DATASET: it takes a C compiler." >&2
-fi
 if [ "$device" = cpu ]; then
     # Builds for CUDA that vLLM for CPUs asks for and does not need; see docs/design/032-vllm-engine.md.
     $pip uninstall --quiet --yes torchvision torchaudio torchcodec triton

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the system packages the tests use: a Chromium that opens the HTML report, Prometheus with
 # its promtool, which judges what /metrics shows, Alertmanager with its amtool, a library that vLLM for
-# CPUs is linked with, and bubblewrap, which isolates a model's programs.
+# CPUs is linked with, and bubblewrap, in which the example of a Python tool runs programs.
 set -eu
 
 has_any() {

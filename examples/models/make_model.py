@@ -138,7 +138,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "calculator": Recipe(
         tasks={
             "calculator": Task(
-                environment="calculator",
+                environment="examples.plugins.calculator.calculator:Calculator",
                 parameters={
                     "letters": 3,
                     "terms": 8,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 
 from hypothesis import strategies as st
 
+from examples.plugins.calculator.calculator import Calculator
 from tests.fuzz.target import Target
 from vcpo_rollout.environments.answers import extract_answer, extract_boxed
 from vcpo_rollout.environments.arithmetic import calculate
-from vcpo_rollout.environments.calculator import Calculator
 from vcpo_rollout.environments.countdown import Countdown
 from vcpo_rollout.environments.environment import Environment, MultiTurnEnvironment, Split
 from vcpo_rollout.environments.mathematics.judge import MathJudge
 from vcpo_rollout.environments.sort_digits import SortDigits
-from vcpo_rollout.environments.verifiers.messages import to_assistant_message
 
 _WORDS = (
     *("\\boxed{", "\\boxed 5$", "\\fbox{", "}", "{", "<answer>", "</answer>", "\n", " ", "=", "."),
@@ -47,15 +45,6 @@ def _check_response(data: bytes) -> None:
     assert boxed is None or boxed in response
     calculation = calculate(response)
     assert calculation is None or calculation.numbers
-
-
-def _check_tool_call(data: bytes) -> None:
-    """A turn becomes a message whose calls have a name and JSON arguments."""
-    response = data.decode(errors="surrogateescape")
-    message = to_assistant_message(response, has_tools=True)
-    for call in message.get("tool_calls", ()):
-        assert isinstance(call["function"]["name"], str)
-        json.loads(call["function"]["arguments"])
 
 
 _MATHEMATICS = (
@@ -105,11 +94,6 @@ def _encoded(texts: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
 
 TARGETS = (
     Target(name="response", inputs=_encoded(_RESPONSES), check=_check_response),
-    Target(
-        name="tool_call",
-        inputs=_encoded(st.builds("<tool_call>{}</tool_call>".format, _RESPONSES)),
-        check=_check_tool_call,
-    ),
     Target(
         name="expressions",
         inputs=_encoded(st.builds("{}\0{}".format, _EXPRESSIONS, _EXPRESSIONS)),

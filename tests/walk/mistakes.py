@@ -216,7 +216,7 @@ MISTAKES = (
     Mistake(
         name="a task with a typing error",
         sets=("environment.name=cuontdown",),
-        says=("spec.environment.name", "cuontdown", "use one of calculator, countdown"),
+        says=("spec.environment.name", "cuontdown", "use one of countdown"),
     ),
     Mistake(
         name="a module that is not there",

@@ -18,33 +18,25 @@ class BuiltIn:
 
     implementation: str
     """`package.module:Class` in the rollout service."""
-    optional: frozenset[str] = frozenset()
-    """Parameters with a default, without the run's `seed`."""
-    required: frozenset[str] = frozenset()
-    """Parameters without one."""
+    parameters: frozenset[str] = frozenset()
+    """Its parameters, all with a default, without the run's `seed`."""
 
 
-def _built_in(class_path: str, optional: str, required: str = "") -> BuiltIn:
+def _built_in(class_path: str, parameters: str) -> BuiltIn:
     return BuiltIn(
         implementation=f"vcpo_rollout.environments.{class_path}",
-        optional=frozenset(optional.split()),
-        required=frozenset(required.split()),
+        parameters=frozenset(parameters.split()),
     )
 
 
 BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
     {
-        "calculator": _built_in("calculator:Calculator", "letters terms values calls style"),
         "countdown": _built_in("countdown:Countdown", "numbers values targets operators style"),
         "data_set": _built_in(
             "own_data_set:OwnDataSet", "path hub config prompt answer instruction examples"
         ),
         "gsm8k": _built_in("mathematics.tasks:Gsm8k", "path style"),
         "math": _built_in("mathematics.tasks:MathProblems", "path style"),
-        "python_tool": _built_in(
-            "python_tool:PythonTool",
-            "numbers values calls wall_seconds memory_mebibytes output_characters sandbox",
-        ),
         "sort_digits": _built_in("sort_digits:SortDigits", "digits style"),
     }
 )
@@ -54,20 +46,7 @@ OWN_REWARD: Final = "environment"
 """Name of the reward that the environment itself gives, among `environment.rewards`."""
 
 BUILT_IN_REWARDS: Final[Mapping[str, BuiltIn]] = MappingProxyType(
-    {
-        OWN_REWARD: BuiltIn(implementation=""),
-        "judge": _built_in(
-            "rewards.judge:Judge",
-            "instruction highest arguments max_calls timeout_seconds plain_text",
-            "url model",
-        ),
-        "server": _built_in(
-            "rewards.server:RewardServer", "timeout_seconds authority plain_text", "address"
-        ),
-        "unit_tests": _built_in(
-            "rewards.unit_tests:UnitTests", "tests partial wall_seconds memory_mebibytes sandbox"
-        ),
-    }
+    {OWN_REWARD: BuiltIn(implementation="")}
 )
 """Shipped rewards by the short name that `environment.rewards[].name` takes."""
 
@@ -106,10 +85,7 @@ def _complaints(
         known = ", ".join(sorted(shipped))
         yield ("name",), name, f"is unknown; use one of {known}, or {own} for your own"
         return
-    task = shipped[name]
-    known = ", ".join(sorted(task.optional | task.required)) or "none"
-    for parameter in sorted(set(parameters) - task.optional - task.required):
+    known = ", ".join(sorted(shipped[name].parameters)) or "none"
+    for parameter in sorted(set(parameters) - shipped[name].parameters):
         message = f"'{name}' has no such parameter; it takes {known}"
         yield ("parameters", parameter), parameters[parameter], message
-    for parameter in sorted(task.required - set(parameters)):
-        yield ("parameters",), dict(parameters), f"'{name}' needs the parameter `{parameter}`"

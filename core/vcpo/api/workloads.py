@@ -154,13 +154,12 @@ class Reward(Section):
 
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     """Function that judges: `package.module:function` of your own, called with `prompt` and
-    `response`, or a shipped one; `environment` is the reward that the environment itself gives."""
+    `response`, or `environment`, the reward that the environment itself gives."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor on what the function returns. The products of all rewards are added up; change it so
     that none drowns the others."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
-    """More arguments of the function, by name; `docs/environments.md` lists those of shipped
-    ones."""
+    """More arguments of the function, by name."""
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:

@@ -64,8 +64,6 @@ class EnvironmentFault(StrEnum):
 
     TIMEOUT = "timeout"
     RAISED = "raised"
-    SANDBOX = "sandbox"
-    """The sandbox in which programs run failed, and not the program."""
 
 
 class ReplicaState(StrEnum):

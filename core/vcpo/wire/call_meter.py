@@ -10,12 +10,12 @@ from typing import Any, Final
 import grpc
 from prometheus_client import Counter, Histogram
 
-from vcpo.wire.v1 import control_pb2, policy_pb2, reward_pb2, work_pb2
+from vcpo.wire.v1 import control_pb2, policy_pb2, work_pb2
 
 OTHER_METHOD: Final = "other"
 """The name of every method that is not of this project."""
 
-_FILES = (work_pb2, policy_pb2, control_pb2, reward_pb2)
+_FILES = (work_pb2, policy_pb2, control_pb2)
 _NAMES: Final = {
     f"/{service.full_name}/{method.name}": method.name
     for file in _FILES

@@ -13,17 +13,13 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Any, Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
 from vcpo.api.environments import BUILT_IN
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
 
-_VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
-_VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
-"""The classes behind `verifiers:PACKAGE`; the installed library's interface decides which."""
-_REASONING_GYM: Final = "vcpo_rollout.environments.reasoning_gym.environment:ReasoningGym"
-"""The class behind `reasoning_gym:DATASET`."""
+_VERIFIERS: Final = "vcpo_rollout.environments.verifiers:VerifiersTasks"
+"""The class behind `verifiers:PACKAGE`."""
 _ROLES: Final = ("system", "user", "assistant")
 
 
@@ -125,8 +121,7 @@ class MultiTurnEnvironment(Environment, Protocol):
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 
-    name: a key of `BUILT_IN`, `package.module:Class`, `verifiers:PACKAGE` or
-        `reasoning_gym:DATASET`.
+    name: a key of `BUILT_IN`, `package.module:Class` or `verifiers:PACKAGE`.
     parameters: the task's settings, as read from the run's YAML.
 
     Raises: ValueError, naming the field, when the name leads to no environment, and when a
@@ -155,9 +150,7 @@ def find_environment(
     """
     library, _, package = name.partition(":")
     if library == "verifiers" and package:
-        name, parameters = _verifiers_class(), {**parameters, "package": package}
-    elif library == "reasoning_gym" and package:
-        name, parameters = _REASONING_GYM, {**parameters, "dataset": package}
+        name, parameters = _VERIFIERS, {**parameters, "package": package}
     environment_class = _environment_class(name)
     if "seed" in parameters:
         raise ValueError(
@@ -172,25 +165,6 @@ def find_environment(
         name=name,
     )
     return environment_class, parameters
-
-
-def _verifiers_class() -> str:
-    try:
-        return _VERIFIERS_V1 if find_spec("verifiers.v1") else _VERIFIERS
-    except ImportError as error:
-        cure = "'vcpo[verifiers]' for packages with load_environment, 'vcpo[verifiers-v1]' for"
-        raise missing_library("verifiers", f"{cure} task sets", error) from error
-
-
-def missing_library(name: str, extras: str, error: ImportError) -> ValueError:
-    """Return the error that a library of environments is not installed.
-
-    extras: what to give to pip.
-    """
-    return ValueError(
-        f"environment.name: '{name}:...' needs the package {name} ({error}); install it in the "
-        f"rollout image: pip install {extras}"
-    )
 
 
 def _environment_class(name: str) -> type:

@@ -28,7 +28,6 @@ from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
 from vcpo.wire.limits import MAX_ID_CHARACTERS, MAX_REWARD_PARTS
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.sandbox.runner import SandboxError
 
 _Result = TypeVar("_Result")
 
@@ -219,10 +218,8 @@ class EnvironmentThreads:
             raise EnvironmentFailedError(self._timeout_failure(call.thread))
         try:
             return future.result()
-        except EnvironmentFailedError as error:
-            by_sandbox = isinstance(error.__cause__, SandboxError)
-            fault = EnvironmentFault.SANDBOX if by_sandbox else EnvironmentFault.RAISED
-            self._gauges.count_environment_failure(fault)
+        except EnvironmentFailedError:
+            self._gauges.count_environment_failure(EnvironmentFault.RAISED)
             raise
 
     def record_success(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
-from vcpo.api.environments import BUILT_IN_REWARDS, OWN_REWARD
+from vcpo.api.environments import OWN_REWARD
 from vcpo.api.workloads import Environment as EnvironmentSettings
 from vcpo.api.workloads import Reward
 from vcpo.service.plugins import beside_or_in, import_named
@@ -108,9 +108,7 @@ def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[
     Raises: ValueError, naming the field.
     """
     name, parameters = reward.name, reward.parameters
-    shipped = BUILT_IN_REWARDS.get(name)
-    path = shipped.implementation if shipped else name
-    found = import_named(path, field=f"{field}.name", cure=beside_or_in("rollout"), name=name)
+    found = import_named(name, field=f"{field}.name", cure=beside_or_in("rollout"))
     if not inspect.isclass(found):
         _require_call(found, (*_GIVEN, *parameters), field=f"{field}.name", name=name)
         return partial(found, **parameters), found

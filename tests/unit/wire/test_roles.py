@@ -23,13 +23,11 @@ from vcpo.wire.v1 import (
     control_pb2_grpc,
     policy_pb2,
     policy_pb2_grpc,
-    reward_pb2,
-    reward_pb2_grpc,
     work_pb2,
     work_pb2_grpc,
 )
 
-FILES = (work_pb2, policy_pb2, control_pb2, reward_pb2)
+FILES = (work_pb2, policy_pb2, control_pb2)
 METHODS = {
     f"/{service.full_name}/{method.name}"
     for file in FILES
@@ -45,7 +43,6 @@ CONTROL = {
 ALLOWED = {
     "worker": WORK | POLICY,
     "steering": CONTROL,
-    "reward": {"/vcpo.wire.v1.RewardService/Score"},
 }
 KEYS = {role: f"key-of-{role}" for role in CallerRole}
 
@@ -62,9 +59,6 @@ async def server() -> AsyncIterator[tuple[WireServer, str]]:
     )
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         control_pb2_grpc.ControlServiceServicer(), server.grpc_server
-    )
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(
-        reward_pb2_grpc.RewardServiceServicer(), server.grpc_server
     )
     port = await server.start("127.0.0.1:0", [])
     yield server, f"127.0.0.1:{port}"

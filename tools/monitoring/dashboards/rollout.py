@@ -215,8 +215,8 @@ _WHAT_HOLDS_THEM_UP: Final = Row(
             slug="environment-failures",
             title="Failed calls and generations",
             question="Do the environment or generations fail, and why?",
-            reading="Calls: `raised` is an exception of the environment's code, `sandbox` a "
-            "program that could not be run. Generations: `prompt` and `reward` are its code, "
+            reading="Calls: `raised` is an exception of the environment's code. "
+            "Generations: `prompt` and `reward` are its code, "
             "`timeout` a slow one. Truncated prompts lost text and were answered.",
             kind=Kind.STACK,
             unit=AxisUnit.PER_SECOND,

@@ -5,10 +5,8 @@ role       methods                              key held by
 worker     WorkService, PolicyService           learner, workers
            files of the server of weights
 steering   ControlService                       learner, operator or local host
-reward     RewardService                        workers, the user's reward server
 ```
-A key opens its own row and nothing else. The first two keys belong to one run. The third is the
-user's, so that no key of a run reaches a server outside of it.
+A key opens its own row and nothing else. The keys belong to one run.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Final
 
 from google.protobuf.descriptor import FileDescriptor
 
-from vcpo.wire.v1 import control_pb2, policy_pb2, reward_pb2, work_pb2
+from vcpo.wire.v1 import control_pb2, policy_pb2, work_pb2
 
 AUTHORIZATION: Final = "authorization"
 """Metadata key under which a caller shows its role's key."""
@@ -37,7 +35,6 @@ class CallerRole(StrEnum):
 
     WORKER = "worker"
     STEERING = "steering"
-    REWARD = "reward"
 
     @property
     def variable(self) -> str:
@@ -69,7 +66,6 @@ METHODS_OF: Final[Mapping[CallerRole, frozenset[str]]] = {
         | _methods(policy_pb2.DESCRIPTOR, "PolicyService")
     ),
     CallerRole.STEERING: _methods(control_pb2.DESCRIPTOR, "ControlService"),
-    CallerRole.REWARD: _methods(reward_pb2.DESCRIPTOR, "RewardService"),
 }
 """Paths of the methods that a role may call."""
 

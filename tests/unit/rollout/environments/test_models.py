@@ -46,7 +46,9 @@ def test_answer_tags_are_one_token_each_and_other_characters_too(tokenizer):
     assert len(tokenizer.encode("<answer>3+5</answer>", add_special_tokens=False)) == 5
 
 
-@pytest.mark.parametrize("task", ["calculator", "countdown", "sort_digits"])
+@pytest.mark.parametrize(
+    "task", ["examples.plugins.calculator.calculator:Calculator", "countdown", "sort_digits"]
+)
 @pytest.mark.parametrize("style", ["plain", "instruct"])
 def test_a_model_knows_every_character_of_the_prompts(tokenizer, task, style):
     prompt = make_environment(task, {"style": style}, 0).prompt(Split.TRAIN, 0)

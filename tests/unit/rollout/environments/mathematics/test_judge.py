@@ -35,16 +35,16 @@ def test_a_power_beyond_all_bounds_is_wrong_and_the_next_answer_is_judged(judge)
 def test_no_answer_in_time_is_wrong_and_a_new_process_takes_over():
     judge = MathJudge(limit_s=0.0)
     assert not judge.is_equal("9", "18/2")
-    first = judge.child.process
+    first = judge.process
     assert first.returncode is not None
     assert not judge.is_equal("9", "18/2")
-    assert judge.child.process is not first
+    assert judge.process is not first
 
 
 def test_a_process_that_died_is_replaced(judge):
     assert judge.is_equal("9", "18/2")
-    judge.child.process.kill()
-    judge.child.process.wait()
+    judge.process.kill()
+    judge.process.wait()
     assert judge.is_equal("9", "18/2")
 
 
@@ -62,7 +62,7 @@ def test_the_process_has_none_of_the_workers_keys(monkeypatch):
     monkeypatch.setenv("VCPO_WORKER_KEY", "secret")
     judge = MathJudge()
     assert judge.is_equal("1/2", "0.5")
-    environment = Path(f"/proc/{judge.child.process.pid}/environ").read_bytes()
+    environment = Path(f"/proc/{judge.process.pid}/environ").read_bytes()
     assert b"VCPO" not in environment
 
 
@@ -71,7 +71,7 @@ import time
 from vcpo_rollout.environments.mathematics.judge import MathJudge
 judge = MathJudge()
 judge.is_equal("1", "2")
-print(judge.child.process.pid, flush=True)
+print(judge.process.pid, flush=True)
 time.sleep(3600)
 """
 

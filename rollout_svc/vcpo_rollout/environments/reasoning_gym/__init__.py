@@ -1,1 +1,0 @@
-"""Generated tasks of the library reasoning-gym, and the process that scores answers to them."""

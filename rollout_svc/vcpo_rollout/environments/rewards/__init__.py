@@ -1,1 +1,0 @@
-"""Rewards that are shipped, for `environment.rewards`."""

@@ -1,1 +1,0 @@
-"""Environments and tasks of the `verifiers` library."""

@@ -1,1 +1,0 @@
-"""Runs Python that a model wrote, within limits, in its own process."""
