@@ -1,8 +1,8 @@
-"""Write the chart's definitions and the files of ``deploy/``; with ``--check`` only compare.
+"""Write the chart's definition and the files of ``deploy/``; with ``--check`` only compare.
 
-The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definitions of
-VCPORun and VCPORunDefaults, ``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it
-also creates. The definitions have a file of their own because deleting them deletes every run:
+The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definition of
+VCPORun, ``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it also creates. The
+definition has a file of its own because deleting it deletes every run:
 ``kubectl delete -f deploy/vcpo.yaml`` must remove the operator and no run. Left out is what only
 Helm understands: its labels, its test pod, and the annotation that keeps them on uninstall.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 import helm_python
 from ruamel.yaml import YAML
 
-from vcpo_operator.crd import run_crd, run_defaults_crd, to_yaml
+from vcpo_operator.crd import run_crd, to_yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
@@ -45,9 +45,9 @@ _CHOICES: Final = {
 """Choices of fields, which Kubernetes' published schema does not have; empty is the default."""
 
 _DEFINITIONS_HEADER = """\
-# The definitions of VCPORun and VCPORunDefaults. Generated: python scripts/render_manifests.py
+# The definition of VCPORun. Generated: python scripts/render_manifests.py
 #   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml
-# Deleting the first deletes every run of the cluster.
+# Deleting it deletes every run of the cluster.
 """
 _HEADER = """\
 # The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
@@ -119,9 +119,8 @@ def _fields(node: dict[str, Any], definitions: dict[str, Any], levels: int) -> A
 
 
 def chart_definition() -> dict[Path, str]:
-    """Text of the definitions as the chart's files hold them."""
-    made = {"run": run_crd(), "run-defaults": run_defaults_crd()}
-    return {CHART / "files" / f"{name}.crd.yaml": to_yaml(each) for name, each in made.items()}
+    """Text of the definition as the chart holds it."""
+    return {CHART / "files" / "run.crd.yaml": to_yaml(run_crd())}
 
 
 def rendered_files() -> dict[Path, str]:

@@ -19,7 +19,6 @@ import kopf
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import GROUP, PLURAL, RUN_LABEL, VERSION, RunKey
 from vcpo_operator.observed.index_view import (
-    DEFAULTS,
     INDICES,
     PODS,
     RUNS,
@@ -28,7 +27,6 @@ from vcpo_operator.observed.index_view import (
     index_child,
     index_pod,
     index_run,
-    index_run_defaults,
     run_key,
 )
 from vcpo_operator.reconcile.workqueue import RunQueue
@@ -125,9 +123,6 @@ def register(registry: kopf.OperatorRegistry, handlers: Handlers) -> None:
     runs = (GROUP, VERSION, PLURAL)
     kopf.index(*runs, id=RUNS, registry=registry)(_indexer(index_run))
     kopf.on.event(*runs, id=f"{RUNS}-event", registry=registry)(handlers.run_event)
-    # No event: every run is reconciled within a minute, and defaults are in no hurry.
-    defaults = (GROUP, VERSION, DEFAULTS)
-    kopf.index(*defaults, id=DEFAULTS, registry=registry)(_indexer(index_run_defaults))
     kopf.index("", "v1", PODS, id=PODS, registry=registry)(_indexer(index_pod))
     kopf.on.event("", "v1", PODS, id=f"{PODS}-event", registry=registry)(handlers.child_event)
     for kind in WATCHED:

@@ -16,11 +16,6 @@ GROUP: Final = "vcpo.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "vcporuns"
 
-DEFAULTS_KIND: Final = "VCPORunDefaults"
-DEFAULTS_PLURAL: Final = "vcporundefaults"
-DEFAULTS_NAME: Final = "default"
-"""Name of the only VCPORunDefaults of a namespace."""
-
 OPERATOR_MANAGER: Final = "vcpo.dev/operator"
 """Value of `spec.managedBy` for this operator; also its default."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from vcpo.api import API_VERSION, KIND, VCPORun, VCPORunSpec
+from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo_operator.names import HASH_ANNOTATION, Role, RunKey, labels
 
 Manifest = dict[str, Any]
@@ -106,8 +106,6 @@ class Parent:
     """YAML of the run for its processes."""
     credential_uid: str = ""
     """Uid of the Secret with the run's keys; with another Secret pods are replaced."""
-    own_spec: VCPORunSpec | None = None
-    """The spec as its user wrote it, without defaults of a platform team; None: the run's."""
 
     @property
     def name(self) -> str:

@@ -48,7 +48,7 @@ class Revision:
         if learner_name(parent.name) not in templates:
             return None
         return cls(
-            fields=pod_fields(parent.own_spec or parent.run.spec),
+            fields=pod_fields(parent.run.spec),
             keys=parent.credential_uid,
             run_file=parent.run_file,
             templates=templates,

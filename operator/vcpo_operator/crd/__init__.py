@@ -1,9 +1,8 @@
-"""The CustomResourceDefinitions of VCPORun and VCPORunDefaults, generated from `vcpo.api`.
+"""The CustomResourceDefinition of VCPORun, generated from `vcpo.api`.
 
-`python -m vcpo_operator.crd` prints the first; the chart holds both as files.
+`python -m vcpo_operator.crd` prints it; the chart holds it as a file.
 """
 
 from vcpo_operator.crd.run import run_crd, to_yaml
-from vcpo_operator.crd.run_defaults import run_defaults_crd
 
-__all__ = ["run_crd", "run_defaults_crd", "to_yaml"]
+__all__ = ["run_crd", "to_yaml"]

@@ -13,7 +13,6 @@ Schema = dict[str, Any]
 
 MAX_CONDITIONS: Final = 16
 MAX_MESSAGE_CHARACTERS: Final = 1024
-MAX_ORIGINS: Final = 128
 _MAX_PODS: Final = 1024
 _LARGEST_INTEGER = 2**53
 """Largest integer that every JSON parser represents exactly."""
@@ -135,18 +134,6 @@ _GROUP: Final = _fields(
     lastScaleTime=_time("Time at which the desired number changed last."),
 )
 
-_ORIGIN: Final = _fields(
-    "A field of the spec that comes from a platform team.",
-    required=("field", "from", "how"),
-    field=_text("Path of the field in the spec.", 256),
-    how={
-        "type": "string",
-        "enum": ["Default", "Locked"],
-        "description": "Whether the run may set it.",
-    },
-    **{"from": _text("Namespace and name of the VCPORunDefaults.", 128)},
-)
-
 _LEARNER: Final = _fields(
     "The learner's pods.",
     pods=_text("Pods of the learner, ready/desired.", 16),
@@ -225,13 +212,6 @@ def status_schema() -> Schema:
         workers=_text("Rollout workers, ready/desired.", 16),
         revision=_text("Name of what the run's pods are made of.", 16),
         pendingRevision=_text("Name of what they will be made of, if that is newer.", 16),
-        defaultsFrom={
-            "type": "array",
-            "description": "Fields of the spec that come from a VCPORunDefaults.",
-            "maxItems": MAX_ORIGINS,
-            "x-kubernetes-list-type": "atomic",
-            "items": _ORIGIN,
-        },
         updateTime=_time(
             "Time of this write. If only numbers changed, the status is written every 30 s at most."
         ),

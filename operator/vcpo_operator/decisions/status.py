@@ -207,5 +207,5 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
         status.restarts,
         status.lag_limit_steps,
         [(group.name, group.desired) for group in status.groups],
-        (status.revision, status.pending_revision, status.defaults_from),
+        (status.revision, status.pending_revision),
     )

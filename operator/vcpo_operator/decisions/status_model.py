@@ -14,7 +14,7 @@ from vcpo.control.limits import ChangeKind, LimitChange
 from vcpo.control.signals import RunSignals
 from vcpo_operator.decisions.restarts import Restarts
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ContainerEnd, FieldOrigin, ObservedState
+from vcpo_operator.observed.records import ContainerEnd, ObservedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +218,6 @@ class RunStatus:
     """Name of the revision of the run's pods; empty before the first."""
     pending_revision: str = ""
     """Name of the newest one, if the pods are not of it."""
-    defaults_from: tuple[FieldOrigin, ...] = ()
-    """The fields of the spec that come from a platform team."""
     control: Mapping[str, Any] = field(default_factory=dict)
     """`ControlState.to_dict()`; empty before the first decision."""
 
@@ -305,7 +303,6 @@ class RunStatus:
                 groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
                 revision=entry.get("revision", ""),
                 pending_revision=entry.get("pendingRevision", ""),
-                defaults_from=tuple(map(FieldOrigin.from_dict, entry.get("defaultsFrom") or ())),
                 control=dict(entry.get("control") or {}),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -340,7 +337,6 @@ class RunStatus:
             "workers": f"{ready}/{desired}" if self.groups else None,
             "revision": self.revision or None,
             "pendingRevision": self.pending_revision or None,
-            "defaultsFrom": [each.to_dict() for each in self.defaults_from] or None,
             "control": dict(self.control) or None,
         }
         return _without_none(document)

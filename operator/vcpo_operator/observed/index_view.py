@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from vcpo_operator.children.manifest import Kind
-from vcpo_operator.names import DEFAULTS_PLURAL, RUN_LABEL, RunKey
+from vcpo_operator.names import RUN_LABEL, RunKey
 from vcpo_operator.observed.parse import (
     collect_observed,
     parse_child,
@@ -22,13 +22,11 @@ from vcpo_operator.observed.parse import (
     parse_run_record,
 )
 from vcpo_operator.observed.records import ObservedState, RunRecord
-from vcpo_operator.observed.run_defaults import RunDefaults
 
 Body = Mapping[str, Any]
 Index = Mapping[Any, Iterable[Any]]
 
 RUNS: Final = "vcporuns"
-DEFAULTS: Final = DEFAULTS_PLURAL
 PODS: Final = "pods"
 WATCHED: Final = (
     Kind.CONFIG_MAP,
@@ -43,7 +41,7 @@ WATCHED: Final = (
 )
 """Kinds of children that are watched."""
 
-INDICES: Final = (RUNS, DEFAULTS, PODS, *(kind.plural for kind in WATCHED))
+INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
 """Ids of all indices."""
 
 _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
@@ -73,11 +71,6 @@ def index_run(body: Body) -> dict[RunKey, RunRecord]:
     return {record.key: record}
 
 
-def index_run_defaults(body: Body) -> dict[str, RunDefaults]:
-    """Return the entry of the index of VCPORunDefaults, by namespace."""
-    return {body["metadata"]["namespace"]: RunDefaults.of(body)}
-
-
 def index_child(kind: Kind, body: Body) -> dict[RunKey, Any]:
     """Return the entry of the index of a kind; empty for objects that belong to no run."""
     key = run_key(body)
@@ -100,10 +93,6 @@ class IndexedView:
     def run(self, key: RunKey) -> RunRecord | None:
         """Return a run; None when it does not exist."""
         return next(iter(self._of(RUNS, key)), None)
-
-    def run_defaults(self, namespace: str) -> RunDefaults | None:
-        """Return the VCPORunDefaults of a namespace; None when it has none."""
-        return next(iter(self.indices.get(DEFAULTS, {}).get(namespace, ())), None)
 
     def observed_state(self, key: RunKey) -> ObservedState:
         """Return the watched objects of a run."""

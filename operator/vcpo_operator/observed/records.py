@@ -12,27 +12,6 @@ from vcpo_operator.names import Role, RunKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldOrigin:
-    """A field of a spec that comes from a platform team."""
-
-    field: str
-    """Path in the spec."""
-    origin: str
-    """Namespace and name of the VCPORunDefaults, or a file."""
-    how: str
-    """`Default` or `Locked`."""
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """Read an entry of `status.defaultsFrom`."""
-        return cls(field=entry["field"], origin=entry["from"], how=entry["how"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry of `status.defaultsFrom`."""
-        return {"field": self.field, "from": self.origin, "how": self.how}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A VCPORun as it is stored."""
 
@@ -47,10 +26,6 @@ class RunRecord:
     """The status as it is stored; `RunStatus.from_dict` reads it."""
     created: str = ""
     """Time of its creation, RFC 3339; empty if the API server did not say."""
-    own_spec: Mapping[str, Any] | None = None
-    """The spec without defaults and locks of a platform team; None if `spec` has none."""
-    defaults_from: tuple[FieldOrigin, ...] = ()
-    """The fields of `spec` that are not the run's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

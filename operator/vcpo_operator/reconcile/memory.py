@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from vcpo.api import API_VERSION, KIND, VCPORun, VCPORunSpec
+from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control.state import ControlState
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
@@ -82,7 +82,6 @@ class RunMemory:
     _applied_revision: Revision | None = None
     _spec: Mapping[str, Any] | None = None
     _run: VCPORun | None = None
-    _own_spec: VCPORunSpec | None = None
     _parent: Parent | None = None
     _child_uids: dict[tuple[Kind, str], str] = field(default_factory=dict)
     """Uid of each of the run's children when it was last observed or created."""
@@ -105,8 +104,6 @@ class RunMemory:
             run = VCPORun.model_validate(document)
             if record.created:
                 run = run.begun_on(datetime.fromisoformat(record.created).date())
-            own = record.own_spec
-            self._own_spec = None if own is None else VCPORunSpec.model_validate(dict(own))
             self._run, self._parent = run, None
             self._spec = record.spec
         return self._run
@@ -117,8 +114,7 @@ class RunMemory:
         It is made once for each spec, since writing its YAML is slow.
         """
         if self._parent is None:
-            parent = make_parent(run, Owner(key=record.key, uid=record.uid))
-            self._parent = replace(parent, own_spec=self._own_spec)
+            self._parent = make_parent(run, Owner(key=record.key, uid=record.uid))
         secret = self._unwatched.get((Kind.SECRET, credential_name(record.key.name)))
         return replace(self._parent, credential_uid="" if secret is None else secret.uid)
 

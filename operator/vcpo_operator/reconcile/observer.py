@@ -31,7 +31,6 @@ from vcpo_operator.observed.access import (
 )
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedState, RunRecord
-from vcpo_operator.observed.run_defaults import RunDefaults
 from vcpo_operator.reconcile.event_causes import read_event_causes
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.signals.client import SignalSource
@@ -48,9 +47,6 @@ class View(Protocol):
 
     def observed_state(self, key: RunKey) -> ObservedState:
         """Return the objects of a run, except PodMonitors and the Secret of keys."""
-
-    def run_defaults(self, namespace: str) -> RunDefaults | None:
-        """Return the VCPORunDefaults of a namespace; None when it has none."""
 
 
 class Observer:

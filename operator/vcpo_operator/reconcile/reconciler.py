@@ -29,7 +29,6 @@ from vcpo_operator.decisions.plan import on_delete_actions
 from vcpo_operator.decisions.snapshot import RESYNC_PERIOD_S, PlanResult, Snapshot, judge_run
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey
 from vcpo_operator.observed.records import RunRecord
-from vcpo_operator.observed.run_defaults import RunDefaults, with_run_defaults
 from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.observer import Observer, View
@@ -70,7 +69,6 @@ class Reconciler:
         self._signals = signals
         self._exports = exports
         self._clock = clock
-        self._namespace = defaults.ingress_sources.operator_namespace
         self._observer = Observer(view, executor, signals)
         self._writer = StatusWriter(executor, exports)
         self._runner = PlanRunner(executor, self._writer, exports, defaults)
@@ -113,11 +111,9 @@ class Reconciler:
     async def _reconcile_record(self, record: RunRecord, memory: RunMemory) -> ReconcileResult:
         before, now_s = memory.last_known_status(record), self._clock()
         try:
-            record = with_run_defaults(record, self._layers(record.key))
             run = memory.validated_run(record)
-        except ValueError as error:
-            problems = problems_of(error) if isinstance(error, ValidationError) else (error,)
-            message = "; ".join(map(str, problems))
+        except ValidationError as error:
+            message = "; ".join(map(str, problems_of(error)))
             states, generation = invalid_spec_conditions(message), record.generation
             await self._writer.write_conditions(
                 record, memory, states, generation=generation, now_s=now_s
@@ -143,12 +139,6 @@ class Reconciler:
             await self._executor.execute(record.key, DeleteRun(uid=record.uid))
             return ReconcileResult(requeue_after_s=None)
         return await self._execute_and_write(snapshot, memory)
-
-    def _layers(self, key: RunKey) -> list[RunDefaults]:
-        """Return the defaults of the cluster and of a run's namespace."""
-        namespaces = dict.fromkeys((self._namespace, key.namespace))
-        found = (self._view.run_defaults(each) for each in namespaces if each)
-        return [each for each in found if each is not None]
 
     async def _execute_and_write(self, snapshot: Snapshot, memory: RunMemory) -> ReconcileResult:
         autoscale = None

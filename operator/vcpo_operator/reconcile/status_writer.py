@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 from vcpo_operator.cluster_api.client import ApiError
@@ -72,7 +71,6 @@ class StatusWriter:
         )
         after = status.with_learner_pods(after, snapshot.run.spec, snapshot.observed)
         after = status.with_revision(after, result.revision)
-        after = replace(after, defaults_from=snapshot.record.defaults_from)
         after = status.with_decision(after, decision, autoscale.state if autoscale else None)
         generation = snapshot.record.generation
         after = status.with_conditions(

@@ -6,9 +6,6 @@ rights. */}}
   # `delete` is for ttlSecondsAfterFinished.
   verbs: [list, watch, delete]
 - apiGroups: [vcpo.dev]
-  resources: [vcporundefaults]
-  verbs: [list, watch]
-- apiGroups: [vcpo.dev]
   resources: [vcporuns/status]
   verbs: [patch]
 - apiGroups: [vcpo.dev]

@@ -30,12 +30,11 @@ _NEEDED: Final = frozenset({"spec", "spec.containers"})
 
 
 def merge_template(
-    base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = "", keeps_null: bool = False
+    base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = ""
 ) -> dict[str, Any]:
     """Return a copy of `base` with `patch` merged over it.
 
     path: Path of both in the template, such as `spec.containers[learner]`; empty at its root.
-    keeps_null: Whether null stays in the result, to remove a field from a third template.
     Raises: ValueError that names a value of `patch` that is no map or list where `base` has one, a
         list whose items lack their key, or a field that cannot be removed.
     """
@@ -46,17 +45,16 @@ def merge_template(
             if here in _NEEDED:
                 raise ValueError(f"`{here}` cannot be removed; leave it out to keep the default")
             merged.pop(name, None)
-            merged |= {name: None} if keeps_null else {}
         elif isinstance(below, Mapping) and not isinstance(value, Mapping):
             raise ValueError(f"`{here}` must be a map, got {value!r}")
         elif isinstance(below, list) and not isinstance(value, list):
             raise ValueError(f"`{here}` must be a list, got {value!r}")
         elif isinstance(value, Mapping):
             ours = below if isinstance(below, Mapping) else {}
-            merged[name] = merge_template(ours, value, path=here, keeps_null=keeps_null)
+            merged[name] = merge_template(ours, value, path=here)
         elif name in MERGE_KEYS and isinstance(value, list):
             items = below if isinstance(below, list) else []
-            merged[name] = _merge_lists(items, value, name, path=here, keeps_null=keeps_null)
+            merged[name] = _merge_lists(items, value, name, path=here)
         else:
             merged[name] = value
     return merged
@@ -68,7 +66,6 @@ def _merge_lists(
     field: str,
     *,
     path: str,
-    keeps_null: bool,
 ) -> list[dict[str, Any]]:
     key = MERGE_KEYS[field]
     merged = {item[key]: dict(item) for item in base}
@@ -76,7 +73,5 @@ def _merge_lists(
         named = item.get(key) if isinstance(item, Mapping) else None
         if named is None or isinstance(named, Mapping | list):
             raise ValueError(f"each item of `{path}` must have `{key}`, got {item!r}")
-        merged[named] = merge_template(
-            merged.get(named, {}), item, path=f"{path}[{named}]", keeps_null=keeps_null
-        )
+        merged[named] = merge_template(merged.get(named, {}), item, path=f"{path}[{named}]")
     return list(merged.values())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.crd import run_crd, run_defaults_crd
+from vcpo_operator.crd import run_crd
 
 Node = dict[str, Any]
 Rule = Callable[[str, Node], bool]
@@ -31,13 +31,7 @@ def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 SCHEMA: Node = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-DEFAULTS: Node = run_defaults_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-NODES = [
-    each
-    for schema in (SCHEMA, DEFAULTS)
-    for each in nodes(schema)
-    if each[0].startswith(("spec", "status"))
-]
+NODES = [each for each in nodes(SCHEMA) if each[0].startswith(("spec", "status"))]
 SECTIONS = {"spec.model", "spec.environment", "spec"}
 """Fields described by the type that they have."""
 BOOLEANS = {
@@ -49,11 +43,6 @@ BOOLEANS = {
     "spec.model.trustRemoteCode",
     "spec.pods.disruptionBudgets",
     "spec.pods.podMonitor",
-    *(
-        f"spec.{part}.pods.{field}"
-        for part in ("defaults", "locked")
-        for field in ("disruptionBudgets", "podMonitor")
-    ),
     "spec.tracking.sinks[].samples",
 }
 """Fields that can never want a third value."""
