@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 
 from vcpo import tracing
 from vcpo.metrics import OperatorMetrics, serve_metrics
@@ -74,7 +73,7 @@ async def _operate(arguments: argparse.Namespace) -> None:
 
 
 def operator_defaults(arguments: argparse.Namespace) -> OperatorDefaults:
-    """Return what the command line says of the pods of runs (`add_pod_options`)."""
+    """Return what the command line says of the pods of runs."""
     ingress_sources = IngressSources(
         operator_namespace=arguments.operator_namespace,
         monitoring_namespaces=tuple(_split_names(arguments.monitoring_namespaces)),
@@ -120,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m vcpo_operator",
         description="Operates VCPORuns: creates their pods, scales them, and writes their status.",
     )
-    add_pod_options(known)
+    _add_pod_options(known)
     known.add_argument(
         "--namespaces",
         default="",
@@ -159,22 +158,12 @@ def parser() -> argparse.ArgumentParser:
     return known
 
 
-def add_pod_options(
-    known: argparse.ArgumentParser, images: Mapping[str, str] | None = None
-) -> None:
-    """Add the options about the pods of runs to a parser, as a group of its help.
-
-    images: Defaults of `learner_image` and `rollout_image`; None requires both.
-    """
+def _add_pod_options(known: argparse.ArgumentParser) -> None:
     pods = known.add_argument_group("pods of runs")
-    is_required = images is None
+    pods.add_argument("--learner-image", required=True, help="image of learners that name none")
     pods.add_argument(
-        "--learner-image", required=is_required, help="image of learners that name none"
+        "--rollout-image", required=True, help="image of rollout workers that name none"
     )
-    pods.add_argument(
-        "--rollout-image", required=is_required, help="image of rollout workers that name none"
-    )
-    known.set_defaults(**(images or {}))
     pods.add_argument(
         "--operator-namespace",
         default="",

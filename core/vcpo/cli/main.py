@@ -30,7 +30,6 @@ from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
 from vcpo.cli.init import init
-from vcpo.cli.render import render
 from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
@@ -180,7 +179,6 @@ app.command("try")(try_file)
 app.command()(samples)
 app.command()(events)
 app.command()(logs)
-app.command()(render)
 app.command()(report)
 
 

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
-from typer.testing import CliRunner
 
-from tests.fixtures.operator.runs import DEFAULTS, parent
+from tests.fixtures.operator.runs import DEFAULTS, parent, render_run
 from vcpo.api import SpecError, load_run, missing_gpus, parse_run
-from vcpo.cli.main import app
 from vcpo_operator.children import build_children
-from vcpo_operator.render import render_run
 
 EXAMPLE = Path("examples/qwen_7b_2x8.yaml")
 PARAMETERS = 7.6e9
@@ -33,7 +30,7 @@ def workloads(children):
 
 @pytest.fixture(scope="module")
 def pods():
-    return workloads(render_run(load_run(EXAMPLE), DEFAULTS))
+    return workloads(render_run(load_run(EXAMPLE)))
 
 
 def built(**spec):
@@ -206,13 +203,3 @@ def test_fewer_gpus_than_the_engine_splits_the_model_over_are_refused():
     text["spec"]["rollouts"][0] |= {"gpus": 1, "tensorParallelSize": 2}
     with pytest.raises(SpecError, match=r"rollouts\[0\].gpus.*at least `tensorParallelSize` \(2\)"):
         parse_run(str(text))
-
-
-def test_render_prints_every_object_of_the_run(capfd):
-    outcome = CliRunner().invoke(app, ["render", str(EXAMPLE), "--learner-image", "mine:7"])
-    assert outcome.exit_code == 0
-    objects = list(YAML(typ="safe").load_all(capfd.readouterr().out))
-    made = {each["kind"]: each for each in objects}
-    (container,) = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "mine:7"
-    assert {"Deployment", "ConfigMap", "PersistentVolumeClaim"} <= set(made)

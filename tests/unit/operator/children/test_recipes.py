@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.fixtures.operator.runs import DEFAULTS
+from tests.fixtures.operator.runs import render_run
 from vcpo.api import VCPORun
 from vcpo_operator.children.pod_template.overlay import merge_template
-from vcpo_operator.render import render_run
 
 EXAMPLE, PAGE = Path("examples/qwen_7b_2x8.yaml"), Path("docs/kubernetes.md")
 READ = YAML(typ="safe")
@@ -30,7 +29,7 @@ def templates(recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
     example = READ.load(EXAMPLE.read_text())
     run = VCPORun.model_validate({**example, "spec": merge_template(example["spec"], recipe)})
     found = {}
-    for child in render_run(run, DEFAULTS):
+    for child in render_run(run):
         if (template := child.manifest.get("spec", {}).get("template")) is not None:
             found[template["spec"]["containers"][0]["name"]] = template
     return found
