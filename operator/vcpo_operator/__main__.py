@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
-import socket
-import time
 
 from vcpo import tracing
 from vcpo.metrics import OperatorMetrics, serve_metrics
@@ -18,7 +15,6 @@ from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.network import IngressSources
 from vcpo_operator.cluster_api.client import Cluster
-from vcpo_operator.cluster_api.lease import LeaderLease, LeaseLostError
 
 _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
 """Loggers with a line for each event of an object, or for each probe of the kubelet."""
@@ -27,7 +23,7 @@ _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
 def main() -> int:
     """Operate as the command line says.
 
-    Returns 0 after a stop signal, 1 when the lease was lost, 2 after an error of the user.
+    Returns 0 after a stop signal, 2 after an error of the user.
     """
     arguments = parser().parse_args()
     logs.configure("operator", form=logs.LogForm(arguments.log_format))
@@ -36,9 +32,6 @@ def main() -> int:
     logging.getLogger("vcpo_operator").setLevel(arguments.log_level.upper())
     try:
         asyncio.run(_operate(arguments))
-    except LeaseLostError as error:
-        logs.report_end(str(error))
-        return 1
     except (OSError, ValueError) as error:
         logs.report_end(str(error))
         return 2
@@ -51,15 +44,6 @@ async def _operate(arguments: argparse.Namespace) -> None:
         lambda verb, resource, code: metrics.api_requests.labels(verb, resource, str(code)).inc()
     )
     options = _options(arguments)
-    lease = None
-    if arguments.lease_namespace:
-        lease = LeaderLease(
-            cluster=cluster,
-            namespace=arguments.lease_namespace,
-            name=arguments.lease_name,
-            identity=options.identity,
-            clock=time.monotonic,
-        )
     host, port = split_address(arguments.metrics_listen)
     stop = asyncio.Event()
     # Acts until kopf sets its own handler. The first process of a container ignores this signal
@@ -67,7 +51,7 @@ async def _operate(arguments: argparse.Namespace) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
         with serve_metrics(metrics.registry, host, port):
-            await Operator(options, cluster, metrics).run(stop, lease)
+            await Operator(options, cluster, metrics).run(stop)
     finally:
         cluster.close()
 
@@ -97,7 +81,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
         prometheus_url=arguments.prometheus_url or None,
         workers=arguments.workers,
-        identity=os.environ.get("POD_NAME") or socket.gethostname(),
     )
 
 
@@ -137,12 +120,6 @@ def parser() -> argparse.ArgumentParser:
         "--liveness-listen", default="0.0.0.0:8081", help="address of /healthz, host:port"
     )
     known.add_argument("--workers", type=int, default=8, help="runs reconciled in parallel")
-    known.add_argument(
-        "--lease-namespace",
-        default="",
-        help="namespace of a Lease; act only while holding it (default: act without one)",
-    )
-    known.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
     known.add_argument(
         "--log-format",
         choices=sorted(logs.LogForm),

@@ -16,7 +16,6 @@ from vcpo.metrics.label_values import SignalSource as Source
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.cluster_api.lease import LeaderLease, serve_standby_probe
 from vcpo_operator.handlers import Handlers, Health, Login, login, register
 from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView
@@ -41,8 +40,6 @@ class Options:
     """Prometheus from which the learners' reports come; None calls the learners."""
     workers: int = 8
     """Runs reconciled in parallel."""
-    identity: str = FIELD_MANAGER
-    """Name of this operator among others, such as the name of its pod."""
 
 
 class Operator:
@@ -93,22 +90,13 @@ class Operator:
         )
         register(self._registry, handlers)
 
-    async def run(self, stop: asyncio.Event, lease: LeaderLease | None = None) -> None:
-        """Operate until `stop` is set, a signal arrives, or the lease is lost.
-
-        lease: Acquired first and renewed all the time; None operates without one.
-        Raises: LeaseLostError.
-        """
-        if lease is not None:
-            async with serve_standby_probe(self._options.liveness_endpoint):
-                await _run_until_stopped(lease.acquire(), stop)
-        if stop.is_set():
-            return
+    async def run(self, stop: asyncio.Event) -> None:
+        """Operate until `stop` is set or a signal arrives."""
         namespaces = self._options.namespaces
         watch = kopf.operator(
             registry=self._registry,
             # Without an identity kopf asks for the name of the user, and an image's user has none.
-            identity=self._options.identity,  # type: ignore[arg-type]  # a NewType of str
+            identity=FIELD_MANAGER,  # type: ignore[arg-type]  # a NewType of str
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -116,43 +104,26 @@ class Operator:
             stop_flag=stop,
         )
         self._metrics.leader.set(1)
-        tasks = [self._loop.run()] if lease is None else [self._loop.run(), lease.renew()]
         try:
-            await _run_until_one_ends(watch, tasks, stop)
+            await _run_until_one_ends(watch, self._loop.run(), stop)
         finally:
             self._metrics.leader.set(0)
             await self._signals.close()
-            if lease is not None:
-                await lease.release()
-
-
-async def _run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Run `work` until it ends or `stop` is set."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
 
 
 async def _run_until_one_ends(
-    watch: Coroutine[Any, Any, None],
-    works: Sequence[Coroutine[Any, Any, None]],
-    stop: asyncio.Event,
+    watch: Coroutine[Any, Any, None], loop: Coroutine[Any, Any, None], stop: asyncio.Event
 ) -> None:
-    """Run all until one ends; then stop the watch by its flag, and cancel the others.
+    """Run both until one ends; then stop the watch by its flag, and cancel the loop.
 
-    The other tasks start first: when kopf ends, it cancels every task younger than itself.
+    The loop starts first: when kopf ends, it cancels every task younger than itself.
     """
-    working = [asyncio.create_task(work) for work in works]
-    watching = asyncio.create_task(watch)
-    await asyncio.wait([watching, *working], return_when=asyncio.FIRST_COMPLETED)
+    reconciling, watching = asyncio.create_task(loop), asyncio.create_task(watch)
+    await asyncio.wait([watching, reconciling], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
     await asyncio.wait([watching])
-    for task in working:
-        task.cancel()
-    await asyncio.wait(working)
-    for task in (watching, *working):
+    reconciling.cancel()
+    await asyncio.wait([reconciling])
+    for task in (watching, reconciling):
         with contextlib.suppress(asyncio.CancelledError):
             task.result()

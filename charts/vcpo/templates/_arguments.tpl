@@ -25,10 +25,6 @@
 {{- if .Values.metrics.podMonitor.enabled }}
 - --shared-pod-monitor
 {{- end }}
-{{- if .Values.leaderElection.enabled }}
-- --lease-namespace={{ .Release.Namespace }}
-- --lease-name={{ include "vcpo.operatorName" . }}
-{{- end }}
 {{- with .Values.prometheus.url }}
 - --prometheus-url={{ . }}
 {{- end }}

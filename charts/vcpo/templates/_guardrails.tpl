@@ -1,8 +1,5 @@
 {{/* Refuse combinations of values that install but do not work; each message names the cure. */}}
 {{- define "vcpo.guardrails" -}}
-{{- if and (gt (int .Values.replicas) 1) (not .Values.leaderElection.enabled) }}
-{{- fail (printf "replicas is %d without leaderElection: two active operators would both change every run. Cure: set leaderElection.enabled=true, or replicas=1" (int .Values.replicas)) }}
-{{- end }}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
 {{- fail "serviceAccount.create is false and serviceAccount.name is empty: the operator would run as the namespace's default account. Cure: name an existing account in serviceAccount.name" }}
 {{- end }}

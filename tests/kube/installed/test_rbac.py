@@ -28,7 +28,6 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.cluster_api.lease import LeaderLease
 from vcpo_operator.decisions.stalled import PATIENCE_S
 
 TOKEN = "token-of-the-operator"
@@ -182,15 +181,11 @@ def needed_permissions(server, user):
     return permissions(requests) | creates
 
 
-NO_LEASE = {"leaderElection": {"enabled": False}}
-"""Its role is another, and so is its test."""
 ROLES = pytest.mark.parametrize(
     ("values", "namespaces"),
     [
-        pytest.param(NO_LEASE, (), id="all namespaces"),
-        pytest.param(
-            {"watchNamespaces": ["default"], **NO_LEASE}, ("default",), id="one namespace"
-        ),
+        pytest.param({}, (), id="all namespaces"),
+        pytest.param({"watchNamespaces": ["default"]}, ("default",), id="one namespace"),
     ],
 )
 
@@ -209,24 +204,6 @@ async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_els
             needed_permissions(operator.server, user)
             == granted_permissions(rules) - FOR_THE_OWNER_CHECK
         )
-
-
-async def test_the_charts_lease_role_grants_what_a_lease_takes():
-    values = {"leaderElection": {"enabled": True}}
-    user = account(values)
-    async with operator_fixture(tokens={TOKEN: user}, token=TOKEN) as operator:
-        rules = await install(operator, values)
-        lease = LeaderLease(
-            cluster=operator.cluster,
-            namespace=NAMESPACE,
-            name="vcpo-operator",
-            identity="one",
-            clock=lambda: 0.0,
-        )
-        await lease.try_acquire()
-        await lease.try_acquire()
-        leases = {each for each in granted_permissions(rules) if each.resource == "leases"}
-        assert needed_permissions(operator.server, user) == leases
 
 
 @ROLES

@@ -105,22 +105,6 @@ def test_the_ports_of_the_pod_are_those_listened_on():
     assert ports == {"metrics": arguments.metrics_listen, "health": arguments.liveness_listen}
 
 
-def test_the_lease_is_the_one_that_the_role_names():
-    (role,) = of_kind("Role", EVERYTHING)
-    names = [name for rule in role["rules"] for name in rule.get("resourceNames", ())]
-    assert [parse(EVERYTHING).lease_name] == names
-    assert parse(EVERYTHING).lease_namespace == NAMESPACE
-
-
-def test_without_elections_no_lease_is_taken():
-    assert parse({"leaderElection": {"enabled": False}}).lease_namespace == ""
-    assert parse().lease_namespace == NAMESPACE
-
-
-def test_who_waits_for_the_lease_is_probed_like_who_holds_it():
-    assert container(EVERYTHING)["startupProbe"] == container()["startupProbe"]
-
-
 def test_learners_are_asked_unless_a_prometheus_is_given():
     url = "http://prometheus.monitoring.svc:9090"
     assert parse().prometheus_url == ""

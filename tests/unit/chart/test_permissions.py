@@ -127,14 +127,6 @@ def test_an_existing_account_is_bound_instead_of_a_created_one():
     )
 
 
-def test_leases_are_touched_only_in_the_own_namespace_and_when_elections_are_on():
-    assert not any(resource == "leases" for _, resource, _ in grants(operator_rules({})))
-    assert of_kind("Role", {"leaderElection": {"enabled": False}}) == []
-    (role,) = of_kind("Role", EVERYTHING)
-    assert role["metadata"]["namespace"] == NAMESPACE
-    assert {resource for _, resource, _ in grants(role["rules"])} == {"leases"}
-
-
 def test_viewers_of_a_namespace_may_only_read_runs():
     (role,) = [role for role in of_kind("ClusterRole") if role["metadata"]["name"] == "vcpo-view"]
     assert {verb for _, _, verb in grants(role["rules"])} == {"get", "list", "watch"}

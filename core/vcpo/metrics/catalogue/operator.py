@@ -56,7 +56,7 @@ class OperatorMetrics(HostMetrics):
     )
     leader = gauge(
         "vcpo_operator_leader",
-        "1 if this replica leads and reconciles runs, 0 if it stands by.",
+        "1 while the operator reconciles runs.",
         unit=Unit.FLAG,
     )
 
