@@ -163,8 +163,6 @@ def _newest(folder: Path, run_dir: Path) -> _Chosen:
 def _best_step(run_dir: Path, folder: Path) -> int:
     steps = sorted(checkpoint_paths(folder))
     metrics = read_metrics(run_dir)
-    for line in metrics.damaged:
-        sys.stderr.write(f"warning: {line.notice}\n")
     best = best_evaluated_step({each.step: each.accuracy for each in metrics.evaluations}, steps)
     if best is None:
         raise StartError(

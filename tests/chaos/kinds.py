@@ -90,8 +90,6 @@ class Kind(StrEnum):
     WAL_REMOVED = "log_wal_removed"
     CHECKPOINT_DAMAGED = "checkpoint_damaged"
     JOURNAL_TORN = "journal_torn"
-    METRICS_FLIPPED = "journal_metrics_bit_flipped"
-    EVENTS_FLIPPED = "journal_events_bit_flipped"
 
 
 SHORT: Final = frozenset(

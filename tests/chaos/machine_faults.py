@@ -20,7 +20,7 @@ from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
 from vcpo.api import load_run
-from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, METRICS_FILE, read_events
+from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
@@ -243,49 +243,6 @@ async def tear_journal(run: LiveRun, draw: random.Random) -> Injected:
     with path.open("ab") as file:
         file.write(b'{"type":"step","st')
     return Injected(what=f"half a line in {path.name}")
-
-
-async def flip_metrics_bit(run: LiveRun, draw: random.Random) -> Injected:
-    """The disk changes a bit of the journal's numbers; the next learner says which line."""
-    learner = await _serving_learner(run)
-    what, number = _flip_bit(run.run_dir / METRICS_FILE, draw)
-    since, life = run.mark(), len(run.lives)
-    learner.send(signal.SIGKILL)
-    if not await holds(lambda: len(run.lives) > life and run.has_resumed(life), _START_S):
-        raise NotInjectedError("no other learner resumed")
-    # Of very many lines the learner names the first ones, and the number of all.
-    named = f"line {number:,}:|lines are damaged in all"
-    is_shown = await run.told(since, rf"JournalDamaged: {METRICS_FILE}.*({named})")
-    sign = "the event JournalDamaged, with file and line"
-    return Injected(what=what, sign=sign, is_shown=is_shown)
-
-
-async def flip_events_bit(run: LiveRun, draw: random.Random) -> Injected:
-    """The disk changes a bit of the journal's events; whoever reads them is told which line."""
-    await _serving_learner(run)
-    what, number = _flip_bit(run.run_dir / EVENTS_FILE, draw)
-    told = [each.message for each in read_events(run.run_dir) if each.kind == JOURNAL_DAMAGED]
-    sign = "the event JournalDamaged, with file and line"
-    is_shown = any(each.startswith(f"{EVENTS_FILE} line {number:,}:") for each in told)
-    return Injected(what=what, sign=sign, is_shown=is_shown)
-
-
-def _flip_bit(path: Path, draw: random.Random) -> tuple[str, int]:
-    """Change a bit within a line of a file that grows; return what was done, and the line's number.
-
-    Raises:
-        NotInjectedError: if the file has no whole line.
-    """
-    with contextlib.suppress(OSError), path.open("r+b") as file:
-        data = file.read()
-        inner = [at for at in range(data.rfind(b"\n") + 1) if data[at : at + 1] != b"\n"]
-        if inner:
-            place, bit = draw.choice(inner), 1 << draw.randrange(8)
-            file.seek(place)
-            file.write(bytes([data[place] ^ bit]))
-            number = data.count(b"\n", 0, place) + 1
-            return f"a bit of line {number} of {path.name} flipped", number
-    raise NotInjectedError(f"no whole line in {path.name}")
 
 
 async def kill_weight_server(run: LiveRun, _: random.Random) -> Injected:
@@ -540,8 +497,6 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.JOURNAL_TORN: tear_journal,
     Kind.WAL_FLIPPED: flip_wal_bit,
     Kind.WAL_REMOVED: remove_wal,
-    Kind.METRICS_FLIPPED: flip_metrics_bit,
-    Kind.EVENTS_FLIPPED: flip_events_bit,
     Kind.SERVER_KILLED: kill_weight_server,
     Kind.SERVER_STOPPED: stop_weight_server,
     Kind.SERVER_HUNG: hang_weight_server,

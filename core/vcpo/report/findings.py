@@ -14,7 +14,7 @@ from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import finite, whole
-from vcpo.report.recorded_run import RecordedRun, damage_notice
+from vcpo.report.recorded_run import RecordedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,10 @@ class Finding:
 
 
 def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
-    """Check the guarantees of a run, the worst result first; without steps only its records."""
+    """Check the guarantees of a run, the worst result first; none without steps."""
     run, metrics = recorded.run, recorded.metrics
-    damaged = damage_notice(recorded)
-    records = () if damaged is None else (Finding(grade=Grade.NOTICE, text=damaged),)
     if not metrics.steps:
-        return records
+        return ()
     outcomes: tuple[Finding, ...] = (
         _reward_lasted(metrics),
         _warning_stayed_quiet(metrics.steps),
@@ -40,7 +38,6 @@ def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
         _steps_were_taken(metrics.steps),
         _accounts_balance(metrics.steps),
         _learner_is_fed(run, metrics.steps),
-        *records,
     )
     if metrics.steps[-1].rollbacks:
         outcomes = (*outcomes, _was_rolled_back(metrics.steps))

@@ -15,7 +15,6 @@ from vcpo.api import VCPORun, load_run
 from vcpo.control.signals import RunSignals
 from vcpo.records.journal import (
     HOST_STARTED,
-    READER,
     EventRecord,
     Metrics,
     read_events,
@@ -107,17 +106,6 @@ def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals
         tokens_per_s=last.tokens_per_s,
         since_step_s=max(0.0, now_s - last.time_unix_s),
     )
-
-
-def damage_notice(recorded: RecordedRun) -> str | None:
-    """Return a notice about lines of the records that cannot be read; None if all can."""
-    notices = [each.notice for each in recorded.metrics.damaged]
-    notices += [each.message for each in recorded.events if each.source == READER]
-    if not notices:
-        return None
-    if len(notices) == 1:
-        return f"A line of the records is damaged: {notices[0]}."
-    return f"{len(notices):,} lines of the records are damaged; the first is {notices[0]}."
 
 
 class RunClock:

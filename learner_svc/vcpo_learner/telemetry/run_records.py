@@ -7,17 +7,12 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-from vcpo.records.event_level import event_level
 from vcpo.records.journal import (
-    JOURNAL_DAMAGED,
-    DamagedLine,
     EvaluationRecord,
     EventRecord,
     Journal,
     Metrics,
-    read_events,
     read_metrics,
 )
 from vcpo.records.samples import Sample, write_answers, write_samples
@@ -25,8 +20,6 @@ from vcpo.records.step_record import StepRecord
 from vcpo.tracking.tracker import Tracker
 
 _LOGGER = logging.getLogger(__name__)
-_LINES_NAMED: Final = 10
-"""Most damaged lines that get an event each."""
 
 
 class RunRecords:
@@ -40,8 +33,8 @@ class RunRecords:
 
     def event(self, kind: str, message: str) -> None:
         """Write an event to the journal, the log and the run's sinks."""
-        _LOGGER.log(event_level(kind), "%s: %s", kind, message, extra={"event": kind})
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
+        _LOGGER.log(record.level, "%s: %s", kind, message, extra={"event": kind})
         self._journal.event(record)
         self._tracker.put(record)
 
@@ -63,18 +56,5 @@ class RunRecords:
         self._tracker.put(record)
 
     def read(self) -> Metrics:
-        """Read the records; damaged lines get an event each, each one once."""
-        metrics = read_metrics(self._run_dir)
-        self._report_damage(metrics.damaged)
-        return metrics
-
-    def _report_damage(self, damaged: Sequence[DamagedLine]) -> None:
-        if not damaged:
-            return
-        notices = [each.notice for each in damaged[:_LINES_NAMED]]
-        if len(damaged) > _LINES_NAMED:
-            notices.append(f"{damaged[0].file}: {len(damaged):,} lines are damaged in all")
-        told = {event.message for event in read_events(self._run_dir)}
-        for notice in notices:
-            if notice not in told:
-                self.event(JOURNAL_DAMAGED, notice)
+        """Read the records."""
+        return read_metrics(self._run_dir)

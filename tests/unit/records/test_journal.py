@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from dataclasses import fields, replace
@@ -14,10 +13,11 @@ from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.records import EVALUATION, STEP
 from vcpo.records.journal import (
     EVENTS_FILE,
-    JOURNAL_DAMAGED,
     METRICS_FILE,
     EventRecord,
+    FileTail,
     Journal,
+    failure_of,
     read_events,
     read_metrics,
 )
@@ -61,7 +61,7 @@ def test_a_record_says_which_kind_it_is(journal, tmp_path):
     journal.step(STEP)
     written = json.loads((tmp_path / METRICS_FILE).read_text(encoding="utf-8"))
     assert written["type"] == "step"
-    assert written.keys() - {"type", "crc32"} == {field.name for field in fields(StepRecord)}
+    assert written.keys() - {"type"} == {field.name for field in fields(StepRecord)}
 
 
 def test_a_run_without_records_is_empty(tmp_path):
@@ -129,41 +129,76 @@ def test_opening_a_journal_again_changes_nothing(journal, tmp_path):
     assert (tmp_path / EVENTS_FILE).read_bytes() == before
 
 
-class TestDiskWithoutRoom:
-    """A file that may not grow is as full as a disk; the limit is the kernel's."""
+STRANGE = [b"null", b"[1]", b"\xff\xfe\x00", b"", b"{", b"[" * 100_000, b'{"type":"step"}', b"{}"]
 
-    def test_records_wait_for_room_in_their_order_and_none_is_lost(self, tmp_path):
-        journal = Journal(tmp_path)
-        journal.event(event("before"))
-        size_bytes = (tmp_path / EVENTS_FILE).stat().st_size
-        with files_of_at_most(size_bytes + 20):
-            journal.event(event("first"))
-            journal.event(event("second"))
-            journal.step(STEP)
-        assert [one.message for one in read_events(tmp_path)] == ["before"]
-        journal.event(event("after"))
-        events = read_events(tmp_path)
-        messages = [one.message for one in events if one.kind != JOURNAL_DAMAGED]
-        assert messages == ["before", "first", "second", "after"]
-        assert read_metrics(tmp_path).steps == (STEP,)
 
-    def test_an_error_that_no_room_would_cure_is_raised(self, tmp_path):
-        journal = Journal(tmp_path)
-        (tmp_path / EVENTS_FILE).mkdir()
-        with pytest.raises(IsADirectoryError):
-            journal.event(event("lost"))
+@pytest.mark.parametrize("line", STRANGE, ids=lambda line: repr(line[:20]))
+def test_a_line_that_is_no_record_is_skipped(journal, tmp_path, line):
+    for number in (1, 2):
+        journal.step(replace(STEP, step=number))
+        journal.event(EVENT)
+        for name in (METRICS_FILE, EVENTS_FILE):
+            with (tmp_path / name).open("ab") as file:
+                file.write(line + b"\n")
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2]
+    assert read_events(tmp_path) == (EVENT, EVENT)
+
+
+def test_a_full_disk_costs_the_records_that_it_refuses_and_no_later_one(journal, tmp_path):
+    journal.event(event("before"))
+    size_bytes = (tmp_path / EVENTS_FILE).stat().st_size
+    with files_of_at_most(size_bytes + 20):
+        journal.event(event("refused"))
+    journal.event(event("after"))
+    assert [one.message for one in read_events(tmp_path)] == ["before", "after"]
+
+
+def test_an_error_that_no_room_would_cure_is_raised(journal, tmp_path):
+    (tmp_path / EVENTS_FILE).mkdir()
+    with pytest.raises(IsADirectoryError):
+        journal.event(event("lost"))
 
 
 def event(message):
     return EventRecord(time_unix_s=0.0, source="learner", kind="Kind", message=message)
 
 
-def test_records_wait_while_the_disk_is_read_only(journal, tmp_path, monkeypatch):
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system")
+@pytest.mark.parametrize(("from_start", "first"), [(True, b"old\n"), (False, b"")])
+def test_whole_lines_are_read_once_from_where_the_reader_began(tmp_path, from_start, first):
+    path = tmp_path / "log"
+    path.write_bytes(b"old\n")
+    tail = FileTail(path, from_start=from_start)
+    assert tail.read() == first
+    with path.open("ab") as log:
+        log.write(b"new\nha")
+    assert tail.read() == b"new\n"
+    assert tail.read() == b""
+    with path.open("ab") as log:
+        log.write(b"lf\n")
+    assert tail.read() == b"half\n"
 
-    with monkeypatch.context() as read_only:
-        read_only.setattr("os.open", refuse)
-        journal.event(EVENT)
-    journal.event(EVENT)
-    assert read_events(tmp_path) == (EVENT, EVENT)
+
+def test_a_file_that_comes_later_is_read_from_its_start(tmp_path):
+    tail = FileTail(tmp_path / "log", from_start=False)
+    assert tail.read() == b""
+    (tmp_path / "log").write_bytes(b"a\n")
+    assert tail.read() == b"a\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "failure"),
+    [
+        ((), None),
+        (("Started", "LearnerStarted"), None),
+        (("Started", "Failed"), "Failed 1"),
+        (("Started", "Failed", "LearnerRestarted", "Failed"), "Failed 3"),
+        (("Started", "Failed", "Redone", "WorkerLost"), "Failed 1"),
+        (("Started", "Failed", "Started"), None),
+        (("Started", "Failed", "Started", "Complete"), None),
+        (("Failed", "Resumed"), None),
+    ],
+    ids=str,
+)
+def test_a_run_has_failed_if_nothing_began_again_since(kinds, failure):
+    events = [replace(EVENT, kind=kind, message=f"{kind} {at}") for at, kind in enumerate(kinds)]
+    assert failure_of(events) == failure

@@ -1,7 +1,7 @@
 import pytest
 
 from vcpo.control.verdict import Grade
-from vcpo.records.journal import DamagedLine, Metrics, damage_event
+from vcpo.records.journal import Metrics
 from vcpo.report import findings as checks
 from vcpo.report.recorded_run import RecordedRun
 
@@ -172,23 +172,3 @@ def test_a_warning_below_critical_is_noticed(run, make_step):
 def test_a_step_whose_weights_have_no_value_has_no_low_ess(run, make_step):
     ((grade, _),) = findings_about(run, [make_step(ess_ratio=0.0, skipped="nan")], "ESS ratio")
     assert grade is Grade.GOOD
-
-
-DAMAGED = DamagedLine(file="metrics.jsonl", number=1017, cause="its checksum does not hold")
-
-
-@pytest.mark.parametrize("has_steps", [True, False])
-def test_damaged_lines_are_counted_and_the_first_is_named(run, make_step, has_steps):
-    metrics = Metrics(steps=(make_step(),) * has_steps, evaluations=(), damaged=(DAMAGED, DAMAGED))
-    found = [each for each in findings(run, metrics) if "damaged" in each.text]
-    text = (
-        "2 lines of the records are damaged; the first is metrics.jsonl line 1,017: its checksum"
-        " does not hold; it is skipped."
-    )
-    assert found == [checks.Finding(grade=Grade.NOTICE, text=text)]
-
-
-def test_a_damaged_line_of_the_events_is_counted_too(run, make_step):
-    metrics = metrics_of(make_step())
-    found = findings(run, metrics, events=(damage_event(DAMAGED, 1.0),))
-    assert any("A line of the records is damaged: " in each.text for each in found)

@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.training import TrainingFixture
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.records.journal import JOURNAL_DAMAGED, METRICS_FILE, read_events, read_metrics
+from vcpo.records.journal import METRICS_FILE, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1.ledger_pb2 import VersionPublished
 from vcpo_learner.checkpoints.folder import CheckpointError
@@ -225,9 +225,6 @@ def each_line(line):
 HARMS = {
     "absent": lambda journal: journal.unlink(),
     "null": each_line(b"null\n"),
-    "not UTF-8": each_line(b"\xff\xfe\n"),
-    "of another run": each_line(b'{"type":"step","step":4000,"lag_limit_steps":0}\n'),
-    "one bit": lambda journal: journal.write_bytes(b"\xfb" + journal.read_bytes()[1:]),
 }
 
 
@@ -247,33 +244,6 @@ async def test_a_harmed_or_absent_journal_changes_nothing_that_a_resumed_run_tra
     ]
     if every_steps == 2:  # without a checkpoint one follows the redo
         assert checkpoints[0] == checkpoints[1]
-
-
-async def test_damaged_lines_are_named_by_an_event_each_and_only_once(make_learner, tmp_path):
-    await killed(dies_before(make_learner(steps=4), 3))
-    journal = tmp_path / METRICS_FILE
-    journal.write_bytes(b"null\n" + journal.read_bytes() + b"[1]\n")
-    for _ in range(2):
-        later = make_learner(steps=4)
-        later.training.resume()
-        later.log.close()
-    named = told(tmp_path, JOURNAL_DAMAGED)
-    assert [message.partition(": ")[0] for message in named] == [
-        "metrics.jsonl line 1",
-        "metrics.jsonl line 6",
-    ]
-
-
-async def test_a_file_full_of_damage_is_counted_and_its_first_lines_are_named(
-    make_learner, tmp_path
-):
-    await killed(dies_before(make_learner(steps=4), 3))
-    with (tmp_path / METRICS_FILE).open("ab") as journal:
-        journal.write(b"x\n" * 1_000)
-    make_learner(steps=4).training.resume()
-    named = told(tmp_path, JOURNAL_DAMAGED)
-    assert len(named) == 11
-    assert named[-1] == "metrics.jsonl: 1,000 lines are damaged in all"
 
 
 async def test_parameters_that_a_redo_does_not_reach_again_are_reported_once(

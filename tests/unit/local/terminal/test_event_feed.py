@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcpo.local.terminal.run_view import EventFeed, is_shown
-from vcpo.records.journal import EVENTS_FILE, JOURNAL_DAMAGED, EventRecord, EventTail, Journal
+from vcpo.records.journal import EventRecord, EventTail, Journal
 
 
 def event(message: str, *, kind: str = "StepSkipped", source: str = "learner") -> EventRecord:
@@ -64,28 +64,3 @@ def test_a_kind_that_is_rare_is_shown_beside_one_that_is_not(feed, journal):
 def test_the_first_three_and_every_power_of_ten_are_worth_showing():
     shown = [number for number in range(1, 100_001) if is_shown(number)]
     assert shown == [1, 2, 3, 10, 100, 1000, 10_000, 100_000]
-
-
-def test_half_a_line_waits_for_its_other_half(journal, tmp_path):
-    tail = EventTail(tmp_path)
-    journal.event(event("whole"))
-    line = (tmp_path / EVENTS_FILE).read_bytes()
-    with (tmp_path / EVENTS_FILE).open("ab") as events:
-        events.write(line[:20])
-        events.flush()
-        assert [one.message for one in tail.read()] == ["whole"]
-        events.write(line[20:])
-    assert [one.message for one in tail.read()] == ["whole"]
-
-
-def test_a_line_that_broke_off_is_named_and_passed_over(journal, tmp_path):
-    tail = EventTail(tmp_path)
-    with (tmp_path / EVENTS_FILE).open("a") as events:
-        events.write('{"time_unix\n')
-    journal.event(event("next"))
-    named, following = tail.read()
-    assert (named.kind, following.message) == (JOURNAL_DAMAGED, "next")
-
-
-def test_a_directory_without_events_has_none(tmp_path):
-    assert EventTail(tmp_path).read() == []
