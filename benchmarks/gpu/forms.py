@@ -7,22 +7,19 @@ from torch import Tensor
 
 from benchmarks.gpu.setting import Figures, Setting, milliseconds
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, as_factor
-from vcpo_learner.per_sample_gradients.weighted_sum import fused_sums
 
 
 def break_even(setting: Setting) -> Figures:
     """Time both forms of a norm, and derive the constant that chooses between them.
 
     kept: products of tokens with tokens, 2 T^2 (rows + columns) operations more than a plain step.
-    reduced: the gradient is formed, squared and added to two totals; a plain step forms it too. By
-        a kernel of Triton where it runs, and by operations of PyTorch.
+    reduced: the gradient is formed, squared and added to two totals; a plain step forms it too.
     """
     columns, rows = setting.choose((3584, 18_944), (64, 96))
     torch.manual_seed(0)
     values = torch.zeros(rows, columns, device=setting.device)
     touch_s = setting.seconds(lambda: values.add_(1.0)) / values.numel()
-    is_fused = fused_sums(values) is not None
-    yield {"rows": rows, "columns": columns, "ns_per_touch": touch_s * 1e9, "is_fused": is_fused}
+    yield {"rows": rows, "columns": columns, "ns_per_touch": touch_s * 1e9}
     cheaper = []
     for tokens in setting.choose((512, 1024, 2048, 4096, 8192), (8, 16)):
         factors = Factors(
@@ -30,10 +27,7 @@ def break_even(setting: Setting) -> Figures:
         )
         kept_s = setting.seconds(lambda one=factors: one.inner_products(one, TokenProducts()))
         formed_s = setting.seconds(lambda one=factors: one.full(num_rows=rows))
-        by_pytorch_s, reduced_s = (
-            setting.seconds(lambda one=factors, reduce=reduce: reduce(one.full(num_rows=rows)))
-            for reduce in (_reduce, _reduce_at_once)
-        )
+        reduced_s = setting.seconds(lambda one=factors: _reduce(one.full(num_rows=rows)))
         rate = 2.0 * tokens**2 * (rows + columns) / kept_s
         if kept_s <= reduced_s - formed_s:
             cheaper.append(tokens)
@@ -41,7 +35,6 @@ def break_even(setting: Setting) -> Figures:
             f"tokens_{tokens}": {
                 "kept_ms": milliseconds(kept_s),
                 "reduced_ms": milliseconds(reduced_s - formed_s),
-                "reduced_by_pytorch_ms": milliseconds(by_pytorch_s - formed_s),
                 "flops_per_touch": round(rate / 2.0 * touch_s, 1),
             }
         }
@@ -59,13 +52,3 @@ def _reduce(gradient: Tensor) -> Tensor:
     first.add_(gradient, alpha=0.5)
     second.add_(gradient)
     return torch.linalg.vector_norm(gradient)
-
-
-def _reduce_at_once(gradient: Tensor) -> Tensor:
-    """The same by the product's kernel, where it runs."""
-    kernel = fused_sums(gradient)
-    if kernel is None:
-        return _reduce(gradient)
-    flat = gradient.flatten(1)
-    sums, weights = flat.new_zeros(2, flat.shape[1]), flat.new_tensor([[0.5], [1.0]])
-    return kernel(flat, weights, sums[0], sums[1:])

@@ -311,19 +311,10 @@ class Measurement:
             if _is_small(slot) and len(self.squared_norms) * gradients.shape[1] <= self._most / 8:
                 self._gather(part, gradients)
             else:
-                norms.append(self._add_large(part, gradients, samples))
+                self._add([part], gradients, samples)
+                norms.append(torch.linalg.vector_norm(gradients, dim=1))
         if norms:
             self._norms.append(_concatenate(norms)[None])
-
-    def _add_large(self, part: Part, gradients: Tensor, samples: slice) -> Tensor:
-        """Add gradients [samples, elements] of a part to the sums; return their norms [samples]."""
-        total = self.weighted_sum
-        squares = None if total is None else total.add_and_square(part, gradients, samples)
-        if squares is not None:
-            return squares.sqrt_()
-        self._add([part], gradients, samples)
-        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
-        return norms
 
     def _gather(self, part: Part, gradients: Tensor) -> None:
         """Let the gradients of a small part [batch, elements] wait for others."""

@@ -1,8 +1,7 @@
 """The weighted sum of a batch's gradients; its weights are complete after the backward pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -70,26 +69,6 @@ class WeightedSum:
         found = torch.split(weights @ gradients, sizes, dim=1)
         torch._foreach_add_(sums, [row for each in found for row in each.unbind()])
 
-    def add_and_square(self, part: Part, gradients: Tensor, samples: slice) -> Tensor | None:
-        """As `add_samples` of a part, by one kernel; return squared norms [samples] float64.
-
-        None, and nothing is added, where there is no kernel for such gradients.
-        """
-        kernel = fused_sums(gradients)
-        if kernel is None:
-            return None
-        first, last = self.groups[samples][0], self.groups[samples][-1]
-        weighted, by_group = self.sums.weighted_sums([part.slot]), self.sums.by_groups([part.slot])
-        own, of_groups = weighted[0], by_group[0][first : last + 1]
-        if part.matrix is not None:
-            own, of_groups = own[part.matrix], of_groups[:, part.matrix]
-        return kernel(
-            gradients,
-            self._weights_of(first, last, gradients.dtype)[:, samples],
-            own.view(-1) if any(self._has_offset[samples]) else None,
-            of_groups.view(len(of_groups), -1),
-        )
-
     def _sums(self, parts: Sequence[Part], groups: slice) -> list[Tensor]:
         """Views [elements] of both sums of parts: the weighted one, and that of each group."""
         slots = [part.slot for part in parts]
@@ -119,29 +98,6 @@ class WeightedSum:
             part = factors.part(samples)
             ones = torch.ones_like(self.offsets[samples, None, None])
             part.add_weighted_to(by_group[group], ones)
-
-
-def fused_sums(gradients: Tensor) -> Callable[..., Tensor] | None:
-    """Return what adds and squares gradients at once; None where PyTorch's operations do it."""
-    if gradients.dtype is not torch.float32 or not gradients.is_cuda:
-        return None
-    return _kernel_of(gradients.device)
-
-
-@cache
-def _kernel_of(device: torch.device) -> Callable[..., Tensor] | None:
-    """Return the kernel if it can be made here, and adds 1, 2 and 3 to sums of 1."""
-    gradients, sums = torch.tensor([[1.0, 2.0, 3.0]]).to(device), torch.ones(2, 3).to(device)
-    try:
-        # It comes with PyTorch for GPUs only.
-        from vcpo_learner.per_sample_gradients.fused_sums import add_and_square
-
-        weights = torch.tensor([[0.5], [1.0]]).to(device)
-        squares = add_and_square(gradients, weights, sums[0], sums[1:])
-        found = [*squares.tolist(), *sums.flatten().tolist()]
-    except Exception:  # noqa: BLE001 - a compiler runs there; PyTorch gives the same numbers
-        return None
-    return add_and_square if found == [14.0, 1.5, 2.0, 2.5, 2.0, 3.0, 4.0] else None
 
 
 def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float]) -> list[float]:
