@@ -30,7 +30,6 @@ _WAYS: dict[str, dict[str, Any]] = {
     "group_mean": {"method": "sequenceTis"},
     "opob_one_pass": {"learner": {"gradientMode": "onePass"}},
     "opob_two_passes": {"learner": {"gradientMode": "twoPass"}},
-    "opob_logit_energy": {"algorithm": {"gradientNorms": "logitEnergy"}},
 }
 
 

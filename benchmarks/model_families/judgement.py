@@ -28,7 +28,6 @@ from benchmarks.model_families.ranks_side import ranks_difference
 from benchmarks.model_families.sampler_side import engine_difference
 from benchmarks.model_families.table import COLUMNS, Cell, Column, Row, Verdict, judge
 from benchmarks.model_families.tiny_model import save_model
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import EngineName
 from vcpo.service.lifecycle import StartError
 
@@ -96,12 +95,11 @@ def _questions(
             "norms": partial(norms_difference, folder, reference),
         }
     has_norms = row.get("norms", Cell(verdict=Verdict.AGREES)).verdict is Verdict.AGREES
-    exact, proxy = GradientNormEstimator.EXACT, GradientNormEstimator.LOGIT_ENERGY
     questions |= {
         "hf": partial(engine_difference, folder, EngineName.HF),
         "vllm": partial(engine_difference, folder, EngineName.VLLM),
         "LoRA": partial(engine_difference, folder, EngineName.HF, adapters=True),
-        "ranks": partial(ranks_difference, folder, exact if has_norms else proxy),
+        "ranks": partial(ranks_difference, folder, "vcpo" if has_norms else "grpo"),
     }
     return {name: questions[name] for name in columns}
 

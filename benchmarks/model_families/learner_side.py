@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
@@ -160,13 +159,12 @@ def norms_difference(folder: Path, reference: Reference) -> float:
     """
     spec = make_spec(folder)
     runner = MicroBatchRunner(*_loaded(spec))
-    exact = GradientNormEstimator.EXACT
-    require_measurable_norms(runner.network, exact, packs=False)
+    require_measurable_norms(runner.network, packs=False)
     tokens = batch_tokens(reference.trajectories, _CPU)
     positions = range(len(reference.trajectories))
     (step,) = runner.split(tokens, positions)
     weights = step.batch.response_mask.to(torch.float32)
-    squared = runner.forward(step.batch, exact).measure(weights).squared_norms
+    squared = runner.forward(step.batch, measures_norms=True).measure(weights).squared_norms
     expected = reference.squared_norms()[list(step.positions)]
     return float(((squared - expected).abs() / expected).max())
 

@@ -17,7 +17,6 @@ from benchmarks.model_families.learner_side import (
     random_trajectories,
     rescored,
 )
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.local.processes.ranks import free_port
 from vcpo.wire.trajectory import Trajectory
@@ -34,12 +33,12 @@ _SECRET: Final = b"of this benchmark"
 _CONTEXT = multiprocessing.get_context("fork")
 
 
-def ranks_difference(folder: Path, estimator: GradientNormEstimator) -> float:
+def ranks_difference(folder: Path, method: str) -> float:
     """Compare the gradient of two ranks with that of one: |difference| / |gradient|.
 
     The process must have run no thread yet: the ranks are its forks.
 
-    estimator: of the norms that the baseline needs.
+    method: of the run.
 
     Raises:
         StartError: if the learner refuses the model.
@@ -48,9 +47,7 @@ def ranks_difference(folder: Path, estimator: GradientNormEstimator) -> float:
     port = free_port()
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(_RANKS)]
     ranks = [
-        _CONTEXT.Process(
-            target=_report, args=(pipe[1], rank, port, folder, estimator, trajectories)
-        )
+        _CONTEXT.Process(target=_report, args=(pipe[1], rank, port, folder, method, trajectories))
         for rank, pipe in enumerate(pipes)
     ]
     for rank in ranks:
@@ -58,7 +55,7 @@ def ranks_difference(folder: Path, estimator: GradientNormEstimator) -> float:
     found = [_answer(pipe[0]) for pipe in pipes]
     for rank in ranks:
         rank.join()
-    alone = _gradient(RankEnvironment(), folder, estimator, trajectories)
+    alone = _gradient(RankEnvironment(), folder, method, trajectories)
     return max(_relative_difference(alone, each) for each in found)
 
 
@@ -71,11 +68,11 @@ def _scored(folder: Path) -> list[Trajectory]:
     return rescored(trajectories, learner_logprobs(runner, trajectories))
 
 
-def _spec(folder: Path, size: int, estimator: GradientNormEstimator) -> VCPORunSpec:
+def _spec(folder: Path, size: int, method: str) -> VCPORunSpec:
     return make_spec(
         folder,
         learner={"processes": size, "collectiveTimeoutSeconds": 60},
-        algorithm={"gradientNorms": estimator},
+        algorithm={"method": method},
         batch={"microBatchTrajectories": 2},
     )
 
@@ -83,12 +80,12 @@ def _spec(folder: Path, size: int, estimator: GradientNormEstimator) -> VCPORunS
 def _gradient(
     environment: RankEnvironment,
     folder: Path,
-    estimator: GradientNormEstimator,
+    method: str,
     trajectories: Sequence[Trajectory],
 ) -> dict[str, Tensor]:
     """Return the whole gradient of a batch by parameter; all ranks call it at the same time."""
     torch.set_num_threads(1)
-    spec = _spec(folder, environment.size, estimator)
+    spec = _spec(folder, environment.size, method)
     ranks = join_ranks(environment, spec.learner, "cpu")
     network, tokenizer = load_on_ranks(spec.model, ranks, spec.learner.number_format)
     update = PolicyUpdate(network, spec, pad_token_id(tokenizer), ranks=ranks)
@@ -107,14 +104,14 @@ def _report(
     rank: int,
     port: int,
     folder: Path,
-    estimator: GradientNormEstimator,
+    method: str,
     trajectories: Sequence[Trajectory],
 ) -> None:
     environment = RankEnvironment(
         rank=rank, size=_RANKS, port=port, hosts_store=rank == 0, secret=_SECRET
     )
     try:
-        gradient = _gradient(environment, folder, estimator, trajectories)
+        gradient = _gradient(environment, folder, method, trajectories)
         pipe.send({name: each.numpy() for name, each in gradient.items()})
     except Exception as error:  # noqa: BLE001 - raised again in the other process
         pipe.send(error)

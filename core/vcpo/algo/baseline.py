@@ -71,18 +71,6 @@ class Baseline(StrEnum):
     NONE = "none"
 
 
-class GradientNormEstimator(StrEnum):
-    """How the n_i = ||h_i||^2 of a weighted baseline are obtained.
-
-    b* does not depend on a common factor, so an estimate need only be proportional to the norm.
-    """
-
-    EXACT = "exact"
-    """The gradient of all trainable parameters."""
-    LOGIT_ENERGY = "logitEnergy"
-    """sum_t a_t^2 ||grad_logits log pi(y_t)||^2, from the forward pass alone."""
-
-
 def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
     """Return the off-policy optimal baseline, b* = sum_i n_i R_i / sum_i n_i.
 

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo.advantage import BASELINES_OF_SCOPE, BaselineScope
-from vcpo.algo.baseline import Baseline, GradientNormEstimator
+from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind
@@ -81,10 +81,6 @@ class Algorithm(Section):
     the step) or `shrunk` (those of one prompt, shrunk toward `batch` by how noisy they are).
     `batch` needs the baseline `opob`, `pessimistic`, `published` or `groupMean`, and `shrunk` one
     of the first two. If unset, `batch` for `vcpo2` where it may be, and `group` for all others."""
-    gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How `published` and the optimal baselines get each trajectory's gradient norm:
-    `exact` measures it; `logitEnergy` estimates it from the forward pass. The learner refuses
-    `exact` at its start for a model in which it cannot be measured."""
     router_replay: bool = False
     """If true, workers send which experts computed each token, and the learner computes with the
     same experts. In a mixture of experts another choice changes log-probabilities by more than
@@ -211,7 +207,6 @@ class Algorithm(Section):
                 *self._path_conflicts(),
                 *self._rule_conflicts(),
                 *self._baseline_conflicts(),
-                *self._norm_conflicts(),
             ]
         )
         return self
@@ -255,16 +250,6 @@ class Algorithm(Section):
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_SCOPE[scope]))
             message = f"'{scope}' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(scope), message=message)
-
-    def _norm_conflicts(self) -> Iterator[InitErrorDetails]:
-        config, estimator = self.loss_config, self.gradient_norms
-        may_use_norms = config.baseline in NORM_BASELINES or not isinstance(
-            config.baseline, Baseline
-        )
-        if estimator is not GradientNormEstimator.EXACT and not may_use_norms:
-            allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
-            message = f"baseline '{config.baseline}' uses no norms; give a `baseline` of {allowed}"
-            yield conflict("gradientNorms", value=str(estimator), message=message)
 
 
 _REPLACES: Final = MappingProxyType(

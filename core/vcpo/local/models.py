@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
@@ -230,26 +229,24 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Yield a problem if exact norms are wanted of a model that they cannot be measured in.
+    """Yield a problem if gradient norms are wanted of a model that they cannot be measured in.
 
     If the run names the LoRA target modules, they may exclude the layers in question, and the
     learner checks them.
     """
-    algorithm, lora = spec.algorithm, spec.model.lora
-    wants_exact = (
-        algorithm.loss_config.baseline in NORM_BASELINES
-        and algorithm.gradient_norms is GradientNormEstimator.EXACT
-    )
+    baseline, lora = spec.algorithm.loss_config.baseline, spec.model.lora
     # Of what is known to hide a gradient; the learner looks at every model.
     family = str((config.get("text_config") or config).get("model_type"))
     obstacle = _OBSTACLES_TO_NORMS.get(family)
-    if wants_exact and obstacle is not None and not (lora and lora.target_modules):
+    has_targets = lora is not None and lora.target_modules
+    if baseline in NORM_BASELINES and obstacle is not None and not has_targets:
         message = (
-            f"cannot be measured in {obstacle} of this family ({family}); use 'logitEnergy', or a"
+            f"gradient norms cannot be measured in {obstacle} of this family ({family}); use a"
             " method without norms such as 'grpo'"
         )
-        value = repr(str(algorithm.gradient_norms))
-        yield FieldProblem(path="spec.algorithm.gradientNorms", value=value, message=message)
+        yield FieldProblem(
+            path="spec.algorithm.baseline", value=repr(str(baseline)), message=message
+        )
 
 
 def _hub_cache() -> Path:

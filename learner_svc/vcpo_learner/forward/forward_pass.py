@@ -1,10 +1,9 @@
 """A forward pass over a micro-batch, and the way from it to gradient norms and their sum.
 
-    exact    the pass is recorded; its backward pass measures the norms and forms the sum
-    proxy    the norms are known after the forward pass; the sum is a plain backward pass
-    none     like a proxy whose norms are all 0
+    with norms      the pass is recorded; its backward pass measures them and forms the sum
+    without norms   they are reported as 0, and the sum is a plain backward pass
 
-All have the same interface: log-probabilities; then squared norms, given weights of the tokens;
+Both have the same interface: log-probabilities; then squared norms, given weights of the tokens;
 then the weighted sum of gradients, given slopes that depend on the norms.
 """
 
@@ -15,9 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo_learner.forward.logprobs import weighted_logprobs
-from vcpo_learner.forward.norm_proxies import logit_energy_norms
 from vcpo_learner.forward.packed_rows import PackedRows
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
@@ -71,19 +68,19 @@ def forward_pass(
     network: PolicyNetwork,
     slots: Slots,
     batch: TokenBatch,
-    estimator: GradientNormEstimator | None,
     *,
+    measures_norms: bool,
     temperature: float,
     tiles: bool | None = None,
 ) -> ForwardPass:
-    """Run the model forward, and keep what the estimator needs; None reports norms of 0.
+    """Run the model forward, and keep what the norms need, if they are measured.
 
     tiles: whether the head is tiled; None decides by the number of logits.
-    slots: of the model, for exact norms.
+    slots: of the model, for the norms.
     """
     tiles = network.has_tiles(batch) if tiles is None else tiles
     wanted = Wanted(temperature=temperature, tiles=tiles)
-    if estimator is GradientNormEstimator.EXACT:
+    if measures_norms:
         with record_calls(slots) as recording:
             scores = network.score(batch, wanted)
         return _RecordedPass(
@@ -91,14 +88,7 @@ def forward_pass(
             logprobs=batch.place_trained(scores.logprobs),
             rows=batch.rows,
         )
-    if estimator is GradientNormEstimator.LOGIT_ENERGY:
-        wanted = wanted._replace(energies=True)
-    scores = network.score(batch, wanted)
-    energies = scores.energies
-    return _PlainPass(
-        logprobs=batch.place_trained(scores.logprobs),
-        energies=None if energies is None else batch.place_trained(energies),
-    )
+    return _PlainPass(logprobs=batch.place_trained(network.score(batch, wanted).logprobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,11 +116,9 @@ class _RecordedPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PlainPass:
-    """A forward pass with a proxy of the norms, or without norms."""
+    """A forward pass without norms."""
 
     logprobs: Tensor
-    energies: Tensor | None = None
-    """Energies of the logits, for `logitEnergy`; else None."""
 
     def measure(
         self,
@@ -140,16 +128,11 @@ class _PlainPass:
         retain_graph: bool = False,
     ) -> "_PlainSum":
         return _PlainSum(
-            squared_norms=self._norms(weights),
+            squared_norms=torch.zeros(len(weights), dtype=torch.float64, device=weights.device),
             objectives=weighted_logprobs(self.logprobs, weights),
             weighted_sum=weighted_sum,
             retain_graph=retain_graph,
         )
-
-    def _norms(self, weights: Tensor) -> Tensor:
-        if self.energies is not None:
-            return logit_energy_norms(weights, self.energies)
-        return torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.forward_pass import forward_pass
@@ -32,14 +31,13 @@ _NEGLIGIBLE = 1e-6
 
 def require_measurable_norms(
     model: nn.Module,
-    estimator: GradientNormEstimator,
     *,
     packs: bool,
     one_row: bool = False,
     num_ranks: int = 1,
     is_half: bool = False,
 ) -> None:
-    """Check that the norms that a run needs can be measured with its model.
+    """Check that the norms of a model can be measured.
 
     model: in evaluation mode; it does not change, but for its `.grad`, which is None afterwards.
     packs: whether several trajectories share a row; one_row: whether all of them do.
@@ -49,8 +47,6 @@ def require_measurable_norms(
     Raises:
         StartError: naming the field, the reason and the cure.
     """
-    if estimator is not GradientNormEstimator.EXACT:
-        return
     batch = _batch(model, packs=packs, one_row=one_row)
     network = PolicyNetwork.of(model)
     try:
@@ -75,8 +71,8 @@ def require_measurable_norms(
 def _refusal(model: nn.Module, reason: str) -> StartError:
     name = type(PolicyNetwork.of(model).model).__name__
     return StartError(
-        f"spec.algorithm.gradientNorms: 'exact' norms of {name} cannot be"
-        f" measured ({reason}); use 'logitEnergy', or a method without norms such as 'grpo'"
+        f"spec.algorithm.baseline: gradient norms of {name} cannot be measured ({reason});"
+        " use a method without norms such as 'grpo'"
     )
 
 
@@ -114,8 +110,7 @@ def _short(tokens: Sequence[int], num_tokens: int, first: int) -> Trajectory:
 def _measured_norms(network: PolicyNetwork, batch: TokenBatch, *, tiles: bool) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
     slots = Slots(network.model)
-    exact = GradientNormEstimator.EXACT
-    passed = forward_pass(network, slots, batch, exact, temperature=1.0, tiles=tiles)
+    passed = forward_pass(network, slots, batch, measures_norms=True, temperature=1.0, tiles=tiles)
     return passed.measure(weights).squared_norms
 
 

@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from vcpo.service.vocabulary import vocabulary_of
 from vcpo_learner.forward.model_inputs import model_inputs, model_routes, predicting_places
-from vcpo_learner.forward.norm_proxies import logit_energies
 from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.output_head.logit_tiles import TokenRows
@@ -44,7 +43,6 @@ class Wanted(NamedTuple):
     temperature: float = 1.0
     """Above 0; of the distributions that tokens were drawn from."""
     entropies: bool = False
-    energies: bool = False
     tiles: bool | None = None
     """Whether the head is tiled; None decides by the number of logits."""
 
@@ -179,7 +177,6 @@ def _tiled_scores(
         input_dtype=_autocast_dtype(states.device),
         rows=rows,
         entropies=wanted.entropies,
-        energies=wanted.energies,
         observer=_recorded_head(head, batch),
     )
     hidden = states.flatten(0, 1).index_select(0, predicting_places(batch))
@@ -208,12 +205,10 @@ def _full_scores(
     targets = batch.input_ids[batch.response_mask]
     # Not a view of it: FSDP hooks on to what a network returns.
     logprobs = distributions.gather(1, targets[:, None]).sum(dim=1)
-    entropies = energies = None
+    entropies = None
     if wanted.entropies:
         entropies = torch.special.entr(distributions.detach().exp()).sum(dim=-1)
-    if wanted.energies:
-        energies = logit_energies(distributions.detach(), logprobs.detach())
-    return TokenScores(logprobs=logprobs, entropies=entropies, energies=energies)
+    return TokenScores(logprobs=logprobs, entropies=entropies)
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -5,9 +5,8 @@ Over the logits L_v of one token, with m the largest so far:
     s = sum_v e^(L_v - m)                  log-probability: L_y - m - log s
     r = sum_v e^(L_v - m) dL_v/du W_v      its gradient at the hidden state: dL_y/du W_y - r / s
     q = sum_v e^(L_v - m) (L_v - m)        entropy: log s - q / s
-    c = sum_v e^(2 (L_v - m))              energy ||onehot(y) - pi||^2: 1 - 2 pi_y + c / s^2
 
-When m grows by d, all of them shrink: s and r by e^-d, c by e^-2d, and q becomes e^-d (q - d s).
+When m grows by d, all of them shrink: s and r by e^-d, and q becomes e^-d (q - d s).
 Keeping r costs a second product with W here and saves one in the backward pass.
 
 Sources: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao et al., arXiv 2205.14135
@@ -30,7 +29,6 @@ class Wanted:
 
     directions: bool = False
     entropies: bool = False
-    energies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +43,6 @@ class TokenDistributions:
     """[tokens, hidden] gradient of the log-probability at the hidden state."""
     entropies: Tensor | None
     """[tokens] nats, at least 0."""
-    energies: Tensor | None
-    """[tokens] in [0, 2]."""
 
 
 def token_distributions(logits: TiledLogits, targets: Tensor, wanted: Wanted) -> TokenDistributions:
@@ -61,7 +57,6 @@ def token_distributions(logits: TiledLogits, targets: Tensor, wanted: Wanted) ->
         total=torch.zeros_like(largest),
         rows=_zeros(logits.hidden, dtype) if wanted.directions else None,
         surprise=torch.zeros_like(largest) if wanted.entropies else None,
-        squares=torch.zeros_like(largest) if wanted.energies else None,
     )
     memory = logits.memory()
     for block in logits.token_blocks():
@@ -83,7 +78,6 @@ class _Sums:
     total: Tensor
     rows: Tensor | None
     surprise: Tensor | None
-    squares: Tensor | None
 
     def part(self, tokens: slice) -> _Sums:
         """Views of some tokens' sums."""
@@ -92,7 +86,6 @@ class _Sums:
             total=self.total[tokens],
             rows=None if self.rows is None else self.rows[tokens],
             surprise=None if self.surprise is None else self.surprise[tokens],
-            squares=None if self.squares is None else self.squares[tokens],
         )
 
     def add(self, logits: TiledLogits, tile: Tile) -> None:
@@ -110,8 +103,6 @@ class _Sums:
             self.surprise.add_((exponents.exp() * exponents).sum(dim=1))
         odds = exponents.exp_()
         self.total.add_(odds.sum(dim=1))
-        if self.squares is not None:
-            self.squares.mul_(shrink.square()).add_(torch.linalg.vecdot(odds, odds))
         if self.rows is not None:
             self._add_rows(logits, tile, odds, shrink)
 
@@ -141,9 +132,6 @@ def _finish_sums(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDist
         entropies=None
         if sums.surprise is None
         else (log_total - sums.surprise / sums.total).clamp_min_(0.0),
-        energies=None
-        if sums.squares is None
-        else (1.0 - 2.0 * logprobs.exp() + sums.squares / sums.total.square()).clamp_min_(0.0),
     )
 
 

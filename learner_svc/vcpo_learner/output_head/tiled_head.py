@@ -56,7 +56,6 @@ class HeadRequest:
     rows: TokenRows | None = None
     """The head's rows that are tokens; None if all are."""
     entropies: bool = False
-    energies: bool = False
     observer: HeadObserver | None = None
 
 
@@ -67,8 +66,6 @@ class TokenScores(NamedTuple):
     """[tokens] nats, float32 or better, with a graph."""
     entropies: Tensor | None = None
     """[tokens] nats, without a graph; None if not wanted."""
-    energies: Tensor | None = None
-    """[tokens] ||onehot(y) - pi||^2, without a graph; None if not wanted."""
 
 
 def apply_head(
@@ -80,10 +77,10 @@ def apply_head(
     """
     needs_directions = torch.is_grad_enabled() and hidden.requires_grad
     anchor = None if request.observer is None else request.observer.anchor
-    logprobs, entropies, energies = _TiledHead.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropies = _TiledHead.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, anchor, request, needs_directions
     )
-    return TokenScores(logprobs=logprobs, entropies=entropies, energies=energies)
+    return TokenScores(logprobs=logprobs, entropies=entropies)
 
 
 class _TiledHead(torch.autograd.Function):
@@ -96,19 +93,17 @@ class _TiledHead(torch.autograd.Function):
         anchor: Tensor | None,
         request: HeadRequest,
         needs_directions: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        wanted = Wanted(
-            directions=needs_directions, entropies=request.entropies, energies=request.energies
-        )
+    ) -> tuple[Tensor, Tensor | None]:
+        wanted = Wanted(directions=needs_directions, entropies=request.entropies)
         with torch.autocast(hidden.device.type, enabled=False):
             found = token_distributions(
                 _logits(hidden, weight, bias, request), request.targets, wanted
             )
         ctx.request = request
         ctx.save_for_backward(hidden, weight, bias, found.log_normalizers, found.directions)
-        extras = [each for each in (found.entropies, found.energies) if each is not None]
-        ctx.mark_non_differentiable(*extras)
-        return found.logprobs, found.entropies, found.energies
+        if found.entropies is not None:
+            ctx.mark_non_differentiable(found.entropies)
+        return found.logprobs, found.entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

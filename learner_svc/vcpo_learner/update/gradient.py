@@ -9,7 +9,7 @@ The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_
                 share one baseline (`vcpo_learner.per_sample_gradients`). Also if k_it needs no
                 more than the rewards and its own trajectory, as GRPO's: no norms are measured.
     two passes  if k_it depends on the whole batch in another way, or those that share a baseline
-                exceed a micro-batch and their norms are not exact: score the batch, with norms if
+                exceed a micro-batch and no norms are measured: score the batch, with norms if
                 the baseline needs them; compute all k_it; run backward.
                 If one micro-batch holds everything that is trained on, its graph is kept and the
                 second pass needs no forward pass.
@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo.advantage import BaselineScope
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
@@ -104,11 +103,10 @@ class GradientAccumulation:
             self._ranks.share if self._spans_batch else self._ranks.share_in_replica
         )
         self._inputs = TokenInputs(self._config, self._runner, self._ranks)
-        has_norms = self._config.baseline in NORM_BASELINES or wants_norms(self._config.baseline)
-        self._estimator = spec.algorithm.gradient_norms if has_norms else None
-        is_exact = self._estimator is GradientNormEstimator.EXACT
+        baseline = self._config.baseline
+        self._measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
         self._fits_one_pass = spec.algorithm.fits_one_pass and spec.learner.prefers_one_pass(
-            sums_groups=is_exact
+            sums_groups=self._measures_norms
         )
         self._sharded: ShardedGradient | None = None
         if self._ranks.communication is not None:
@@ -144,13 +142,10 @@ class GradientAccumulation:
         flags = may_have_advantage(split_groups(rewards, sizes), self._config)
         graph = None
         members = split_groups(range(len(trajectories)), shared)
-        # Sums of exact norms stay open over several micro-steps; a proxy's is one backward pass.
+        # Sums beside norms stay open over several micro-steps; others are one backward pass.
         is_one_pass = self._config.is_separable or (
             self._fits_one_pass
-            and (
-                self._estimator is GradientNormEstimator.EXACT
-                or self._runner.holds_each(tokens, members)
-            )
+            and (self._measures_norms or self._runner.holds_each(tokens, members))
         )
         if self._config.is_separable:
             norms = [0.0] * len(trajectories)
@@ -296,20 +291,19 @@ class GradientAccumulation:
         # The graph of a sharded model serves one backward pass.
         is_alone = self._ranks.size == 1
         keep_graph = is_alone and bool(chosen) and self._runner.fits_one(tokens, chosen)
-        if self._estimator is None and not keep_graph:
+        if not (self._measures_norms or keep_graph):
             chosen = []
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
         norms = torch.zeros_like(record.rewards)
         graph = None
         for step in self._runner.split(tokens, chosen):
             positions = step.positions
-            is_exact = self._estimator is GradientNormEstimator.EXACT
-            with torch.set_grad_enabled(keep_graph or is_exact):
-                forward = self._runner.forward(step.batch, self._estimator)
+            with torch.enable_grad():
+                forward = self._runner.forward(step.batch, measures_norms=self._measures_norms)
                 logprobs = forward.logprobs
                 trained = step.select_trained(logprobs.detach())
                 record.write(record.learner_logprobs, positions, trained)
-                if self._estimator is not None:
+                if self._measures_norms:
                     weights = token_weights(record.part(positions), self._config)
                     measured = forward.measure(step.place_trained(weights), retain_graph=keep_graph)
                     norms[positions] = measured.squared_norms[: len(positions)]
@@ -368,7 +362,7 @@ class GradientAccumulation:
         squares, log_weights = torch.zeros_like(norms), torch.zeros_like(norms)
         for step in self._runner.split_groups(tokens, trained):
             positions = list(step.positions)
-            forward = self._runner.forward(step.batch, self._estimator)
+            forward = self._runner.forward(step.batch, measures_norms=self._measures_norms)
             logprobs = step.select_trained(forward.logprobs.detach())
             record.write(record.learner_logprobs, positions, logprobs)
             part = record.part(positions)
@@ -386,7 +380,7 @@ class GradientAccumulation:
                 opened = None
             unused &= measured.unused
         release(self._runner.network)
-        if trained and self._estimator is GradientNormEstimator.EXACT:
+        if trained and self._measures_norms:
             if self._sharded is not None:
                 self._sharded.finish()
             require_gradients(self._runner.slots, unused)

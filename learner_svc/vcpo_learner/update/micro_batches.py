@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import Batch, RowLayout
 from vcpo.api.workloads import Precision
@@ -180,11 +179,15 @@ class MicroBatchRunner:
             chosen, self._pad_token_id, packs=self._packs, one_row=self.one_row
         )
 
-    def forward(self, batch: TokenBatch, estimator: GradientNormEstimator | None) -> ForwardPass:
-        """Run the model forward, and keep what the estimator of gradient norms needs."""
+    def forward(self, batch: TokenBatch, *, measures_norms: bool) -> ForwardPass:
+        """Run the model forward, and keep what gradient norms need, if they are measured."""
         with self.autocast():
             return forward_pass(
-                self.network, self.slots, batch, estimator, temperature=self.temperature
+                self.network,
+                self.slots,
+                batch,
+                measures_norms=measures_norms,
+                temperature=self.temperature,
             )
 
     def logprobs(self, batch: TokenBatch) -> Tensor:

@@ -134,7 +134,6 @@ class PolicyUpdate:
                 with context:
                     require_measurable_norms(
                         self._network,
-                        spec.algorithm.gradient_norms,
                         packs=spec.batch.row_layout is RowLayout.PACKED,
                         one_row=self._gradient.has_one_row,
                         num_ranks=1 if ranks is None else ranks.size,

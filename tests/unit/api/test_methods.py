@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from vcpo.algo.advantage import BaselineScope
-from vcpo.algo.baseline import Baseline, GradientNormEstimator
+from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.algo.methods import LOSS_CONFIGS, Aggregation, Clipping, GroupFilter, Method
 from vcpo.api.algorithm import Algorithm
@@ -98,7 +98,7 @@ def test_an_unknown_baseline_is_told_the_known_ones_and_the_form_of_an_own_one()
 
 def test_a_baseline_of_the_users_own_spans_the_group_or_the_batch():
     assert algorithm(baseline="mine:b").loss_config.baseline_scope is BaselineScope.GROUP
-    config = algorithm(baseline="mine:b", baselineScope="batch", gradientNorms="logitEnergy")
+    config = algorithm(baseline="mine:b", baselineScope="batch")
     assert config.loss_config.baseline_scope is BaselineScope.BATCH
     assert "not 'mine:b'" in refusal(baseline="mine:b", baselineScope="shrunk")
 
@@ -132,25 +132,3 @@ def test_a_target_is_refused_under_a_rule_that_has_none():
     assert refusal(learningRateRule="sqrt", targetEssRatio=0.5) == (
         "targetEssRatio: rule 'sqrt' does not use it; use learningRateRule 'trustRegion' (got 0.5)"
     )
-
-
-def test_norms_are_measured_unless_a_stand_in_is_asked_for():
-    assert algorithm().gradient_norms is GradientNormEstimator.EXACT
-
-
-@pytest.mark.parametrize("estimator", list(GradientNormEstimator))
-@pytest.mark.parametrize("baseline", ["opob", "pessimistic", "published"])
-def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estimator):
-    found = algorithm(baseline=baseline, gradientNorms=estimator.value)
-    assert found.gradient_norms is estimator
-
-
-def test_an_estimator_of_norms_that_the_baseline_does_not_use_is_refused():
-    assert refusal(method="grpo", gradientNorms="logitEnergy") == (
-        "gradientNorms: baseline 'grpo' uses no norms; give a `baseline` of 'opob',"
-        " 'opobLeaveOneOut', 'pessimistic', 'published' (got 'logitEnergy')"
-    )
-
-
-def test_exact_norms_may_be_named_by_any_method():
-    assert algorithm(method="grpo", gradientNorms="exact").loss_config == LOSS_CONFIGS[Method.GRPO]

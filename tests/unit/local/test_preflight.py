@@ -235,19 +235,18 @@ class TestNorms:
     def test_what_hides_a_gradient_is_refused_with_the_cure(self, tmp_path, config, obstacle):
         write_model(tmp_path / "m", config)
         (problem,) = of_model(run_of("m"), tmp_path)
-        start = f"spec.algorithm.gradientNorms: cannot be measured in {obstacle}; use 'logitEnergy'"
+        start = f"spec.algorithm.baseline: gradient norms cannot be measured in {obstacle}; use a"
         assert problem.startswith(start)
-        assert problem.endswith("a method without norms such as 'grpo' (got 'exact')")
+        assert problem.endswith("such as 'grpo' (got 'pessimistic')")
 
     @pytest.mark.parametrize(
         ("spec", "config"),
         [
-            ("algorithm: {gradientNorms: logitEnergy}", {"model_type": "gpt_oss"}),
             ("algorithm: {method: grpo}", {"model_type": "gpt_oss"}),
             ("algorithm: {}", {"model_type": "qwen3_moe", "num_experts": 128}),
             ("algorithm: {}", {"model_type": "mixtral", "num_local_experts": 8}),
         ],
-        ids=["logitEnergy", "grpo", "qwen3 moe", "mixtral"],
+        ids=["grpo", "qwen3 moe", "mixtral"],
     )
     def test_with_the_cure_or_in_a_mixture_of_experts_nothing_is_said(self, tmp_path, spec, config):
         write_model(tmp_path / "m", config)

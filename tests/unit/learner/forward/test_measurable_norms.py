@@ -23,7 +23,6 @@ from tests.fixtures.learner.models import (
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
@@ -58,9 +57,6 @@ def qwen3_5():
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **LINEAR_ATTENTION))
 
 
-EXACT = GradientNormEstimator.EXACT
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -71,7 +67,7 @@ EXACT = GradientNormEstimator.EXACT
 )
 def test_layers_that_see_no_whole_trajectory_are_named_at_the_start(make, reason):
     with pytest.raises(StartError, match=rf"cannot be measured \({reason}"):
-        require_measurable_norms(seeded_model(make), EXACT, packs=False)
+        require_measurable_norms(seeded_model(make), packs=False)
 
 
 @pytest.mark.parametrize("make", MIXTURES.values(), ids=MIXTURES)
@@ -95,7 +91,7 @@ def mixture(name):
 def test_mixtures_of_other_families_are_accepted(name):
     model = seeded_model(lambda: mixture(name))
     assert any(is_experts(each) for each in model.modules())
-    require_measurable_norms(model, EXACT, packs=True)
+    require_measurable_norms(model, packs=True)
 
 
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
@@ -103,7 +99,7 @@ def test_mixtures_of_other_families_are_accepted(name):
 def test_models_are_accepted_and_left_as_they_are(family, packs):
     model = seeded_model(EVERY_FAMILY[family])
     before = {name: each.clone() for name, each in model.named_parameters()}
-    require_measurable_norms(model, EXACT, packs=packs)
+    require_measurable_norms(model, packs=packs)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
@@ -124,7 +120,7 @@ class Bypassing(nn.Module):
 
 def test_a_use_that_no_module_shows_is_found_by_its_number():
     with pytest.raises(StartError, match=r"differ from autograd's by a share of 0.007"):
-        require_measurable_norms(Bypassing(), EXACT, packs=False)
+        require_measurable_norms(Bypassing(), packs=False)
 
 
 def test_memory_that_runs_out_is_not_taken_for_a_result(monkeypatch):
@@ -133,7 +129,7 @@ def test_memory_that_runs_out_is_not_taken_for_a_result(monkeypatch):
 
     monkeypatch.setattr("vcpo_learner.forward.measurable_norms.forward_pass", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        require_measurable_norms(seeded_model(llama), EXACT, packs=False)
+        require_measurable_norms(seeded_model(llama), packs=False)
 
 
 def test_no_trajectory_of_the_check_holds_the_padding_token():
@@ -142,7 +138,7 @@ def test_no_trajectory_of_the_check_holds_the_padding_token():
     model.model.embed_tokens.register_forward_hook(
         lambda module, inputs, output: seen.update(inputs[0][:, 0].tolist())
     )
-    require_measurable_norms(model, EXACT, packs=False)
+    require_measurable_norms(model, packs=False)
     assert model.model.embed_tokens.padding_idx == PAD
     assert seen == {PAD + 1, PAD + 2, PAD + 3}
 
@@ -150,7 +146,7 @@ def test_no_trajectory_of_the_check_holds_the_padding_token():
 def test_norms_of_a_tiled_head_are_checked_too(monkeypatch):
     network = PolicyNetwork(seeded_model(llama))
     network.compare_head()
-    require_measurable_norms(network, EXACT, packs=False)
+    require_measurable_norms(network, packs=False)
     own = TrajectoryGradients.measure
 
     def measure(gradients):
@@ -159,7 +155,7 @@ def test_norms_of_a_tiled_head_are_checked_too(monkeypatch):
 
     monkeypatch.setattr(TrajectoryGradients, "measure", measure)
     with pytest.raises(StartError, match="differ from autograd's"):
-        require_measurable_norms(network, EXACT, packs=False)
+        require_measurable_norms(network, packs=False)
 
 
 def test_adapters_whose_gradient_is_zero_by_nature_are_accepted():
@@ -168,4 +164,4 @@ def test_adapters_whose_gradient_is_zero_by_nature_are_accepted():
     add_adapters(model, Lora(rank=2, targetModules=["q_proj"]))
     network = PolicyNetwork(model)
     network.compare_head()
-    require_measurable_norms(network, EXACT, packs=False)
+    require_measurable_norms(network, packs=False)

@@ -115,16 +115,6 @@ def test_a_step_on_packed_rows_has_the_gradient_written_out_by_hand(family, micr
     assert_same(gradient_of_step(model, packing_spec(make_spec(), micro_batch), groups), expected)
 
 
-def test_energies_of_logits_are_those_of_padded_rows():
-    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
-    spec = make_spec(gradientNorms="logitEnergy")
-    padded, packed = (
-        gradient_of_step(seeded_model(llama, dtype=torch.float64), each, groups)
-        for each in (spec, packing_spec(spec))
-    )
-    assert_same(packed, padded)
-
-
 @pytest.mark.parametrize("method", TOKEN_METHODS)
 def test_methods_that_read_tokens_see_the_same(method):
     groups = sampled_groups(seeded_model(llama, dtype=torch.float64))

@@ -9,7 +9,6 @@ from torch import nn
 from tests.fixtures.learner.heads import HEADS
 from tests.fixtures.learner.models import PAD, VOCABULARY, seeded_model, trajectory
 from tests.fixtures.vocabularies import tokenizer_of
-from vcpo.algo.baseline import GradientNormEstimator
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_learner.forward.forward_pass import forward_pass
@@ -90,7 +89,7 @@ def of_tokens(gradients):
 def measured(model, batch, *, tiles):
     """Scores, norms and the weighted sum of the gradients of a batch."""
     network, slots = PolicyNetwork(model), Slots(model)
-    wanted = Wanted(temperature=0.7, entropies=True, energies=True, tiles=tiles)
+    wanted = Wanted(temperature=0.7, entropies=True, tiles=tiles)
     scores = network.score(batch, wanted)
     weights = torch.linspace(0.5, 1.5, batch.response_mask.numel(), dtype=torch.float64)
     weights = weights.view(batch.response_mask.shape) * batch.response_mask
@@ -99,10 +98,8 @@ def measured(model, batch, *, tiles):
         groups=[0, 0, 1],
         sums=ParameterSums(slots, 2),
     )
-    exact = GradientNormEstimator.EXACT
-    found = forward_pass(network, slots, batch, exact, temperature=0.7, tiles=tiles).measure(
-        weights, sums
-    )
+    passed = forward_pass(network, slots, batch, measures_norms=True, temperature=0.7, tiles=tiles)
+    found = passed.measure(weights, sums)
     found.add_to_parameters([0.3, -0.2])
     return (
         [each.detach() for each in scores],

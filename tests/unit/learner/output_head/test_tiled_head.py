@@ -31,31 +31,26 @@ def test_logprobs_and_gradients_are_those_of_full_logits(size, form, has_bias):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_entropies_and_energies_are_those_of_full_logits(form):
+def test_entropies_are_those_of_full_logits(form):
     one = case()
-    call = one.call(FORMS[form], entropies=True, energies=True)
+    call = one.call(FORMS[form], entropies=True)
     found = apply_head(one.hidden, one.weight, None, call)
     probabilities = one.log_distributions(FORMS[form], call.temperature).exp()
     entropies = torch.special.entr(probabilities).sum(-1)
     torch.testing.assert_close(found.entropies, entropies, rtol=1e-11, atol=1e-12)
-    onehot = torch.nn.functional.one_hot(one.targets, probabilities.shape[1])
-    energies = (onehot - probabilities).square().sum(-1)
-    torch.testing.assert_close(found.energies, energies, rtol=1e-11, atol=1e-12)
 
 
 def test_what_is_not_wanted_is_not_computed():
     one = case()
     found = apply_head(one.hidden, one.weight, None, one.call())
     assert found.entropies is None
-    assert found.energies is None
 
 
-def test_entropies_and_energies_carry_no_graph():
+def test_entropies_carry_no_graph():
     one = case().leaves()
-    found = apply_head(one.hidden, one.weight, None, one.call(entropies=True, energies=True))
+    found = apply_head(one.hidden, one.weight, None, one.call(entropies=True))
     assert found.logprobs.requires_grad
     assert not found.entropies.requires_grad
-    assert not found.energies.requires_grad
 
 
 def test_logits_that_overflow_an_exponential_are_scored():
@@ -74,11 +69,9 @@ def test_a_certain_token_has_a_log_probability_of_at_most_zero():
         targets=torch.zeros(len(hidden), dtype=torch.int64),
         form=LogitForm(),
         temperature=1.0,
-        energies=True,
     )
     found = apply_head(hidden, weight, None, call)
     assert bool((found.logprobs <= 0.0).all())
-    assert bool((found.energies >= 0.0).all())
 
 
 def test_bfloat16_inputs_add_up_in_float32():

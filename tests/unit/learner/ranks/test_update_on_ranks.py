@@ -51,7 +51,6 @@ ON_TWO_BY_TWO = (
     "one pass, packed",
     "one pass, a group over many micro-steps",
     "one baseline per batch",
-    "one baseline per batch, logitEnergy",
     "shrunk toward one baseline per batch",
 )
 ON_COPIES = ("untied", "one pass", "one baseline per batch", "shrunk toward one baseline per batch")
@@ -160,16 +159,12 @@ CASES = {
     "one pass, computed again": Case(sections={"learner": {"activationCheckpointing": "layers"}}),
     "one pass, adapters": Case(make=with_adapters),
     "one pass, a weight that is no number": Case(change=forged(math.nan)),
-    "one pass, logitEnergy": Case(sections={"algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}),
     "one baseline per batch": Case(sections={"algorithm": BATCH, **ONE_PASS}),
     "one baseline per batch, many micro-steps": Case(
         sections={"algorithm": BATCH, **ONE_PASS, "batch": {"microBatchTrajectories": 1}}
     ),
     "one baseline per batch, idle ranks": Case(
         change=one_small_group, sections={"algorithm": BATCH, **ONE_PASS}
-    ),
-    "one baseline per batch, logitEnergy": Case(
-        sections={"algorithm": {**BATCH, "gradientNorms": "logitEnergy"}, **ONE_PASS}
     ),
     "shrunk toward one baseline per batch": Case(
         change=equal_rewards, sections={"algorithm": {**BATCH, "baselineScope": "shrunk"}}
@@ -194,9 +189,6 @@ CASES = {
     "adapters": Case(make=with_adapters, sections=TWO_PASSES),
     "a weight that is no number": Case(change=forged(math.nan), sections=TWO_PASSES),
     "an infinite weight": Case(change=forged(-math.inf), sections=TWO_PASSES),
-    "logitEnergy": Case(
-        sections={**TWO_PASSES, "algorithm": {**VCPO, "gradientNorms": "logitEnergy"}}
-    ),
 }
 METHODS = {
     f"method {method}": Case(sections={"algorithm": {"method": method, "onPolicyEssRatio": 1.0}})

@@ -192,22 +192,20 @@ def test_one_baseline_for_the_batch_is_gone_through_once():
 
 
 @pytest.mark.parametrize(
-    ("learner", "norms", "is_one_pass"),
+    ("learner", "is_one_pass"),
     [
-        ({"replicas": 2}, "exact", False),
-        ({"replicas": 2, "gradientMode": "onePass"}, "exact", True),
+        ({"replicas": 2}, False),
+        ({"replicas": 2, "gradientMode": "onePass"}, True),
         # A copy in each pod: only gradients go from machine to machine, once a step.
-        ({"replicas": 2, "fsdpSize": 1}, "exact", True),
-        ({"processes": 2}, "exact", True),
-        # No group's sum leaves a rank.
-        ({"replicas": 2}, "logitEnergy", True),
+        ({"replicas": 2, "fsdpSize": 1}, True),
+        ({"processes": 2}, True),
     ],
 )
 def test_where_pods_share_a_copy_of_the_parameters_a_batch_is_gone_through_twice(
-    learner, norms, is_one_pass
+    learner, is_one_pass
 ):
     model = seeded_model(llama)
-    spec = make_spec(gradientNorms=norms)
+    spec = make_spec()
     spec = spec.model_copy(update={"learner": Learner.model_validate(learner)})
     batch = GradientAccumulation(model, spec, PAD).score(sampled_groups(model), policy_version=0)
     assert batch.is_accumulated is is_one_pass
@@ -356,18 +354,6 @@ def test_a_group_that_spreads_has_the_gradient_written_out_by_hand():
     expected = expected_gradient(model, groups, "opob")
     spec = with_micro_batches(make_spec(baseline="opob"), 2)
     assert_same(gradient_of_step(model, spec, groups), expected)
-
-
-def test_a_proxys_group_larger_than_a_micro_batch_is_gone_through_twice():
-    groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
-    spec = make_spec(baseline="opob", gradientNorms="logitEnergy")
-    whole, split = (
-        gradient_of_step(
-            seeded_model(llama, dtype=torch.float64), with_micro_batches(spec, size), groups
-        )
-        for size in (4, 3)
-    )
-    assert_same(split, whole)
 
 
 def test_a_gradient_that_does_not_get_into_the_parameters_is_named(monkeypatch):
