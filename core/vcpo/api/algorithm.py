@@ -300,8 +300,6 @@ class PromptSelection(StrEnum):
 
     SEQUENTIAL = "sequential"
     """Prompts come in the order of their indices."""
-    POSTERIOR = "posterior"
-    """The most undecided of a few, by a posterior of each prompt's success rate."""
     TEACHER = "teacher"
     """The most undecided of a few, as predicted by a small network that reads the prompt."""
 
@@ -345,9 +343,8 @@ class Batch(Section):
     """Number of training prompts: the first ones of the environment are used again and again. If
     unset, every prompt is new."""
     prompt_selection: PromptSelection = PromptSelection.SEQUENTIAL
-    """Order of prompts: `sequential`, or the most undecided prompt by a posterior of its success
-    (`posterior`) or by a learned network (`teacher`). The last two need `promptPool` and rewards
-    between 0 and 1."""
+    """Order of prompts: `sequential`, or the most undecided prompt by a learned network
+    (`teacher`), which needs `promptPool` and rewards between 0 and 1."""
 
     @model_validator(mode="after")
     def _selection_has_a_pool(self) -> Self:

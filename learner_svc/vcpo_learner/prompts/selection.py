@@ -1,10 +1,10 @@
-"""Prompt sources that choose from a pool the prompts with the most to learn from.
+"""A prompt source that chooses from a pool the prompts with the most to learn from.
 
 ```
     pool 0..n-1  --- 16 at random, none in flight ---> candidates --- best of them ---> granted
                                                                         ^                  |
                                                                         | rewards          v
-                                            posterior or teacher <------+------- group complete
+                                                         teacher <------+------- group complete
 ```
 
 A choice compares a few random candidates only. If it compared the whole pool, the same prompt would
@@ -14,7 +14,6 @@ yet: choosing it again would be a choice without new evidence.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
@@ -24,7 +23,6 @@ from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import PromptSelection
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.prompts.posterior import PosteriorSettings, PromptPosterior
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 from vcpo_learner.prompts.teacher import (
     PromptTeacher,
@@ -46,44 +44,9 @@ block the event loop.
 def prompt_source(spec: VCPORunSpec) -> PromptSource:
     """Return the prompt source that a run asks for."""
     pool = spec.batch.prompt_pool
-    match spec.batch.prompt_selection:
-        case PromptSelection.POSTERIOR if pool is not None:
-            return PosteriorPrompts(pool, seed=spec.seed)
-        case PromptSelection.TEACHER if pool is not None:
-            return TeacherPrompts(pool, seed=spec.seed)
+    if pool is not None and spec.batch.prompt_selection is PromptSelection.TEACHER:
+        return TeacherPrompts(pool, seed=spec.seed)
     return SequentialPrompts(pool)
-
-
-class PosteriorPrompts:
-    """Chooses the candidate with a success rate close to 1/2 (`vcpo_learner.prompts.posterior`)."""
-
-    def __init__(self, pool: int, *, seed: int) -> None:
-        self._pool = pool
-        self._rng = random.Random(seed)  # noqa: S311 - no secret
-        self._settings = PosteriorSettings()
-        self._posterior = PromptPosterior(self._settings)
-
-    def next_prompt(self, in_flight: Collection[int]) -> int | None:
-        """Return one of the candidates; None while the whole pool is in flight."""
-        drawn = candidates(self._pool, in_flight, self._rng)
-        return self._posterior.choose(drawn, self._rng) if drawn else None
-
-    def observe(self, prompt_index: int, trajectories: Sequence[Trajectory]) -> None:
-        """Record the rewards with the weight of the oldest token's version."""
-        version = min(each.oldest_policy_version for each in trajectories)
-        self._posterior.observe(prompt_index, successes(trajectories), policy_version=version)
-
-    def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write the posterior and the random generator."""
-        state = {"posterior": self._posterior.to_dict(), "generator": self._rng.getstate()}
-        snapshot.posterior = json.dumps(state)
-
-    def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Restore the posterior and the random generator, if the snapshot holds them."""
-        if snapshot.HasField("posterior"):
-            state = json.loads(snapshot.posterior)
-            self._posterior = PromptPosterior.from_dict(state["posterior"], self._settings)
-            _set_state(self._rng, state["generator"])
 
 
 class TeacherPrompts:

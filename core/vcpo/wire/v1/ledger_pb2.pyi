@@ -73,7 +73,6 @@ class LedgerSnapshot(_message.Message):
     CONSUMED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     NEXT_GRANT_NUMBER_FIELD_NUMBER: _builtins.int
-    POSTERIOR_FIELD_NUMBER: _builtins.int
     TEACHER_FIELD_NUMBER: _builtins.int
     REQUEUED_FIELD_NUMBER: _builtins.int
     OPEN_LEASES_FIELD_NUMBER: _builtins.int
@@ -88,10 +87,10 @@ class LedgerSnapshot(_message.Message):
     consumed: _builtins.int
     next_grant_number: _builtins.int
     """Number of the next lease, also across restarts."""
-    posterior: _builtins.str
-    """JSON: counts per prompt and the state of the random generator."""
     teacher: _builtins.bytes
-    """Output of torch.save for plain values and tensors: network, observations, generators."""
+    """State of the prompt selection; absent if prompts are leased in the order of their indices.
+    Output of torch.save for plain values and tensors: network, observations, generators.
+    """
     log_position: _builtins.int
     """Position of the newest change in the redo log that the snapshot contains."""
     next_group_number: _builtins.int
@@ -125,8 +124,7 @@ class LedgerSnapshot(_message.Message):
         consumed: _builtins.int = ...,
         dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         next_grant_number: _builtins.int = ...,
-        posterior: _builtins.str = ...,
-        teacher: _builtins.bytes = ...,
+        teacher: _builtins.bytes | None = ...,
         requeued: _abc.Iterable[Global___HeldLease] | None = ...,
         open_leases: _abc.Iterable[Global___HeldLease] | None = ...,
         log_position: _builtins.int = ...,
@@ -134,13 +132,13 @@ class LedgerSnapshot(_message.Message):
         accuracies: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         lag_limit: Global___LagLimit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lag_limit", b"lag_limit", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_teacher", b"_teacher", "lag_limit", b"lag_limit", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_teacher", b"_teacher", "accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
-    _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_selection) -> _WhichOneofReturnType_prompt_selection | None: ...
+    _WhichOneofReturnType__teacher: _TypeAlias = _typing.Literal["teacher"]  # noqa: Y015
+    _WhichOneofArgType__teacher: _TypeAlias = _typing.Literal["_teacher", b"_teacher"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__teacher) -> _WhichOneofReturnType__teacher | None: ...
 
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
 

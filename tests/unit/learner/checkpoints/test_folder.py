@@ -384,7 +384,7 @@ def changes_to(other):
                 "promptsPerStep": 2,
                 "trajectoriesPerPrompt": 2,
                 "promptPool": 9,
-                "promptSelection": "posterior",
+                "promptSelection": "teacher",
             }
         },
     ],

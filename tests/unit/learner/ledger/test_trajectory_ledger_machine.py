@@ -22,7 +22,7 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit
-from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
+from vcpo_learner.prompts.selection import TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
 from vcpo_learner.redo_log.log_end import change_from_bytes, change_to_bytes
 from vcpo_learner.redo_log.redo import Redo
@@ -299,13 +299,13 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 
 
-class PosteriorMachine(LedgerMachine):
+class TeacherMachine(LedgerMachine):
     """The curriculum chooses prompts: requeued ones come first, and none in flight is chosen."""
 
     counts_up = False
 
     def source(self):
-        return PosteriorPrompts(POOL, seed=0)
+        return TeacherPrompts(POOL, seed=0, num_rows=8)
 
     def in_flight(self):
         return {promise.prompt_index for promise in self.model.open.values()}
@@ -318,14 +318,7 @@ class PosteriorMachine(LedgerMachine):
         assert len(leases) == num_groups or self.in_flight() == set(range(POOL))
 
 
-class TeacherMachine(PosteriorMachine):
-    def source(self):
-        return TeacherPrompts(POOL, seed=0, num_rows=8)
-
-
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestPosteriorMachine = PosteriorMachine.TestCase
-TestPosteriorMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestTeacherMachine = TeacherMachine.TestCase
 TestTeacherMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

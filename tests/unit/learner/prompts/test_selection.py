@@ -1,6 +1,5 @@
 """The order of prompt indices, also across a restart."""
 
-import json
 import random
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import make_run, make_trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompts.selection import (
-    PosteriorPrompts,
     TeacherPrompts,
     candidates,
     prompt_source,
@@ -21,13 +19,6 @@ from vcpo_learner.prompts.source import SequentialPrompts
 
 def small_teacher(pool, *, seed=0):
     return TeacherPrompts(pool, seed=seed, num_rows=16)
-
-
-def posterior(pool, *, seed=0):
-    return PosteriorPrompts(pool, seed=seed)
-
-
-CHOOSING = pytest.mark.parametrize("make", [posterior, small_teacher])
 
 
 def observe(source, prompt_index, rewards, *, versions=(0,)):
@@ -85,14 +76,12 @@ def test_every_free_prompt_is_a_candidate_now_and_then():
     assert drawn == set(range(100)) - {3, 4}
 
 
-@CHOOSING
-def test_nothing_is_chosen_while_the_whole_pool_is_in_flight(make):
-    assert make(3).next_prompt({0, 1, 2}) is None
+def test_nothing_is_chosen_while_the_whole_pool_is_in_flight():
+    assert small_teacher(3).next_prompt({0, 1, 2}) is None
 
 
-@CHOOSING
-def test_the_undecided_prompt_is_chosen_most_of_the_time(make):
-    source = make(3)
+def test_the_undecided_prompt_is_chosen_most_of_the_time():
+    source = small_teacher(3)
     choices(source, 3)
     for _ in range(60):
         for index, rewards in enumerate([[1.0, 0.0] * 4, [1.0] * 8, [0.0] * 8]):
@@ -101,9 +90,8 @@ def test_the_undecided_prompt_is_chosen_most_of_the_time(make):
     assert choices(source, 300).count(0) > 250
 
 
-@CHOOSING
-def test_choices_after_a_restart_are_those_that_would_have_come(make):
-    source, later = make(40), make(40, seed=1)
+def test_choices_after_a_restart_are_those_that_would_have_come():
+    source, later = small_teacher(40), small_teacher(40, seed=1)
     for index in choices(source, 60):
         observe(source, index, [1.0, float(index % 2)])
     later.restore(through_bytes(source))
@@ -112,21 +100,12 @@ def test_choices_after_a_restart_are_those_that_would_have_come(make):
     assert choices(later, 50, {7, 8}) == choices(source, 50, {7, 8})
 
 
-@CHOOSING
-def test_what_another_kind_of_source_saved_is_no_evidence(make):
-    later, fresh = make(9), make(9)
+def test_what_another_kind_of_source_saved_is_no_evidence():
+    later, fresh = small_teacher(9), small_teacher(9)
     counted = SequentialPrompts(9)
     choices(counted, 5)
     later.restore(through_bytes(counted))
     assert choices(later, 20) == choices(fresh, 20)
-
-
-def test_a_posterior_counts_rewards_beyond_0_and_1_as_the_nearer_end():
-    source = posterior(9)
-    observe(source, 5, [-1.0, 3.0, 0.25], versions=(4, 6))
-    # Successes 0 + 1 + 0.25 of 3, at the version of the oldest token.
-    saved = json.loads(through_bytes(source).posterior)["posterior"]["prompts"]
-    assert saved == [[5, 1.25, 1.75, 4]]
 
 
 def test_a_teacher_first_sees_every_prompt_once():
@@ -155,7 +134,6 @@ def test_a_teacher_that_knows_no_text_still_grants_prompts():
     [
         ({}, SequentialPrompts),
         ({"promptPool": 9}, SequentialPrompts),
-        ({"promptPool": 9, "promptSelection": "posterior"}, PosteriorPrompts),
         ({"promptPool": 9, "promptSelection": "teacher"}, TeacherPrompts),
     ],
 )

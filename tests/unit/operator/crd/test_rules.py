@@ -58,7 +58,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"rollouts": [{"name": "a", "minReplicas": 3, "maxReplicas": 2}]}, "`minReplicas`"),
         ({"control": {"idleLowRatio": 0.5}}, "`idleLowRatio`"),
         ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
-        ({"batch": {"promptSelection": "posterior"}}, "`promptPool`"),
+        ({"batch": {"promptSelection": "teacher"}}, "`promptPool`"),
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"algorithm": {"baseline": "groupMean", "baselineScope": "shrunk"}}, "`baselineScope`"),
