@@ -207,20 +207,22 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
 async def _edit_on_the_way(
     here: Cluster, name: str, seen: Sightings, changed: asyncio.Event
 ) -> None:
-    control = load(RUN_FILE)["spec"]["control"]
+    spec = load(RUN_FILE)["spec"]
+    control, groups = spec["control"], spec["rollouts"]
     await here.user.edit(name, {"control": FREQUENT})
     await _until(lambda: seen.ups >= 1 and max(_working_counts(seen)) > 1, seen, changed)
     _say("raising the ESS floor to 1, which no batch reaches")
     await here.user.edit(name, {"control": {"essFloorRatio": 1.0}})
     await _until(lambda: seen.throttles >= 1, seen, changed)
-    _say("throttled; raising the idle ratios, so that idle workers are removed")
-    tolerant = {"idleHighRatio": 1.0, "idleLowRatio": 0.99}
-    await here.user.edit(name, {"control": tolerant})
+    _say("throttled; lowering maxReplicas, so that workers are removed")
+    fewest = [{**group, "maxReplicas": max(1, group["minReplicas"])} for group in groups]
+    await here.user.edit(name, {"rollouts": fewest})
     await _until(lambda: seen.downs >= 1, seen, changed)
     _say("scaled down; restoring the fields")
     # A null removes a field that the file does not set.
-    edited = {"essFloorRatio", *tolerant, *FREQUENT}
-    await here.user.edit(name, {"control": {field: control.get(field) for field in edited}})
+    edited = {"essFloorRatio", *FREQUENT}
+    restored = {field: control.get(field) for field in edited}
+    await here.user.edit(name, {"control": restored, "rollouts": groups})
 
 
 async def _until(condition: Callable[[], bool], seen: Sightings, changed: asyncio.Event) -> None:

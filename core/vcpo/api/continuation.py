@@ -17,8 +17,7 @@ def continuation_document(run: VCPORun) -> dict[str, Any]:
     Steps, deadlines, workers, control and the choice of prompts are not among them.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
-    for bound in ("maxAbsoluteReward", "callTimeoutSeconds"):  # bounds, not content
-        document["environment"].pop(bound)
+    document["environment"].pop("maxAbsoluteReward")  # a bound, not content
     document["model"].pop("sizeBillions")  # a hint for the volume
     # Memory layout and sampling order do not change what was learned.
     for field in (

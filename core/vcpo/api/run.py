@@ -206,7 +206,7 @@ class VCPORunSpec(Section):
     def most_checkpoints(self) -> int:
         """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
         kept, guards = self.checkpoint.keep, self.health.guards
-        if guards.max_rollbacks > 0:
+        if guards.rolls_back:
             is_next_aged = self.rollback_age_steps <= self.checkpoint.every_steps
             kept = max(kept, 2 if is_next_aged else 3)
         return kept + self.checkpoint.keep_best + 1
@@ -228,8 +228,8 @@ class VCPORunSpec(Section):
 
     @property
     def environment_timeout_s(self) -> float:
-        """Longest time of one call of the environment: as set, or half of the lease's."""
-        return self.environment.call_timeout_seconds or self.lease.timeout_seconds / 2
+        """Longest time of one call of the environment: half of the lease's."""
+        return self.lease.timeout_seconds / 2
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

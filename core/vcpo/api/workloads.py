@@ -205,9 +205,6 @@ class Environment(Section):
     """Treatment of a prompt that leaves no room for `sampling.maxNewTokens` in the model's context:
     `skip` (the prompt is given up and counted), `truncate` (its longest text loses its beginning;
     what the template writes stays), or `fail` (the run ends)."""
-    call_timeout_seconds: Seconds | None = None
-    """Longest time of one call of the environment's code, in seconds; then the prompt fails. If
-    unset, half of `lease.timeoutSeconds`. Raise it for slow reward servers."""
     max_absolute_reward: Annotated[float, Field(gt=0.0, le=1e9)] = 10_000.0
     """Largest absolute value of a reward. A response with a larger one counts as a failed
     generation, because it would outweigh all others of its step. Raise it if your rewards are
@@ -500,22 +497,10 @@ class Control(Section):
     signals_max_age_seconds: Seconds = 60
     """Largest age of signals that the control loop acts on, in seconds. Older signals leave limits
     and number of workers as they are."""
-    idle_high_ratio: Ratio = 0.3
-    """Share of its time that the learner may wait for data; above it, workers are added."""
-    idle_low_ratio: Ratio = 0.02
-    """Share of its time that the learner must wait for data; below it, workers are removed if they
-    have produced all that the lag limit admits. Less than `idleHighRatio`."""
     scale_up_cooldown_seconds: Seconds = 30
     """Least time between two additions of workers, in seconds."""
     scale_down_cooldown_seconds: Seconds = 300
     """Least time between two removals of workers, in seconds."""
-
-    @model_validator(mode="after")
-    def _idle_band_is_open(self) -> Self:
-        if self.idle_low_ratio >= self.idle_high_ratio:
-            message = f"must be less than `idleHighRatio` ({self.idle_high_ratio})"
-            refuse([conflict("idleLowRatio", value=self.idle_low_ratio, message=message)])
-        return self
 
 
 class Cleanup(StrEnum):

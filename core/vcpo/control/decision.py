@@ -82,7 +82,7 @@ def _decide_on(
 ) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
     level = signals.warning_level or WarningLevel.OK
-    warning = level if limits.guards.throttles(level) else None
+    warning = level if limits.guards.answers(level) else None
     throttle = next_throttle(
         state.throttle,
         health=health,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api import VCPORunSpec
+
+STARVED_IDLE_RATIO: Final = 0.3
+"""Share of its time above which a learner that waits for data counts as starved."""
+SATURATED_IDLE_RATIO: Final = 0.02
+"""Share of its time below which a learner that waits for data counts as saturated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +44,6 @@ class ControlLimits:
     """The run's answers to an early warning; the control loop reads when it throttles."""
     signals_max_age_s: float
     """Age above which signals are ignored."""
-    idle_high_ratio: float
-    """Share of the time above which a waiting learner counts as starved, in [0, 1]."""
-    idle_low_ratio: float
-    """Share of the time below which a waiting learner counts as saturated, in [0, 1]."""
     scale_up_cooldown_s: float
     """Shortest time from a change of the replicas to an addition."""
     scale_down_cooldown_s: float
@@ -59,8 +60,6 @@ class ControlLimits:
             ess_floor_ratio=control.ess_floor_ratio,
             guards=spec.health.guards,
             signals_max_age_s=control.signals_max_age_seconds,
-            idle_high_ratio=control.idle_high_ratio,
-            idle_low_ratio=control.idle_low_ratio,
             scale_up_cooldown_s=control.scale_up_cooldown_seconds,
             scale_down_cooldown_s=control.scale_down_cooldown_seconds,
             groups=tuple(

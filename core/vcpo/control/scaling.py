@@ -4,8 +4,8 @@ Problem. More workers raise throughput *and* staleness. Above the admission limi
 nothing, because they get no leases. Measurements are noisy, workers take minutes to start, and each
 change of the replicas disturbs the measurements.
 
-    the learner waits more than `idleHighRatio`        starved: add workers, if they can help
-    the learner waits less than `idleLowRatio`, and
+    the learner waits more than STARVED_IDLE_RATIO     starved: add workers, if they can help
+    the learner waits less than SATURATED_IDLE_RATIO, and
     all work that the lag limit admits is leased       saturated: remove workers
     otherwise                                          balanced: no change
 
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vcpo.control.conditions import Reason
-from vcpo.control.limits import ControlLimits
+from vcpo.control.limits import SATURATED_IDLE_RATIO, STARVED_IDLE_RATIO, ControlLimits
 from vcpo.control.signals import RunSignals
 
 ADMISSION_FULL_RATIO = 0.9
@@ -128,9 +128,9 @@ def _judge(
 ) -> Reason:
     if signals.ess_ratio_mean is None or signals.lag_p50 is None:
         return Reason.NO_STEP_YET
-    if signals.learner_idle_ratio > limits.idle_high_ratio:
+    if signals.learner_idle_ratio > STARVED_IDLE_RATIO:
         return _judge_starved(limits, fleet, signals, context)
-    if signals.learner_idle_ratio < limits.idle_low_ratio and _is_all_leased(signals, context):
+    if signals.learner_idle_ratio < SATURATED_IDLE_RATIO and _is_all_leased(signals, context):
         return _judge_saturated(limits, fleet, signals, context)
     return Reason.BALANCED
 
@@ -223,7 +223,7 @@ def _latest_starvation(
 ) -> Starvation | None:
     """Return the largest number of ready workers with which the learner starved recently."""
     last = fleet.starvation
-    starves = signals.learner_idle_ratio > limits.idle_high_ratio
+    starves = signals.learner_idle_ratio > STARVED_IDLE_RATIO
     lacks_workers = signals.ess_ratio_mean is not None and not _is_all_leased(signals, context)
     # Just after a change the idle window still covers the time before it.
     settled = _has_settled(fleet, signals, context, limits.scale_up_cooldown_s)

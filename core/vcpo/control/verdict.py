@@ -13,6 +13,7 @@ from statistics import fmean, pstdev
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec
+from vcpo.control.limits import STARVED_IDLE_RATIO
 from vcpo.control.signals import RunSignals
 
 _FAILURES_NOTICED = 3
@@ -127,7 +128,7 @@ def _matters(spec: VCPORunSpec, signals: RunSignals, phase: str) -> Iterator[Ver
         )
     if signals.lag_limit_steps < spec.algorithm.max_policy_lag_steps:
         yield Verdict(grade=Grade.NOTICE, why="The run is throttled: it trains on younger data.")
-    if signals.learner_idle_ratio > spec.control.idle_high_ratio:
+    if signals.learner_idle_ratio > STARVED_IDLE_RATIO:
         yield Verdict(
             grade=Grade.NOTICE,
             why="The learner waits for data.",
@@ -174,7 +175,7 @@ def _dangers(spec: VCPORunSpec, signals: RunSignals) -> Iterator[Verdict]:
             todo="Stop the run, unless its task is solved.",
         )
     elif level is WarningLevel.CRITICAL:
-        acts = spec.health.guards.throttles(level) or spec.health.guards.slows(level)
+        acts = spec.health.guards.answers(level)
         yield Verdict(
             grade=Grade.BAD,
             why="The early warning is critical: few trajectories make the updates.",

@@ -36,11 +36,6 @@ _EXPLANATIONS: Mapping[str, _Explanation] = {
         cure="a smaller algorithm.maxPolicyLagSteps, a larger algorithm.refuseKlAbove, or the same"
         " precision for both",
     ),
-    SkipReason.EARLY_WARNING: _Explanation(
-        cause="the early warning has the level of health.skipFrom, and the batch adds to it",
-        cure="a smaller algorithm.maxPolicyLagSteps or optimizer.learningRate, or a higher"
-        " health.skipFrom",
-    ),
     SkipReason.NON_FINITE_WEIGHT: _Explanation(
         cause="an importance weight is not a number",
         cure="the same precision for rollout and learner, or a smaller algorithm.maxPolicyLagSteps",

@@ -33,8 +33,6 @@ class SkipReason(StrEnum):
     """The ESS ratio is below the share of the on-policy ratio that `refuseBelow` allows."""
     HIGH_DIVERGENCE = "high_divergence"
     """The KL divergence from behavior to target policy is above `refuseKlAbove`."""
-    EARLY_WARNING = "early_warning"
-    """The early warning has the level of `health.skipFrom`, and the step's batch adds to it."""
     NO_GRADIENT = "no_gradient"
     """No trajectory has a gradient, for example when the rewards of every prompt are equal."""
 

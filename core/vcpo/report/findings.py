@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun
+from vcpo.control.limits import STARVED_IDLE_RATIO
 from vcpo.control.verdict import Grade
 from vcpo.records.collapse import collapse_notice, critical_at_end_notice, is_critical
 from vcpo.records.journal import Metrics
@@ -153,7 +154,7 @@ def _learner_is_fed(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
     idle_s, busy_s = sum(step.idle_s for step in steps), sum(step.step_s for step in steps)
     total_s = finite(idle_s + busy_s)
     share = idle_s / total_s if total_s else 0.0
-    if share > run.spec.control.idle_high_ratio:
+    if share > STARVED_IDLE_RATIO:
         text = f"The learner waited for data {share:.0%} of its time; more workers would help."
         return Finding(grade=Grade.NOTICE, text=text)
     text = f"The learner waited for data {share:.0%} of its time."

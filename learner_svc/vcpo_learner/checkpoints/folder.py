@@ -96,7 +96,7 @@ class CheckpointFolder:
         self._folder = folder
         self._keep = run.spec.checkpoint.keep
         self._good_age_steps = run.spec.rollback_age_steps
-        self._may_roll_back = run.spec.health.guards.max_rollbacks > 0
+        self._may_roll_back = run.spec.health.guards.rolls_back
         self._spec = continuation_document(run)
 
     @contextlib.contextmanager

@@ -36,13 +36,13 @@ class LagLimit:
 
     def set_by_host(self, steps: int, guards: GuardPolicy) -> Self:
         """Return the limit that the host sets: none is left while a warning throttles the run."""
-        return replace(self, steps=0 if guards.throttles(self.level) else steps)
+        return replace(self, steps=0 if guards.answers(self.level) else steps)
 
     def after_step(
         self, level: WarningLevel, rollbacks: Rollbacks, guards: GuardPolicy
     ) -> LagLimit:
         """Return the limit under the early warning and with the rollbacks of a step."""
-        steps = 0 if guards.throttles(level) else self.steps
+        steps = 0 if guards.answers(level) else self.steps
         return LagLimit(steps=steps, level=level, rollbacks=rollbacks)
 
 

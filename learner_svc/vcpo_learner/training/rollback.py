@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
-from vcpo.algo.health.guards import RollbackNeed
+from vcpo.algo.health.guards import MAX_ROLLBACKS, RollbackNeed
 from vcpo.metrics.label_values import Stage
 from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
@@ -109,7 +109,7 @@ class Rollback:
             f"step {step}: {why}. Model and optimizer are those of step {checkpoint.step} again,"
             f" the learning rate goes on at x {health.backoff.factor:g}, and what older versions"
             f" sampled is dropped; rollback {health.rollbacks.number} of at most"
-            f" {health.guards.max_rollbacks}",
+            f" {MAX_ROLLBACKS}",
         )
 
     def _refuse(self, reason: str) -> None:

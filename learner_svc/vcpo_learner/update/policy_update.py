@@ -371,8 +371,6 @@ class PolicyUpdate:
         limits = self.health.rewards.limits
         self.health.observe(decision, batch, gradient_norm=finite_norm, rewards=rewards)
         skipped = _skip_reason(decision.verdict, gradient_norm)
-        if skipped is None and self.health.skips:
-            skipped = SkipReason.EARLY_WARNING
         taken = None if skipped else decision.verdict
         rate = self._descend(pending, decision.reading, taken, backoff)
         result = self._result(

@@ -22,8 +22,6 @@ class RunHealth:
         """The guards of the run's spec."""
         self._warning = EarlyWarning()
         self._rewards = RewardWatch()
-        self._relative_ess = 1.0
-        """Relative ESS of the last step."""
         self.backoff = RateBackoff()
         """Lowers the learning rate of the next steps."""
         self.rollbacks = Rollbacks()
@@ -43,11 +41,6 @@ class RunHealth:
     def rewards(self) -> RewardWatch:
         """Training rewards of the last steps, their mean, and the best one before."""
         return self._rewards
-
-    @property
-    def skips(self) -> bool:
-        """Whether the observed step is not taken."""
-        return self.guards.skips(self.level, relative_ess=self._relative_ess)
 
     @property
     def rollback_need(self) -> RollbackNeed:
@@ -130,9 +123,8 @@ class RunHealth:
         }
 
     def _observe(self, step: StepHealth, rewards: Sequence[float]) -> None:
-        self._relative_ess = step.relative_ess
         self._warning = self._warning.observe(step)
         self._rewards = self._rewards.observe(rewards)
         self.backoff = self.backoff.observe(
-            is_warned=self.guards.slows(self.level), is_well=self.level is WarningLevel.OK
+            is_warned=self.guards.answers(self.level), is_well=self.level is WarningLevel.OK
         )

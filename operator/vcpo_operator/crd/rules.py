@@ -363,13 +363,3 @@ EGRESS: Final = (
         at="cidr",
     ),
 )
-
-CONTROL: Final = (
-    _rule(
-        rule=_where_given(
-            *("idleLowRatio", "idleHighRatio"), rule="self.idleLowRatio < self.idleHighRatio"
-        ),
-        message="`idleLowRatio` must be less than `idleHighRatio`",
-        at="idleLowRatio",
-    ),
-)

@@ -117,7 +117,6 @@ def _schema() -> Schema:
     spec["x-kubernetes-validations"] = [*rules.SPEC]
     fields["algorithm"]["x-kubernetes-validations"] = [*rules.ALGORITHM]
     fields["batch"]["x-kubernetes-validations"] = [*rules.BATCH]
-    fields["control"]["x-kubernetes-validations"] = [*rules.CONTROL]
     fields["environment"]["x-kubernetes-validations"] = [*rules.ENVIRONMENT]
     fields["learner"]["x-kubernetes-validations"] = [*rules.LEARNER]
     fields["model"]["x-kubernetes-validations"] = [*rules.MODEL]

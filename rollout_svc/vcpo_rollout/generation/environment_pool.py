@@ -306,7 +306,7 @@ class EnvironmentThreads:
 
     @property
     def _limit(self) -> str:
-        return f"{self._timeout_s:g} s (environment.callTimeoutSeconds)"
+        return f"{self._timeout_s:g} s (half of lease.timeoutSeconds)"
 
     def _timeout_failure(self, thread: int | None) -> Failure:
         """Describe a call that took too long; thread: where it runs, None if it did not start."""

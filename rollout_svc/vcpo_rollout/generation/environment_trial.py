@@ -46,7 +46,7 @@ _Result = TypeVar("_Result")
 RESPONSE: Final = "The answer is 42."
 """The response that the environment judges; it must judge any text."""
 _CALL_S: Final = 20.0
-"""Longest wait for one call; a worker waits for `environment.callTimeoutSeconds`."""
+"""Longest wait for one call; a worker waits for half of `lease.timeoutSeconds`."""
 _UNREACHABLE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _NO_ANSWER: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
@@ -200,7 +200,7 @@ class _Calls:
         raise StartError(f"{self._field}: {what}; correct {self._cure}")
 
     def _refuse_slow(self, name: str, where: str) -> NoReturn:
-        allowed = f"{self._allowed_s:g} s (environment.callTimeoutSeconds)"
+        allowed = f"{self._allowed_s:g} s (half of lease.timeoutSeconds)"
         if self._allowed_s <= self._waited_s:
             self.refuse(f"{name} had not returned after {allowed}{where}")
         raise NotTriedError(

@@ -21,8 +21,6 @@ def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
         "ess_floor_ratio": 0.1,
         "guards": Health().guards,
         "signals_max_age_s": 60,
-        "idle_high_ratio": 0.3,
-        "idle_low_ratio": 0.02,
         "scale_up_cooldown_s": 30,
         "scale_down_cooldown_s": 300,
         **changes,

@@ -223,7 +223,7 @@ def test_limits_are_those_of_the_spec():
         "steps": 3,
         "algorithm": {"maxPolicyLagSteps": 8},
         "rollouts": [{"name": "main", "minReplicas": 1, "maxReplicas": 8}],
-        "control": {"essFloorRatio": 0.1, "idleHighRatio": 0.3, "idleLowRatio": 0.02},
+        "control": {"essFloorRatio": 0.1},
     }
     run = VCPORun.model_validate({"metadata": {"name": "r"}, "spec": spec})
     assert ControlLimits.of(run.spec) == DEFAULTS

@@ -177,7 +177,7 @@ def test_every_command_of_vcpo_has_the_options_that_it_is_given():
     typed = [line for page in pages for line in commands(page)]
     typed += re.findall(r"`(vcpo (?!run`)[^`]+)`", "\n".join(page.read_text() for page in pages))
     calls = [line.partition("|")[0].split() for line in typed if line.startswith("vcpo ")]
-    assert {name for _, name, *_ in calls} >= {"events", "logs", "report", "run", "top"}
+    assert {name for _, name, *_ in calls} >= {"events", "logs", "report", "run"}
     known = typer.main.get_command(app).commands
     for _, name, *arguments in calls:
         known[name].make_parser(Context(known[name])).parse_args(arguments)

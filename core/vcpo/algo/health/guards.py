@@ -2,19 +2,14 @@
 
     throttle    the lag limit becomes 0: only fresh responses are trained on
     slow        the learning rate is halved until the run is well (see `rate_backoff`)
-    skip        a step that adds to the warning is not taken
     roll back   parameters and optimizer become those of the last good checkpoint, at half the rate
 
-The first three act from a level of the early warning on. They prevent: the warning comes before the
+The first two act while the early warning is critical. They prevent: the warning comes before the
 collapse. A rollback repairs: it answers a collapse of the mean training reward (or a warning, if
 the policy says so). The rewards are watched beside the warning because a high learning rate ruins a
 run on fresh data too, and the ESS of fresh data shows nothing of it.
 
-*Which steps are skipped.* The warning judges a mean and stays for some steps after its cause is
-gone. A guard that skipped all of these would waste good batches. So a step is skipped only if its
-own ESS is as low.
-
-*Bounded.* A run is rolled back at most `max_rollbacks` times, and every rollback lowers the rate.
+*Bounded.* A run is rolled back at most `MAX_ROLLBACKS` times, and every rollback lowers the rate.
 So a run that cannot be saved ends after its last step, as any other run.
 
 The design note 016 has the figures.
@@ -25,10 +20,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from vcpo.algo.health.early_warning import CRITICAL_RELATIVE_ESS, WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 
-SKIPPED_RELATIVE_ESS: Final = CRITICAL_RELATIVE_ESS
-"""A step with this relative ESS or a lower one adds to the warning."""
+MAX_ROLLBACKS: Final = 2
+"""Most rollbacks of a run; after that many it goes on without."""
 
 
 class RollbackNeed(StrEnum):
@@ -44,39 +39,26 @@ class RollbackNeed(StrEnum):
 class GuardPolicy:
     """Which guards act, and when. The default is that none does."""
 
-    throttle_from: WarningLevel | None = None
-    """Level from which the lag limit is 0; None: never."""
-    slow_from: WarningLevel | None = None
-    """Level from which the learning rate is halved; None: never."""
-    skip_from: WarningLevel | None = None
-    """Level from which steps are skipped; None: never."""
+    answers_warning: bool = False
+    """Whether a critical warning sets the lag limit to 0 and halves the learning rate."""
     roll_back_from: WarningLevel | None = None
     """Level from which the run is rolled back; None: never because of the warning."""
     rolls_back_on_collapse: bool = False
     """Whether a collapse of the mean training reward rolls the run back."""
-    max_rollbacks: int = 0
-    """Most rollbacks of a run, >= 0."""
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether anything rolls the run back."""
+        return self.rolls_back_on_collapse or self.roll_back_from is not None
 
     @property
     def lowers_rate(self) -> bool:
         """Whether a guard may lower the learning rate."""
-        return self.slow_from is not None or self.max_rollbacks > 0
+        return self.answers_warning or self.rolls_back
 
-    def throttles(self, level: WarningLevel) -> bool:
-        """Return whether the lag limit is 0 at a level."""
-        return _is_reached(self.throttle_from, level)
-
-    def slows(self, level: WarningLevel) -> bool:
-        """Return whether the learning rate is halved at a level."""
-        return _is_reached(self.slow_from, level)
-
-    def skips(self, level: WarningLevel, *, relative_ess: float) -> bool:
-        """Return whether a step is skipped.
-
-        level: with the step itself.
-        relative_ess: rho / rho_on of the step's batch, at least 0.
-        """
-        return _is_reached(self.skip_from, level) and relative_ess <= SKIPPED_RELATIVE_ESS
+    def answers(self, level: WarningLevel) -> bool:
+        """Return whether at a level the lag limit is 0 and the learning rate is halved."""
+        return self.answers_warning and level.is_at_least(WarningLevel.CRITICAL)
 
     def rollback_need(
         self, level: WarningLevel, *, has_collapsed: bool, num_rollbacks: int
@@ -89,7 +71,7 @@ class GuardPolicy:
         is_collapse = self.rolls_back_on_collapse and has_collapsed
         if not is_collapse and not _is_reached(self.roll_back_from, level):
             return RollbackNeed.NONE
-        return RollbackNeed.DUE if num_rollbacks < self.max_rollbacks else RollbackNeed.USED_UP
+        return RollbackNeed.DUE if num_rollbacks < MAX_ROLLBACKS else RollbackNeed.USED_UP
 
     def is_good(self, level: WarningLevel, *, has_collapsed: bool) -> bool:
         """Return whether a run in this state may be gone back to, whatever caused the rollback."""

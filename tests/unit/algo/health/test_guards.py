@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
+from vcpo.algo.health.guards import MAX_ROLLBACKS, GuardPolicy, RollbackNeed, Rollbacks
 from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 
 OK, WARN, CRITICAL, DEAD = WarningLevel
@@ -15,12 +15,9 @@ LEVELS = st.sampled_from(WarningLevel)
 BOUNDS = st.none() | st.sampled_from((WARN, CRITICAL, DEAD))
 POLICIES = st.builds(
     GuardPolicy,
-    throttle_from=BOUNDS,
-    slow_from=BOUNDS,
-    skip_from=BOUNDS,
+    answers_warning=st.booleans(),
     roll_back_from=BOUNDS,
     rolls_back_on_collapse=st.booleans(),
-    max_rollbacks=st.integers(0, 3),
 )
 
 
@@ -28,46 +25,27 @@ def need(policy, level, *, has_collapsed=False, num_rollbacks=0):
     return policy.rollback_need(level, has_collapsed=has_collapsed, num_rollbacks=num_rollbacks)
 
 
-@given(LEVELS, st.floats(0, 2), st.booleans())
-def test_a_policy_without_guards_does_nothing(level, relative_ess, has_collapsed):
+@given(LEVELS, st.booleans())
+def test_a_policy_without_guards_does_nothing(level, has_collapsed):
     policy = GuardPolicy()
-    assert not policy.throttles(level)
-    assert not policy.slows(level)
-    assert not policy.skips(level, relative_ess=relative_ess)
+    assert not policy.answers(level)
     assert need(policy, level, has_collapsed=has_collapsed) is RollbackNeed.NONE
     assert not policy.lowers_rate
 
 
-@pytest.mark.parametrize(
-    ("bound", "expected"),
-    [
-        (None, [False, False, False, False]),
-        (WARN, [False, True, True, True]),
-        (CRITICAL, [False, False, True, True]),
-        (DEAD, [False, False, False, True]),
-    ],
-)
-def test_a_guard_acts_from_its_level_on(bound, expected):
-    policy = GuardPolicy(throttle_from=bound, slow_from=bound, skip_from=bound)
-    assert [policy.throttles(level) for level in WarningLevel] == expected
-    assert [policy.slows(level) for level in WarningLevel] == expected
-    assert [policy.skips(level, relative_ess=0.1) for level in WarningLevel] == expected
-
-
-@pytest.mark.parametrize(("relative_ess", "skips"), [(0.0, True), (0.22, True), (0.23, False)])
-def test_only_a_step_that_adds_to_the_warning_is_skipped(relative_ess, skips):
-    policy = GuardPolicy(skip_from=CRITICAL)
-    assert policy.skips(CRITICAL, relative_ess=relative_ess) is skips
+def test_a_critical_warning_is_answered():
+    policy = GuardPolicy(answers_warning=True)
+    assert [policy.answers(level) for level in WarningLevel] == [False, False, True, True]
 
 
 def test_a_collapse_rolls_back_whatever_the_warning_says():
-    policy = GuardPolicy(rolls_back_on_collapse=True, max_rollbacks=1)
+    policy = GuardPolicy(rolls_back_on_collapse=True)
     assert {need(policy, level, has_collapsed=True) for level in WarningLevel} == {RollbackNeed.DUE}
     assert {need(policy, level) for level in WarningLevel} == {RollbackNeed.NONE}
 
 
 def test_a_warning_rolls_back_from_the_level_of_the_policy_on():
-    policy = GuardPolicy(roll_back_from=CRITICAL, max_rollbacks=1)
+    policy = GuardPolicy(roll_back_from=CRITICAL)
     needs = [need(policy, level) for level in WarningLevel]
     assert needs == [RollbackNeed.NONE, RollbackNeed.NONE, RollbackNeed.DUE, RollbackNeed.DUE]
 
@@ -78,23 +56,21 @@ def test_however_a_run_goes_it_is_rolled_back_at_most_as_often_as_it_may(policy,
     backoff, rollbacks = RateBackoff(), Rollbacks()
     for version, (level, has_collapsed) in enumerate(steps, 1):
         before = backoff.factor
-        backoff = backoff.observe(is_warned=policy.slows(level))
+        backoff = backoff.observe(is_warned=policy.answers(level))
         wanted = need(policy, level, has_collapsed=has_collapsed, num_rollbacks=rollbacks.number)
         if wanted is RollbackNeed.DUE:
             backoff, rollbacks = backoff.after_rollback(), rollbacks.after(version)
             assert backoff.factor == max(SMALLEST_BACKOFF, before / 2)
         assert backoff.factor <= before
-    assert rollbacks.number <= policy.max_rollbacks
+    assert rollbacks.number <= MAX_ROLLBACKS
     if not policy.lowers_rate:
         assert backoff.factor == 1.0
 
 
-@given(POLICIES, LEVELS, st.floats(0, 2), st.booleans())
-def test_a_worse_run_never_gets_less_help(policy, level, relative_ess, has_collapsed):
+@given(POLICIES, LEVELS, st.booleans())
+def test_a_worse_run_never_gets_less_help(policy, level, has_collapsed):
     worse = WarningLevel.DEAD
-    assert policy.throttles(worse) >= policy.throttles(level)
-    assert policy.slows(worse) >= policy.slows(level)
-    assert policy.skips(worse, relative_ess=0) >= policy.skips(level, relative_ess=relative_ess)
+    assert policy.answers(worse) >= policy.answers(level)
     if need(policy, level, has_collapsed=has_collapsed) is not RollbackNeed.NONE:
         assert need(policy, worse, has_collapsed=True) is not RollbackNeed.NONE
 

@@ -41,13 +41,10 @@ def test_a_host_that_has_not_heard_of_the_warning_does_not_raise_the_limit():
     ("health", "limits"),
     [
         ({}, [6, 6, 0]),
-        ({"throttleFrom": "warn"}, [6, 0, 0]),
-        ({"throttleFrom": "dead"}, [6, 6, 6]),
-        ({"throttleFrom": "never"}, [6, 6, 6]),
         (OFF, [6, 6, 6]),
     ],
 )
-def test_the_spec_says_from_which_level_on_the_learner_reacts(health, limits):
+def test_a_learner_reacts_to_a_critical_warning_unless_the_spec_forbids_it(health, limits):
     dispatcher, seen = make_dispatcher(**health), []
     for level in (OK, WARN, CRITICAL):
         observe(dispatcher, level)

@@ -1,10 +1,8 @@
 """What a run's guards do about its warning and its rewards, also after a restart."""
 
 import json
-from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
@@ -12,7 +10,6 @@ from vcpo.algo.health.early_warning import StepHealth, WarningLevel
 from vcpo.algo.health.guards import RollbackNeed, Rollbacks
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api.health import Health
-from vcpo.records.reasons import SkipReason
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 
@@ -20,7 +17,7 @@ STEPS_TO_CRITICAL = 5
 """The first step with a level."""
 
 
-KEEPS_RATE = ({"slowFrom": "never", "rollBackOn": "never"}, {"enabled": False})
+KEEPS_RATE = ({"enabled": False},)
 
 
 def spec(**health):
@@ -100,25 +97,3 @@ def test_a_run_that_goes_back_has_the_warning_of_then_and_a_lower_rate_than_now(
     assert bad.backoff == RateBackoff(factor=0.125, ceiling=0.125, age_steps=0)
     assert bad.rollbacks == Rollbacks(number=1, version=40)
     assert bad.is_good
-
-
-@pytest.mark.parametrize(
-    ("skip_from", "skipped"), [("critical", SkipReason.EARLY_WARNING), ("never", None)]
-)
-def test_a_batch_that_adds_to_a_critical_warning_is_skipped_if_the_spec_says_so(skip_from, skipped):
-    model = seeded_model(llama)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    update = PolicyUpdate(model, spec(skipFrom=skip_from), PAD)
-    for _ in range(9):
-        update.health.observe_refusal([1.0])
-    # One response of twelve is e^9 times as likely as it was sampled: the batch is worth this one.
-    groups = sampled_groups(seeded_model(llama))
-    heavy = groups[0][0]
-    shift = 9.0 / len(heavy.rollout_logprobs)
-    lowered = tuple(each - shift for each in heavy.rollout_logprobs)
-    groups[0][0] = replace(heavy, rollout_logprobs=lowered)
-    result = update.step(groups, policy_version=0)
-    assert result.relative_ess_ratio == pytest.approx(1 / 12, rel=0.05)
-    assert result.skipped == skipped
-    is_unchanged = all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert is_unchanged is (skipped is not None)

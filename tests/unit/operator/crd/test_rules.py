@@ -56,7 +56,6 @@ def test_a_run_of_defaults_breaks_no_rule():
     ("spec", "word"),
     [
         ({"rollouts": [{"name": "a", "minReplicas": 3, "maxReplicas": 2}]}, "`minReplicas`"),
-        ({"control": {"idleLowRatio": 0.5}}, "`idleLowRatio`"),
         ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
         ({"batch": {"promptSelection": "teacher"}}, "`promptPool`"),
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
@@ -290,15 +289,13 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
     size=st.integers(1, 4),
     places=st.integers(1, 4),
     bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
-    band=st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.sampled_from([0.1, 0.2, 0.3])),
 )
-def test_rules_and_model_agree(baseline, method, scope, size, places, bounds, band):
+def test_rules_and_model_agree(baseline, method, scope, size, places, bounds):
     spec = {
         "algorithm": {"method": method}
         | ({} if scope is None else {"baselineScope": scope})
         | ({} if baseline is None else {"baseline": baseline}),
         "batch": {"trajectoriesPerPrompt": size},
-        "control": {"idleLowRatio": band[0], "idleHighRatio": band[1]},
         "rollouts": [
             {
                 "name": "main",

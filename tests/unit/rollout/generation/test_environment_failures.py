@@ -136,7 +136,7 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
             await call
         assert caught.value.failure.cause is FailureCause.TIMEOUT
         assert caught.value.failure.location == f"{path}:2"
-        assert "0.05 s (environment.callTimeoutSeconds)" in str(caught.value)
+        assert "0.05 s (half of lease.timeoutSeconds)" in str(caught.value)
     finally:
         released.set()
         threads.close()

@@ -52,16 +52,18 @@ def write(tmp_path, monkeypatch, request):
     sys.modules.pop(name, None)
 
 
-def run_of(environment: str, **settings: object) -> VCPORun:
+def run_of(environment: str, *, lease_s: int = 600, **settings: object) -> VCPORun:
     task = json.dumps({"name": environment, **settings})
+    lease = f"lease: {{timeoutSeconds: {lease_s}}}"
     return parse_run(
-        f"metadata: {{name: r}}\nspec: {{model: {{name: m}}, environment: {task}, steps: 1}}"
+        "metadata: {name: r}\n"
+        f"spec: {{model: {{name: m}}, environment: {task}, steps: 1, {lease}}}"
     )
 
 
-async def refusal_of(environment: str, **settings: object) -> str:
+async def refusal_of(environment: str, *, lease_s: int = 600, **settings: object) -> str:
     with pytest.raises(StartError) as refused:
-        await try_environment(run_of(environment, **settings))
+        await try_environment(run_of(environment, lease_s=lease_s, **settings))
     return str(refused.value)
 
 
@@ -153,8 +155,8 @@ async def test_the_line_of_the_users_code_is_told(write, tmp_path):
 
 async def test_a_call_longer_than_a_workers_limit_is_an_error(write):
     module = write(reward="threading.Event().wait(5)")
-    told = await refusal_of(f"{module}:Task", callTimeoutSeconds=1)
-    assert "reward(prompt, response) had not returned after 1 s (environment.call" in told
+    told = await refusal_of(f"{module}:Task", lease_s=2)
+    assert "reward(prompt, response) had not returned after 1 s (half of lease" in told
 
 
 async def test_a_call_that_a_worker_would_wait_for_is_not_called_wrong(write):
@@ -162,7 +164,7 @@ async def test_a_call_that_a_worker_would_wait_for_is_not_called_wrong(write):
     with pytest.raises(NotTriedError) as told:
         await try_environment(run_of(f"{module}:Task"), call_s=0.1)
     assert "Task.reward(prompt, response) had not returned after 0.1 s (" in str(told.value)
-    assert str(told.value).endswith("a worker waits for 300 s (environment.callTimeoutSeconds)")
+    assert str(told.value).endswith("a worker waits for 300 s (half of lease.timeoutSeconds)")
 
 
 @pytest.fixture
