@@ -18,7 +18,7 @@ from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssUnit
 from vcpo.algo.health.diagnostics import TokenSums, diagnose
-from vcpo.algo.health.lag_breakdown import LaggedTrajectory, lag_breakdown
+from vcpo.algo.health.lag_breakdown import lag_breakdown
 from vcpo.algo.methods import LossConfig
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
@@ -55,22 +55,12 @@ def ess_by_lag(
 
     A trajectory's lag is the age of its oldest token, in policy versions.
     """
-    log_ratios = record.log_ratios
-    log_weights: list[float] = record.sums(log_ratios).tolist()
-    absolute: list[float] = record.sums(log_ratios.abs()).tolist()
-    rows = zip(trajectories, log_weights, absolute, strict=True)
-    buckets = lag_breakdown(
-        [
-            LaggedTrajectory(
-                lag=policy_version - trajectory.oldest_policy_version,
-                log_weight=log_weight,
-                num_tokens=trajectory.num_sampled_tokens,
-                absolute_log_ratio=absolute_log_ratio,
-            )
-            for trajectory, log_weight, absolute_log_ratio in rows
-        ]
-    )
-    return {str(each.smallest_lag): each.ess / each.count for each in buckets}
+    log_weights: list[float] = record.sums(record.log_ratios).tolist()
+    lags = (policy_version - each.oldest_policy_version for each in trajectories)
+    return {
+        str(smallest): ratio
+        for smallest, ratio in lag_breakdown(zip(lags, log_weights, strict=True)).items()
+    }
 
 
 def tokens_by_lag(trajectories: Iterable[Trajectory], policy_version: int) -> Counter[int]:
@@ -104,15 +94,14 @@ def clamped_exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < math.log(largest) else largest
 
 
-def token_sums(log_ratios: Tensor, cap: float) -> TokenSums:
+def token_sums(log_ratios: Tensor) -> TokenSums:
     """Return sums over all tokens; the twin in plain numbers is `TokenSums.of`.
 
-    log_ratios: [N] float64 log pi - log mu, nats. cap: largest ratio kept, inf for none.
+    log_ratios: [N] float64 log pi - log mu, nats.
     """
     held = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return TokenSums(
         weights=_moments(log_ratios),
-        truncated=_moments(log_ratios.clamp(max=math.log(cap))),
         k3_sum=float((torch.expm1(held) - held).sum()),
     )
 

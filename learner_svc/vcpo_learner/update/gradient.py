@@ -205,7 +205,7 @@ class GradientAccumulation:
         return BatchGradient(
             record=scored.record,
             summary=summary,
-            sums=token_sums(scored.record.log_ratios, self._config.largest_weight),
+            sums=token_sums(scored.record.log_ratios),
             advantages=advantages,
             masked_share=masked_share,
             fresh=_fresh(list(chain.from_iterable(groups)), scored.record, policy_version),

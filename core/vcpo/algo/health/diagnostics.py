@@ -1,8 +1,8 @@
 r"""Diagnostics of one batch: numbers to monitor, none of which decides anything.
 
-ESS ratios are given for trajectories and for tokens, before and after truncation at a cap c. Only
+ESS ratios are given for trajectories, before and after truncation at a cap, and for tokens. Only
 the ratios before truncation can warn, because truncation hides the spread (see
-`ess.importance_weights`). chi2 of the weights carries the same information, chi2 = 1 / rho - 1.
+`ess.importance_weights`).
 
 KL divergence is k3, the mean over tokens of r - 1 - log r with r = pi / mu. It is unbiased, because
 the mean of r is 1, and never negative. Log ratios are clamped to +-20 nats, so that one token
@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from statistics import fmean, median, pstdev
+from statistics import fmean
 from typing import Self, TypeVar
 
 from vcpo.algo.arrays import Matrix, Vector, matrix, vector
@@ -34,60 +34,31 @@ TOP_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
-    """Sums over token log ratios; the sums of parts of a batch can be merged."""
+    """Sums over token log ratios."""
 
     weights: WeightMoments
     """Moments of the token ratios pi / mu."""
-
-    truncated: WeightMoments
-    """Moments of the token ratios truncated at the cap."""
 
     k3_sum: float
     """Sum over tokens of r - 1 - log r, nats."""
 
     @classmethod
-    def of(cls, log_ratios: Vector, cap: float) -> Self:
+    def of(cls, log_ratios: Vector) -> Self:
         """Return the sums over these tokens.
 
         log_ratios: [n] log pi - log mu, nats.
-        cap: largest truncated ratio, finite and above 0.
-        Raises: ValueError if empty or if the cap is out of range; NonFiniteWeightError for a NaN or
-        +inf.
+        Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf.
         """
         log_ratios = vector(log_ratios, "log_ratios")
         return cls(
             weights=WeightMoments.of(log_ratios),
-            truncated=WeightMoments.of(truncated_logs(log_ratios, cap)),
             k3_sum=math.fsum(map(k3, log_ratios)),
-        )
-
-    @classmethod
-    def merge(cls, parts: Sequence["TokenSums"]) -> Self:
-        """Return the sums over the tokens of all parts.
-
-        Raises: ValueError if there is no part.
-        """
-        return cls(
-            weights=WeightMoments.merge([part.weights for part in parts]),
-            truncated=WeightMoments.merge([part.truncated for part in parts]),
-            k3_sum=math.fsum(part.k3_sum for part in parts),
         )
 
     @property
     def kl_per_token(self) -> float:
         """KL(mu || pi), nats per token, at least 0."""
         return self.k3_sum / self.weights.count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormStatistics:
-    """Distribution of the norms of the trajectories' gradients."""
-
-    mean: float
-    median: float
-    largest: float
-    variation: float
-    """Standard deviation over mean; 0 if all norms are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +71,8 @@ class BatchDiagnostics:
     """ESS ratio of trajectories after truncation, in [1/B, 1]."""
     token_ess_ratio: float
     """ESS ratio of tokens before truncation, in (0, 1]."""
-    truncated_token_ess_ratio: float
-    """ESS ratio of tokens after truncation, in (0, 1]."""
-    chi2: float
-    """Chi-square divergence of target from behavior policy, over trajectories, in [0, B - 1]."""
-    token_chi2: float
-    """Chi-square divergence of target from behavior policy, over tokens, at least 0."""
     kl_per_token: float
     """KL(behavior || target), nats per token, at least 0."""
-    log_weight_max: float
-    """Largest log importance weight of a trajectory, nats."""
     weight_concentration: float
     """Largest importance weight of a trajectory over the sum of all, in [1/B, 1]."""
     baseline_weight_concentration: float | None
@@ -117,15 +80,9 @@ class BatchDiagnostics:
     above 0, in (0, 1]; OPOB weighs rewards by them. None without norms."""
     top_gradient_share: float | None
     """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
-    baseline_shift_mean: float
-    """Mean over groups of the baseline minus the mean reward; 0 for the group-mean baseline."""
-    baseline_shift_max: float
-    """Largest absolute value of that difference over groups."""
     advantage_p05: float
     advantage_p95: float
     """Advantages below which 5 % and 95 % of the trajectories lie, in units of the reward."""
-    norms: NormStatistics | None
-    """Unweighted norms of the trajectories' gradients; None if they were not measured."""
 
 
 def diagnose(
@@ -152,25 +109,17 @@ def diagnose(
     factors = None if coefficients is None else vector(coefficients, "coefficients")
     whole = WeightMoments.of(log_weights)
     groups = matrix(advantages, "advantages")
-    shifts = [-fmean(group) for group in groups]
     ordered = sorted(chain.from_iterable(groups))
     return BatchDiagnostics(
         ess_ratio=whole.ess_ratio,
         truncated_ess_ratio=WeightMoments.of(truncated_logs(log_weights, cap)).ess_ratio,
         token_ess_ratio=tokens.weights.ess_ratio,
-        truncated_token_ess_ratio=tokens.truncated.ess_ratio,
-        chi2=1.0 / whole.ess_ratio - 1.0,
-        token_chi2=1.0 / tokens.weights.ess_ratio - 1.0,
         kl_per_token=tokens.kl_per_token,
-        log_weight_max=max(log_weights),
         weight_concentration=math.exp(max(log_weights) - whole.log_sum),
         baseline_weight_concentration=squared_norm_concentration(norms, [len(g) for g in groups]),
         top_gradient_share=top_gradient_share(norms, factors),
-        baseline_shift_mean=fmean(shifts),
-        baseline_shift_max=max(map(abs, shifts)),
         advantage_p05=percentile(ordered, 5),
         advantage_p95=percentile(ordered, 95),
-        norms=None if norms is None else norm_statistics(norms),
     )
 
 
@@ -245,19 +194,3 @@ def squared_norm_concentration(
         if any(group)
     ]
     return fmean(shares) if shares else None
-
-
-def norm_statistics(gradient_norms: Sequence[float]) -> NormStatistics:
-    """Return the distribution of these norms.
-
-    Raises: ValueError if empty.
-    """
-    if not gradient_norms:
-        raise ValueError("gradient_norms is empty: at least one trajectory is needed")
-    mean = fmean(gradient_norms)
-    return NormStatistics(
-        mean=mean,
-        median=median(gradient_norms),
-        largest=max(gradient_norms),
-        variation=pstdev(gradient_norms) / mean if mean > 0.0 else 0.0,
-    )

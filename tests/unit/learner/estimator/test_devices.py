@@ -36,6 +36,6 @@ def test_no_token_to_drop_is_on_the_device_of_the_record_too():
 def test_statistics_of_tokens_compute_on_the_device_of_the_record():
     record, _ = random_batch()
     with torch.device("meta"):
-        assert token_sums(record.log_ratios, 8.0).weights.count == record.size.tokens
+        assert token_sums(record.log_ratios).weights.count == record.size.tokens
         blocks = [[length] for length in record.num_tokens]
         assert block_moments(record.log_ratios, blocks).count == record.size.trajectories

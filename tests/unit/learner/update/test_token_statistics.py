@@ -1,4 +1,3 @@
-import math
 from dataclasses import astuple
 from itertools import chain
 from random import Random
@@ -26,16 +25,10 @@ def close(found, expected):
 
 
 def test_sums_over_tokens_are_those_of_plain_numbers():
-    found = token_sums(log_ratios(), cap=2.0)
-    expected = TokenSums.of([each for row in rows() for each in row], 2.0)
+    found = token_sums(log_ratios())
+    expected = TokenSums.of([each for row in rows() for each in row])
     assert close(found.weights, expected.weights)
-    assert close(found.truncated, expected.truncated)
     assert found.k3_sum == pytest.approx(expected.k3_sum, rel=1e-12)
-
-
-def test_no_cap_truncates_nothing():
-    found = token_sums(log_ratios(), cap=math.inf)
-    assert found.truncated == found.weights
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
