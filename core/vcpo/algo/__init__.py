@@ -20,7 +20,6 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `coverage`               | How much of the policy does stale data show?                      |
 | `baseline`               | Which baseline minimizes the variance of the gradient?            |
 | `agreement`              | Do two computations of one number differ by rounding alone?       |
-| `shrinkage`              | How far is the baseline of a prompt its own?                      |
 | `advantage`              | With which sign and size does each trajectory count?              |
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
 | `methods`                | Which settings make up a published method?                        |

@@ -16,7 +16,7 @@ of one trajectory; other implementations return its raw reward.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from itertools import chain, repeat
@@ -26,15 +26,11 @@ from typing import Final
 from vcpo.algo.arrays import Matrix, Scalar, Vector, matrix, vector
 from vcpo.algo.baseline import (
     Baseline,
-    left_out_baselines,
-    lowered_baseline,
     mean_baseline,
     optimal_baseline,
     pessimistic_baseline,
-    published_baseline,
     require_rewards,
 )
-from vcpo.algo.shrinkage import shrunk_baselines
 
 
 class BaselineScope(StrEnum):
@@ -44,24 +40,10 @@ class BaselineScope(StrEnum):
     """The responses to the prompt."""
     BATCH = "batch"
     """All responses of the batch, which share one baseline."""
-    SHRUNK = "shrunk"
-    """The responses to the prompt; their baseline is shrunk toward the batch's
-    (`vcpo.algo.shrinkage`)."""
 
 
-BASELINES_OF_SCOPE: Final[Mapping[BaselineScope, Collection[Baseline]]] = MappingProxyType(
-    {
-        BaselineScope.GROUP: tuple(Baseline),
-        BaselineScope.BATCH: (
-            Baseline.OPOB,
-            Baseline.PESSIMISTIC,
-            Baseline.PUBLISHED,
-            Baseline.GROUP_MEAN,
-        ),
-        BaselineScope.SHRUNK: (Baseline.OPOB, Baseline.PESSIMISTIC),
-    }
-)
-"""Baselines that can be computed from the trajectories of a scope."""
+BATCH_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC, Baseline.GROUP_MEAN)
+"""Shipped baselines that can be computed from all responses of a batch."""
 
 
 SHARED_NUMBERS: Final = ("rewards", "num_tokens", "log_weights", "squared_norms", "coverage")
@@ -84,9 +66,7 @@ def advantages(
     | baseline        | A_i                                    | needs                           |
     |-----------------|----------------------------------------|---------------------------------|
     | opob            | R_i - b*                               | squared_norms                   |
-    | opobLeaveOneOut | R_i - b* of the others                 | squared_norms, two trajectories |
     | pessimistic     | R_i - b* + (1 - C) (b* - min R)        | squared_norms, coverage C       |
-    | published       | R_i - b of the released reference      | squared_norms, log_weights      |
     | groupMean       | R_i - mean R                           |                                 |
     | rloo            | R_i - mean of the others' R            | two trajectories                |
     | grpo            | (R_i - mean R) / population std R;     |                                 |
@@ -95,12 +75,12 @@ def advantages(
 
     baseline: a row of `BASELINES`, or a function of the same kind.
     rewards: [n] raw rewards, finite.
-    squared_norms, log_weights: [n] as for `published_baseline`.
+    squared_norms: [n] as for `optimal_baseline`. log_weights: [n] nats, untruncated.
     coverage: as for `pessimistic_baseline`.
     num_tokens: [n] trained tokens.
     Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
     Raises: ValueError if an argument that the baseline needs is missing; and as
-    `published_baseline`.
+    `optimal_baseline`.
     Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
     """
     rewards = vector(rewards, "rewards")
@@ -150,12 +130,12 @@ def batch_advantages(
     """Return the advantages of a batch of groups, in the shape of the rewards.
 
     groups: [num_groups][n_g] raw rewards; the trajectories of one prompt are one group.
-    scope: `group` gives each group its own baseline. `batch` gives all groups one, and `shrunk`
-        each its own, shrunk toward that one, for the baselines in `BASELINES_OF_SCOPE`; a group of
-        equal rewards may then have advantages other than 0.
+    scope: `group` gives each group its own baseline. `batch` gives all groups one, for
+        `BATCH_BASELINES` and functions; a group of equal rewards may then have advantages other
+        than 0.
     squared_norms, log_weights, num_tokens: the shape of groups; as for `advantages`.
     coverages: C of those that a baseline is computed from: [num_groups] with scope `group`, else
-        [1]; 1 if None. With scope `shrunk`, min R is the batch's too.
+        [1]; 1 if None.
     Returns: [num_groups][n_g].
     Raises: ValueError if there is no group, if the shapes differ, if the number of coverages is
     another, or if the baseline does not have the scope; and as `advantages`.
@@ -170,60 +150,38 @@ def batch_advantages(
     _require_shape("log_weights", log_weights, groups)
     _require_shape("num_tokens", num_tokens, groups)
     shown = _coverages(coverages, len(groups) if scope is BaselineScope.GROUP else 1)
-    is_own = not isinstance(baseline, Baseline) and scope is not BaselineScope.SHRUNK
-    if not is_own and baseline not in BASELINES_OF_SCOPE[scope]:
+    if scope is BaselineScope.GROUP:
+        norms = repeat(None) if squared_norms is None else squared_norms
+        weights = repeat(None) if log_weights is None else log_weights
+        lengths = repeat(None) if num_tokens is None else num_tokens
+        rows = zip(groups, norms, weights, shown, lengths, strict=False)
+        return [
+            advantages(own, baseline, norms_of_own, weights_of_own, part, lengths_of_own)
+            for own, norms_of_own, weights_of_own, part, lengths_of_own in rows
+        ]
+    if isinstance(baseline, Baseline) and baseline not in BATCH_BASELINES:
         raise ValueError(
-            f"baseline is {baseline} with scope {scope.value}: only "
-            f"{', '.join(BASELINES_OF_SCOPE[scope])} can have it; use scope group"
+            f"baseline is {baseline} with scope batch: only {', '.join(BATCH_BASELINES)} can have"
+            " it; use scope group"
         )
-    match scope:
-        case BaselineScope.GROUP:
-            norms = repeat(None) if squared_norms is None else squared_norms
-            weights = repeat(None) if log_weights is None else log_weights
-            lengths = repeat(None) if num_tokens is None else num_tokens
-            rows = zip(groups, norms, weights, shown, lengths, strict=False)
-            return [
-                advantages(own, baseline, norms_of_own, weights_of_own, part, lengths_of_own)
-                for own, norms_of_own, weights_of_own, part, lengths_of_own in rows
-            ]
-        case BaselineScope.BATCH:
-            rewards = list(chain.from_iterable(groups))
-            flat = advantages(
-                rewards,
-                baseline,
-                _flatten(squared_norms),
-                _flatten(log_weights),
-                shown[0],
-                _flatten(num_tokens),
-            )
-            remaining = iter(flat)
-            return [[next(remaining) for _ in group] for group in groups]
-        case BaselineScope.SHRUNK:
-            if squared_norms is None:
-                raise ValueError(f"squared_norms is None: baseline {baseline} needs them")
-            part = shown[0] if baseline is Baseline.PESSIMISTIC else 1.0
-            least = min(chain.from_iterable(groups))
-            return [
-                _above(group, lowered_baseline(own, least, part))
-                for group, own in zip(groups, shrunk_baselines(groups, squared_norms), strict=True)
-            ]
+    flat = advantages(
+        list(chain.from_iterable(groups)),
+        baseline,
+        _flatten(squared_norms),
+        _flatten(log_weights),
+        shown[0],
+        _flatten(num_tokens),
+    )
+    remaining = iter(flat)
+    return [[next(remaining) for _ in group] for group in groups]
 
 
 def _optimal(rewards: Sequence[float], squared_norms: Vector) -> list[float]:
     return _above(rewards, optimal_baseline(rewards, squared_norms))
 
 
-def _optimal_of_others(rewards: Sequence[float], squared_norms: Vector) -> list[float]:
-    left_out = left_out_baselines(rewards, squared_norms)
-    return [reward - other for reward, other in zip(rewards, left_out, strict=True)]
-
-
 def _pessimistic(rewards: Sequence[float], squared_norms: Vector, coverage: Scalar) -> list[float]:
     return _above(rewards, pessimistic_baseline(rewards, squared_norms, coverage))
-
-
-def _published(rewards: Sequence[float], squared_norms: Vector, log_weights: Vector) -> list[float]:
-    return _above(rewards, published_baseline(rewards, squared_norms, log_weights))
 
 
 def _deviations(rewards: Sequence[float]) -> list[float]:
@@ -283,9 +241,7 @@ def _rewards(rewards: Sequence[float]) -> Sequence[float]:
 BASELINES: Final[Mapping[Baseline, AdvantageFunction]] = MappingProxyType(
     {
         Baseline.OPOB: _optimal,
-        Baseline.OPOB_LEAVE_ONE_OUT: _optimal_of_others,
         Baseline.PESSIMISTIC: _pessimistic,
-        Baseline.PUBLISHED: _published,
         Baseline.GROUP_MEAN: _deviations,
         Baseline.RLOO: _leave_one_out_advantages,
         Baseline.GRPO: _standardized_rewards,

@@ -205,15 +205,10 @@ class LossConfig:
     def has_fixed_shape(self) -> bool:
         """Whether k_it = c_i a_it, with c_i known before any norm but for one number.
 
-        The number is the baseline of those that share one. A baseline of the others, or one that is
-        shrunk, is another number for each trajectory or group.
+        The number is the baseline of those that share one.
         """
-        shares_baseline = (
-            self.baseline is not Baseline.OPOB_LEAVE_ONE_OUT
-            and self.baseline_scope is not BaselineScope.SHRUNK
-        )
         is_open = self.clipping is Clipping.OPEN and not self.has_critic
-        return is_open and shares_baseline and self.is_shipped
+        return is_open and self.is_shipped
 
     @property
     def is_separable(self) -> bool:

@@ -78,7 +78,7 @@ def _about_rule(config: LossConfig) -> Iterator[str]:
 
 
 def _about_baseline(config: LossConfig) -> Iterator[str]:
-    optimal = (Baseline.OPOB, Baseline.OPOB_LEAVE_ONE_OUT, Baseline.PESSIMISTIC)
+    optimal = (Baseline.OPOB, Baseline.PESSIMISTIC)
     if config.baseline in optimal and config.clipping is not Clipping.OPEN:
         yield (
             f"baseline '{config.baseline}' weighs trajectories by their gradient before the"

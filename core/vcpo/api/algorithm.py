@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails
 
-from vcpo.algo.advantage import BASELINES_OF_SCOPE, BaselineScope
+from vcpo.algo.advantage import BATCH_BASELINES, BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
@@ -40,12 +40,7 @@ from vcpo.api.fields import (
     refuse,
 )
 
-NORM_BASELINES: Final = (
-    Baseline.OPOB,
-    Baseline.OPOB_LEAVE_ONE_OUT,
-    Baseline.PESSIMISTIC,
-    Baseline.PUBLISHED,
-)
+NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC)
 """Baselines that weigh trajectories by the norm of their gradient."""
 
 
@@ -71,16 +66,14 @@ class Algorithm(Section):
     batch (`docs/methods.md`). Everything else follows `method`. If unset, the method's own."""
     baseline: Annotated[Text, Field(max_length=256)] | None = None
     """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
-    `opobLeaveOneOut` (the same of the other responses), `pessimistic` (`opob`, lowered toward the
-    least reward by the part of the policy that stale data does not show), `groupMean`, `rloo` (mean
-    of the other responses), `grpo` (mean, then divided by the deviation), `published` (as the VCPO
-    release computes it, for comparison), `none`, or `package.module:function` for your own. If
-    unset, the method's own."""
+    `pessimistic` (`opob`, lowered toward the least reward by the part of the policy that stale data
+    does not show), `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then divided by
+    the deviation), `none`, or `package.module:function` for your own. If unset, the method's
+    own."""
     baseline_scope: BaselineScope | None = None
-    """Trajectories that a baseline is computed from: `group` (those of one prompt), `batch` (all of
-    the step) or `shrunk` (those of one prompt, shrunk toward `batch` by how noisy they are).
-    `batch` needs the baseline `opob`, `pessimistic`, `published` or `groupMean`, and `shrunk` one
-    of the first two. If unset, `batch` for `vcpo2` where it may be, and `group` for all others."""
+    """Trajectories that a baseline is computed from: `group` (those of one prompt) or `batch` (all
+    of the step). `batch` needs the baseline `opob`, `pessimistic` or `groupMean`, or your own. If
+    unset, `batch` for `vcpo2` where it may be, and `group` for all others."""
     router_replay: bool = False
     """If true, workers send which experts computed each token, and the learner computes with the
     same experts. In a mixture of experts another choice changes log-probabilities by more than
@@ -160,10 +153,7 @@ class Algorithm(Section):
         if self.baseline in frozenset(Baseline):
             given["baseline"] = Baseline(self.baseline)
         config = replace(LOSS_CONFIGS[self.method], **given)
-        if (
-            self.baseline_scope is None
-            and config.baseline not in BASELINES_OF_SCOPE[config.baseline_scope]
-        ):
+        if self.baseline_scope is None and config.baseline not in BATCH_BASELINES:
             return replace(config, baseline_scope=BaselineScope.GROUP)
         return config
 
@@ -245,10 +235,10 @@ class Algorithm(Section):
             message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
             yield conflict("baseline", value=self.baseline, message=message)
         baseline, scope = self.loss_config.baseline, self.loss_config.baseline_scope
-        takes_any = not isinstance(baseline, Baseline) and scope is not BaselineScope.SHRUNK
-        if baseline not in BASELINES_OF_SCOPE[scope] and not takes_any:
-            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_SCOPE[scope]))
-            message = f"'{scope}' needs a `baseline` of {allowed}, not '{baseline}'"
+        is_for_groups = isinstance(baseline, Baseline) and baseline not in BATCH_BASELINES
+        if scope is BaselineScope.BATCH and is_for_groups:
+            allowed = ", ".join(f"'{name}'" for name in BATCH_BASELINES)
+            message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(scope), message=message)
 
 

@@ -47,9 +47,7 @@ today's date writes this one on every day, so that a prompt keeps its tokens."""
 
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
-    Baseline.OPOB_LEAVE_ONE_OUT,
     Baseline.PESSIMISTIC,
-    Baseline.PUBLISHED,
     Baseline.GROUP_MEAN,
     Baseline.RLOO,
     Baseline.GRPO,

@@ -11,8 +11,6 @@ import hashlib
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 import jinja2
 from markupsafe import Markup
@@ -137,14 +135,6 @@ def _digest(text: str) -> str:
 _OFF = ("none", "open")
 """Values of stages that do nothing; they are left out."""
 
-_SCOPES: Final = MappingProxyType(
-    {
-        BaselineScope.GROUP: "",
-        BaselineScope.BATCH: ", one per batch",
-        BaselineScope.SHRUNK: ", shrunk toward one per batch",
-    }
-)
-
 
 def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     """Return the stages of the method in force, by name, also where the file leaves them to it.
@@ -152,7 +142,7 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     Baseline and learning-rate rule are always named, the other stages where they do something.
     """
     config = algorithm.loss_config
-    scope = _SCOPES[config.baseline_scope]
+    scope = ", one per batch" if config.baseline_scope is BaselineScope.BATCH else ""
     optional = (
         ("filter", config.group_filter),
         ("KL penalty", config.kl_penalty),

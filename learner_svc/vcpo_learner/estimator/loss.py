@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
-from vcpo.algo.baseline import Baseline, optimal_baseline, pessimistic_baseline, published_baseline
+from vcpo.algo.baseline import Baseline, optimal_baseline, pessimistic_baseline
 from vcpo.algo.coverage import policy_coverage
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import KLPenalty, LossConfig
@@ -214,6 +214,4 @@ def group_slopes(
                 pessimistic_baseline(own, norms, shared_coverage(weights, config, on_policy_weight))
                 for own, norms, weights in rows
             ]
-        case Baseline.PUBLISHED:
-            return [published_baseline(*row) for row in rows]
     return [0.0] * len(rows)

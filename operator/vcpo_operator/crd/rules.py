@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NotRequired, TypedDict
 
-from vcpo.algo.advantage import BASELINES_OF_SCOPE, BaselineScope
+from vcpo.algo.advantage import BATCH_BASELINES
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.methods import LOSS_CONFIGS
 from vcpo.api.algorithm import Algorithm
@@ -138,13 +138,6 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
 _ONE_PASS_METHODS: Final = [
     method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
 ]
-_HAS_SHARED_BASELINE: Final = " && ".join(
-    f"(!has(self.algorithm.{field}) || self.algorithm.{field} != '{value}')"
-    for field, value in (
-        ("baseline", Baseline.OPOB_LEAVE_ONE_OUT),
-        ("baselineScope", BaselineScope.SHRUNK),
-    )
-)
 _IS_SHIPPED: Final = (
     "!has(self.algorithm.loss)"
     " && (!has(self.algorithm.baseline) || !self.algorithm.baseline.contains(':'))"
@@ -192,7 +185,7 @@ SPEC: Final = (
     _rule(
         rule="self.learner.gradientMode != 'onePass'"
         f" || self.algorithm.method in {_words(_ONE_PASS_METHODS)}"
-        f" && {_HAS_SHARED_BASELINE} && {_IS_SHIPPED}",
+        f" && {_IS_SHIPPED}",
         message="`learner.gradientMode` may not be 'onePass' where the method or its baseline"
         " needs two passes; use 'auto'",
         got=_text("algorithm.method"),
@@ -219,22 +212,6 @@ SPEC: Final = (
 )
 
 
-def _scope_rule(scope: BaselineScope) -> Rule:
-    baselines = BASELINES_OF_SCOPE[scope]
-    allowed = _baseline_among(baselines, "self")
-    if scope is BaselineScope.BATCH:
-        allowed += " || (has(self.baseline) && self.baseline.contains(':'))"
-    return _rule(
-        rule=_where_given(
-            "method", "baselineScope", rule=f"self.baselineScope != '{scope}' || {allowed}"
-        ),
-        message=f"`baselineScope` may be '{scope}' only when the baseline is one of "
-        + ", ".join(f"'{name}'" for name in baselines),
-        got=_text("method"),
-        at="baselineScope",
-    )
-
-
 ALGORITHM: Final = (
     _rule(
         rule=f"!has(self.loss) || self.loss.matches('^{IMPORT_PATH}$')",
@@ -251,7 +228,18 @@ ALGORITHM: Final = (
         got=_text("baseline"),
         at="baseline",
     ),
-    *(_scope_rule(scope) for scope in BASELINES_OF_SCOPE if scope is not BaselineScope.GROUP),
+    _rule(
+        rule=_where_given(
+            "method",
+            "baselineScope",
+            rule=f"self.baselineScope != 'batch' || {_baseline_among(BATCH_BASELINES, 'self')}"
+            " || (has(self.baseline) && self.baseline.contains(':'))",
+        ),
+        message="`baselineScope` may be 'batch' only when the baseline is one of "
+        + ", ".join(f"'{name}'" for name in BATCH_BASELINES),
+        got=_text("method"),
+        at="baselineScope",
+    ),
 )
 
 BATCH: Final = (

@@ -51,7 +51,7 @@ held_in = pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
 
 OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "advantages": lambda hold: advantages(
-        hold(REWARDS), Baseline.PUBLISHED, hold(NORMS), hold(LOG_WEIGHTS)
+        hold(REWARDS), Baseline.OPOB, hold(NORMS), hold(LOG_WEIGHTS)
     ),
     "diagnose": lambda hold: diagnose(
         hold(LOG_WEIGHTS),

@@ -8,7 +8,6 @@ from vcpo.algo.baseline import (
     mean_baseline,
     optimal_baseline,
     pessimistic_baseline,
-    published_baseline,
 )
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 
@@ -95,23 +94,6 @@ def test_seen_responses_gain_as_much_as_probability_has_left_them() -> None:
     assert estimate(b) > estimate(best)
 
 
-def test_the_published_baseline_counts_the_weight_twice() -> None:
-    # w^4 = (16, 1, 1/16, 1/16); 16.0625 / 17.125
-    logs = [math.log(w) for w in (2, 1, 0.5, 0.5)]
-    b = published_baseline([1, 0, 0, 1], [4, 1, 0.25, 0.25], logs)
-    assert b == pytest.approx(16.0625 / 17.125)
-    assert b == pytest.approx(0.938, abs=5e-4)
-
-
-@given(rewards_and_norms)
-def test_on_policy_the_published_baseline_is_the_optimal_one(
-    group: list[tuple[float, float]],
-) -> None:
-    rewards, norms = map(list, zip(*group, strict=True))
-    published = published_baseline(rewards, norms, [0.0] * len(rewards))
-    assert published == pytest.approx(optimal_baseline(rewards, norms), rel=1e-9, abs=1e-9)
-
-
 @given(gradients, st.floats(-2, 2))
 def test_no_other_baseline_has_a_smaller_second_moment(
     group: list[tuple[float, list[float]]], other: float
@@ -159,24 +141,10 @@ def test_the_baseline_moves_along_with_the_rewards(
 
 def test_without_any_gradient_the_baseline_is_the_mean() -> None:
     assert optimal_baseline([1.0, 0.0, 0.0, 0.0], [0.0] * 4) == 0.25
-    assert published_baseline([1.0, 0.0, 0.0, 0.0], [0.0] * 4, [5.0] * 4) == 0.25
 
 
 def test_a_trajectory_without_gradient_has_no_say() -> None:
     assert optimal_baseline([1.0, 0.0], [0.0, 1e-300]) == 0.0
-
-
-def test_the_published_baseline_stands_weights_of_any_size() -> None:
-    norms = [64.0, 64.0, 0.0]
-    assert published_baseline([1.0, 0.0, 0.0], norms, [1e4, -1e4, 1e4]) == 1.0
-    assert published_baseline([1.0, 0.0, 0.0], norms, [1e4, 1e4, 1e4]) == 0.5
-
-
-@pytest.mark.parametrize("shift", [1e4, -1e4], ids=str)
-def test_the_published_baseline_tells_weights_apart_at_any_size(shift: float) -> None:
-    # w = (1, sqrt 3) times a constant: squares 1 and 3
-    logs = [shift, shift + math.log(3.0) / 2]
-    assert published_baseline([1.0, 0.0], [1.0, 1.0], logs) == pytest.approx(0.25, rel=1e-9)
 
 
 @given(st.floats(-1e6, 1e6), st.integers(1, 9))
@@ -213,5 +181,3 @@ def test_an_empty_group_is_refused() -> None:
 def test_numbers_for_another_count_of_trajectories_are_refused() -> None:
     with pytest.raises(ValueError, match="squared_norms has 1 entries for 2 rewards"):
         optimal_baseline([1.0, 0.0], [1.0])
-    with pytest.raises(ValueError, match="log_weights has 3 entries for 2 rewards"):
-        published_baseline([1.0, 0.0], [1.0, 1.0], [0.0, 0.0, 0.0])

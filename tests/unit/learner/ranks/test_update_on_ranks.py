@@ -51,9 +51,8 @@ ON_TWO_BY_TWO = (
     "one pass, packed",
     "one pass, a group over many micro-steps",
     "one baseline per batch",
-    "shrunk toward one baseline per batch",
 )
-ON_COPIES = ("untied", "one pass", "one baseline per batch", "shrunk toward one baseline per batch")
+ON_COPIES = ("untied", "one pass", "one baseline per batch")
 BATCH = {"baselineScope": "batch", "importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
 SPEC = {
@@ -165,9 +164,6 @@ CASES = {
     ),
     "one baseline per batch, idle ranks": Case(
         change=one_small_group, sections={"algorithm": BATCH, **ONE_PASS}
-    ),
-    "shrunk toward one baseline per batch": Case(
-        change=equal_rewards, sections={"algorithm": {**BATCH, "baselineScope": "shrunk"}}
     ),
     "experts": Case(make=lambda: seeded_model(qwen3_moe), sections=TWO_PASSES),
     "one pass, experts": Case(

@@ -61,15 +61,6 @@ def test_optimal_advantages_weigh_rewards_by_squared_norms():
     assert advantages_of(group) == pytest.approx([-0.75, -1.75, 1.25])
 
 
-def test_the_published_baseline_multiplies_the_weight_in_once_more():
-    # Contributions hold the weights 2, 1, 1/2, 1/2 once: squares 4, 1, 1/4, 1/4; with w^2 again
-    # 16, 1, 1/16, 1/16, and b = (16 + 1/16) / 17.125.
-    rows = zip([1.0, 0.0, 0.0, 1.0], [2.0, 1.0, 0.5, 0.5], strict=True)
-    group = [summary_row(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
-    advantages = advantages_of(group, baseline="published")
-    assert advantages[1] == pytest.approx(-16.0625 / 17.125)
-
-
 def test_the_pessimistic_baseline_falls_with_what_the_weights_miss():
     # b* = (1*1 + 1*0) / 2; the mean weight is 3/4, and the least reward 0: b = 3/8.
     group = [summary_row(reward=1.0, weight=0.5), summary_row(reward=0.0, weight=1.0)]

@@ -100,7 +100,7 @@ def test_without_tuning_there_is_a_plane_and_nothing_that_needs_the_target():
         ("{}", True),
         ("{learningRateRule: none}", True),
         ("{baseline: groupMean}", True),
-        ("{baseline: published, learningRateRule: none}", True),
+        ("{baseline: opob, learningRateRule: none}", True),
         ("{baseline: rloo, learningRateRule: none}", False),
         ("{method: grpo}", False),
         ("{method: m2po}", False),
