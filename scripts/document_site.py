@@ -17,10 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from scripts import render_metrics, render_reference
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 SITE: Final = ROOT / "dist" / "site"
 _LINK: Final = re.compile(r"(\]\(|src=\")([^)\s\"#:]+)(#[^)\s\"]*)?(\)|\")")
 _DOCS, _SOURCE, _INDEX = "docs", "source", "index.md"
+_GENERATED: Final = ("reference.md", "metrics.md")
 
 
 class _Count(logging.Handler):
@@ -59,6 +62,8 @@ def on_files(files: Any, config: Any) -> Any:
 
     files.append(File.generated(config, _INDEX, content=_adapted(_readme(), "README.md")))
     pages = [page.src_uri for page in files.documentation_pages() if page.src_uri != _INDEX]
+    files.append(File.generated(config, "reference.md", content=render_reference.rendered_page()))
+    files.append(File.generated(config, "metrics.md", content=render_metrics.rendered_page()))
     texts = {f"{_DOCS}/{page}": (ROOT / _DOCS / page).read_text("utf-8") for page in pages}
     texts["README.md"] = _readme()
     for target in sorted({each for page in texts for each in outside(texts[page], page)}):
@@ -73,7 +78,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Return a page with links that lead to where the site has their targets."""
     own = page.file.src_uri
-    return markdown if own == _INDEX else _adapted(markdown, f"{_DOCS}/{own}")
+    return markdown if own in (_INDEX, *_GENERATED) else _adapted(markdown, f"{_DOCS}/{own}")
 
 
 def outside(text: str, page: str) -> Iterator[str]:

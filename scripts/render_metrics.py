@@ -1,14 +1,11 @@
-"""Write ``docs/metrics.md`` from the catalogue; with ``--check`` only compare.
+"""The page of all metrics, made of the catalogue; `make site` shows it.
 
 What uses a metric is read from the chart's alerts and dashboards.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from tools.monitoring.metric_usage import MetricUsage, metric_usage
@@ -16,13 +13,8 @@ from vcpo.metrics import LearnerMetrics, Metric, MetricKind, catalogue
 from vcpo.metrics.metric import Label
 from vcpo.wire.call_meter import METHODS
 
-ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "metrics.md"
-
 _HEADER = """\
 # Metrics
-
-<!-- Generated from core/vcpo/metrics/catalogue: python -m scripts.render_metrics -->
 
 Every process serves its metrics at `/metrics`. `vcpo run` prints where its host serves them and
 keeps a list of all processes for Prometheus (`examples/prometheus.yml`); the chart has annotations
@@ -110,24 +102,3 @@ def _labels(metric: Metric) -> str:
 
 def _label(label: Label) -> str:
     return f"`{label.name}` {', '.join(label.values)}".rstrip()
-
-
-def main() -> int:
-    """Write the page, or check it; the exit status is 1 when the committed one has drifted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
-    arguments = parser.parse_args()
-    text = rendered_page()
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if arguments.check:
-        sys.stderr.write(
-            f"{PAGE.relative_to(ROOT)} is stale. Cure: python -m scripts.render_metrics\n"
-        )
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import document_site as site
-from vcpo.api.reference import reference_page
+from scripts.render_reference import rendered_page
 
 PAGES = sorted(Path("docs/coming-from").glob("*.md"))
 SECTIONS = {
@@ -53,7 +53,7 @@ def test_files_outside_of_the_documents_are_named():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_field_that_another_librarys_users_are_told_of_exists(page):
-    known = set(re.findall(r"^\| `([^`]+)`", reference_page(), re.MULTILINE))
+    known = set(re.findall(r"^\| `([^`]+)`", rendered_page(), re.MULTILINE))
     columns = [line.split(" | ")[1] for line in page.read_text().splitlines() if " | `" in line]
     named = {each.split(":")[0] for column in columns for each in re.findall("`([^`]+)`", column)}
     fields = {

@@ -16,7 +16,7 @@ from vcpo.cli.console import OUT, fail, writing
 
 _MODEL: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _RUN: Final = Template("""\
-# What is trained, on which task, for how long. Other fields have defaults: vcpo schema --markdown.
+# What is trained, on which task, for how long. Other fields have defaults: vcpo schema.
 #   vcpo try $task.yaml               prompts, answers and rewards; trains nothing
 #   vcpo run $task.yaml --steps 5     a short run; without --steps all of it
 #   vcpo samples runs/$name-001 --worst

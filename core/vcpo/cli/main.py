@@ -25,7 +25,6 @@ from vcpo.api import (
     missing_gpus,
     with_gpu_defaults,
 )
-from vcpo.api.reference import reference_page
 from vcpo.cli.console import ERR, OUT, fail, writing
 from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
@@ -186,15 +185,9 @@ app.command()(export)
 
 
 @app.command()
-def schema(
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a page for people: docs/reference.md.")
-    ] = False,
-) -> None:
-    """Print the JSON schema of a run file, or a page of its fields."""
-    typer.echo(
-        reference_page() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown
-    )
+def schema() -> None:
+    """Print the JSON schema of a run file: each field with its range, default and meaning."""
+    typer.echo(json.dumps(json_schema(), indent=2))
 
 
 @contextlib.contextmanager

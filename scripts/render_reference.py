@@ -1,4 +1,4 @@
-"""The page of all fields of a run, made of the fields' own texts: `docs/reference.md`."""
+"""The page of all fields of a run, made of the fields' own texts; `make site` shows it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ FIRST: Final = (
 _HEADER: Final = """\
 # Fields of a run
 
-<!-- Generated from core/vcpo/api: vcpo schema --markdown > docs/reference.md -->
-
 Paths are below `spec`; `[]` is an item of a list. `vcpo run FILE --set PATH=VALUE` sets one field
 for one run, `vcpo validate FILE` checks all, and `vcpo schema` prints the same as a JSON schema.
 """
@@ -56,7 +54,7 @@ class _Field:
     is_required: bool
 
 
-def reference_page() -> str:
+def rendered_page() -> str:
     """Return the page: the fields that people set first, then the others by section."""
     schema = json_schema()
     sections: dict[str, tuple[str, list[_Field]]] = {}
