@@ -14,15 +14,13 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from vcpo.api.run import MAX_VLLM_TEMPERATURE, VCPORunSpec
 from vcpo.api.workloads import EngineName, Precision, RolloutGroup
 
-_VENDORS: Final = ("nvidia.com/", "amd.com/")
-"""Domains of the resources that are GPUs, or parts of one, such as `nvidia.com/mig-1g.10gb`."""
 _OF_NETWORKS: Final = (
     "rdma/",
     "nvidia.com/hostdev",
@@ -58,17 +56,9 @@ class GpuUse:
         A pod on a GPU that it did not ask for counts as one on a CPU. The workers' image for GPUs
         has vLLM.
         """
-        learner, common = spec.learner, spec.pods.template
-        templates = (common, learner.template)
-        asked = learner.gpus_per_replica is not None
         return cls(
-            learner=asked or any(_asks(each, "learner") for each in templates),
-            groups=frozenset(
-                group.name
-                for group in spec.rollouts
-                if group.gpus_asked
-                or any(_asks(each, "rollout") for each in (common, group.template))
-            ),
+            learner=_learner_asks(spec),
+            groups=frozenset(group.name for group in spec.rollouts if _group_asks(spec, group)),
             has_vllm=True,
         )
 
@@ -109,16 +99,8 @@ def gpu_warnings(spec: VCPORunSpec, use: GpuUse) -> Iterator[str]:
 
 def missing_gpus(spec: VCPORunSpec) -> Iterator[str]:
     """Yield which pods ask a cluster for no GPU and need one, in sentences with the cure."""
-    common, learner = spec.pods.template, spec.learner
-    own = (common, learner.template)
-    is_asked = bool(learner.gpus_per_replica) or any(
-        _asks(each, "learner", asks_for_accelerators) for each in own
-    )
-    asks = {
-        group.name: bool(group.gpus_asked)
-        or any(_asks(each, "rollout", asks_for_accelerators) for each in (common, group.template))
-        for group in spec.rollouts
-    }
+    learner, is_asked = spec.learner, _learner_asks(spec)
+    asks = {group.name: _group_asks(spec, group) for group in spec.rollouts}
     is_large = (spec.model.size_billions or 0.0) >= _LARGE_BILLIONS
     why = "the model is large" if is_large else "other pods of the run ask for one"
     is_wanted = is_large or is_asked or any(asks.values())
@@ -135,7 +117,13 @@ def missing_gpus(spec: VCPORunSpec) -> Iterator[str]:
 def asks_for_accelerators(resources: Mapping[str, Any]) -> bool:
     """Whether resources name GPUs or the like: by a name with a domain, or by a claim."""
     parts = (resources.get(part) for part in ("requests", "limits"))
-    names = (str(name) for part in parts if isinstance(part, Mapping) for name in part)
+    names = (
+        str(name)
+        for part in parts
+        if isinstance(part, Mapping)
+        for name, amount in part.items()
+        if str(amount) != "0"
+    )
     is_named = any("/" in name and not name.startswith(_OF_NETWORKS) for name in names)
     return is_named or bool(resources.get("claims"))
 
@@ -162,14 +150,19 @@ def _is_too_hot(spec: VCPORunSpec) -> bool:
     return max(spec.sampling.temperature, spec.evaluation.temperature) > MAX_VLLM_TEMPERATURE
 
 
-def _asks(
-    template: Mapping[str, Any],
-    container: str,
-    is_asked: Callable[[Mapping[str, Any]], bool] = lambda resources: any(_devices(resources)),
-) -> bool:
+def _learner_asks(spec: VCPORunSpec) -> bool:
+    templates = (spec.pods.template, spec.learner.template)
+    return bool(spec.learner.gpus_per_replica) or any(_asks(each, "learner") for each in templates)
+
+
+def _group_asks(spec: VCPORunSpec, group: RolloutGroup) -> bool:
+    templates = (spec.pods.template, group.template)
+    return bool(group.gpus_asked) or any(_asks(each, "rollout") for each in templates)
+
+
+def _asks(template: Mapping[str, Any], container: str) -> bool:
     """Return whether a container of a pod template asks for a GPU, or claims a device.
 
-    is_asked: What counts, of the container's resources.
     What cannot be merged into a pod asks for nothing; it is refused elsewhere.
     """
     spec = template.get("spec")
@@ -177,16 +170,5 @@ def _asks(
     for each in containers if isinstance(containers, list) else ():
         if isinstance(each, Mapping) and each.get("name") == container:
             resources = each.get("resources")
-            return isinstance(resources, Mapping) and is_asked(resources)
+            return isinstance(resources, Mapping) and asks_for_accelerators(resources)
     return False
-
-
-def _devices(resources: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the GPUs among a container's resources, and its claims."""
-    for part in ("requests", "limits"):
-        amounts = resources.get(part)
-        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
-            if str(name).startswith(_VENDORS) and str(amount) != "0":
-                yield str(name)
-    claims = resources.get("claims")
-    yield from map(str, claims if isinstance(claims, list) else ())
