@@ -323,8 +323,8 @@ class Batch(Section):
     is no limit then. Lower it if the learner runs out of memory."""
     row_layout: RowLayout = RowLayout.PADDED
     """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row) or
-    `packed` (several to a row, for models that keep them apart; the learner tests this at the
-    start). It does not change the update."""
+    `packed` (all of a micro-batch in one row without padding, for models whose attention can be
+    `varlen`; the learner tests this at the start). It does not change the update."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
     """Trajectories in flight for the next batch, as a multiple of the batch. When a batch is
     complete, the surplus is interrupted and released; its tokens are kept and resumed later. Raise

@@ -18,9 +18,9 @@ class Attention(StrEnum):
     AUTO = "auto"
     """`varlen` for packed rows, and for models whose scores have a soft cap, else `sdpa`."""
     SDPA = "sdpa"
-    """PyTorch's own; packed rows get a mask of tokens times tokens."""
+    """PyTorch's own, for padded rows."""
     VARLEN = "varlen"
-    """Within each trajectory, never with a mask; packed rows become one row without padding."""
+    """Within each trajectory, never with a mask."""
 
 
 class ActivationCheckpointing(StrEnum):
@@ -51,9 +51,9 @@ class Learner(Section):
     """Number format of the forward and backward pass; parameters and optimizer state are always
     float32. If unset, `bfloat16` on a GPU, else `float32`."""
     attention: Attention = Attention.AUTO
-    """How attention is computed: `sdpa` (PyTorch's own; packed rows need a mask of tokens times
-    tokens), `varlen` (within each trajectory, no mask; packed rows become one row without padding),
-    or `auto` (`varlen` for packed rows and for models with a soft cap on scores, else `sdpa`)."""
+    """How attention is computed: `sdpa` (PyTorch's own, for padded rows), `varlen` (within each
+    trajectory, no mask), or `auto` (`varlen` for packed rows and for models with a soft cap on
+    scores, else `sdpa`)."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.AUTO
     """Activations of the decoder layers: the backward pass computes them again (`layers`), or they
     are kept (`none`). `auto` computes them again for models of at least 1 B parameters. That costs

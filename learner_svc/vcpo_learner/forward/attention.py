@@ -45,13 +45,16 @@ def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> 
     """Let a model compute attention as a run wants it; return whether it is `varlen`.
 
     model: one of transformers' models, or a module around one; any other stays as it is.
-    packs: whether rows hold several trajectories; `auto` is `varlen` then.
+    packs: whether rows hold several trajectories, which only `varlen` keeps apart.
     Raises: StartError, naming the field and the cure, if the model cannot.
     """
     policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    refusal = "it is no model of transformers" if policy is None else _refusal(policy)
+    if packs and (refusal is not None or attention is Attention.SDPA):
+        reason = refusal or "learner.attention is sdpa, which does not keep trajectories apart"
+        raise StartError(f"spec.batch.rowLayout: packed, but {reason}; use padded")
     if policy is None:
         return False
-    refusal = _refusal(policy)
     config = policy.config.get_text_config()
     is_capped = getattr(config, "attn_logit_softcapping", None) is not None
     if attention is Attention.VARLEN and refusal is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vcpo_learner.forward.logprobs import weighted_logprobs
-from vcpo_learner.forward.packed_rows import PackedRows
+from vcpo_learner.forward.packed_rows import PackedRow
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
@@ -86,7 +86,7 @@ def forward_pass(
         return _RecordedPass(
             recording=recording,
             logprobs=batch.place_trained(scores.logprobs),
-            rows=batch.rows,
+            row=batch.row,
         )
     return _PlainPass(logprobs=batch.place_trained(network.score(batch, wanted).logprobs))
 
@@ -95,7 +95,7 @@ def forward_pass(
 class _RecordedPass:
     recording: Recording
     logprobs: Tensor
-    rows: PackedRows | None
+    row: PackedRow | None
 
     def measure(
         self,
@@ -109,7 +109,7 @@ class _RecordedPass:
             objectives,
             self.recording,
             weighted_sum,
-            segments=None if self.rows is None else self.rows.segments,
+            segments=None if self.row is None else self.row.segments,
             retain_graph=retain_graph,
         )
 

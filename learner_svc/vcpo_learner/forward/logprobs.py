@@ -41,8 +41,8 @@ def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
     Column t is the state after token t - 1; column 0 is 0; without a graph.
     """
     states = PolicyNetwork.of(model).last_states(batch)
-    if batch.rows is not None:
-        states = batch.rows.unpack(states)
+    if batch.row is not None:
+        states = batch.row.unpack(states)
     return functional.pad(states[:, :-1], (0, 0, 1, 0))
 
 

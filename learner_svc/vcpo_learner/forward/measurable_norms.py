@@ -33,21 +33,20 @@ def require_measurable_norms(
     model: nn.Module,
     *,
     packs: bool,
-    one_row: bool = False,
     num_ranks: int = 1,
     is_half: bool = False,
 ) -> None:
     """Check that the norms of a model can be measured.
 
     model: in evaluation mode; it does not change, but for its `.grad`, which is None afterwards.
-    packs: whether several trajectories share a row; one_row: whether all of them do.
+    packs: whether trajectories share a row.
     num_ranks: that call this at the same time, if the model is sharded.
     is_half: whether it computes in bfloat16 here.
 
     Raises:
         StartError: naming the field, the reason and the cure.
     """
-    batch = _batch(model, packs=packs, one_row=one_row)
+    batch = _batch(model, packs=packs)
     network = PolicyNetwork.of(model)
     try:
         # Few tokens need no tiles, and the run's micro-batches may.
@@ -76,12 +75,12 @@ def _refusal(model: nn.Module, reason: str) -> StartError:
     )
 
 
-def _batch(model: nn.Module, *, packs: bool, one_row: bool) -> TokenBatch:
-    """Three trajectories; two of them share a row if rows are packed."""
+def _batch(model: nn.Module, *, packs: bool) -> TokenBatch:
+    """Three trajectories; they share a row if rows are packed."""
     device = next(model.parameters()).device
     tokens = _three_tokens(model)
     trajectories = [_short(tokens, 3, 0), _short(tokens, 1, 1), _short(tokens, 1, 2)]
-    return token_batch(trajectories, 0, device, packs=packs, one_row=one_row)
+    return token_batch(trajectories, 0, device, packs=packs)
 
 
 def _three_tokens(model: nn.Module) -> list[int]:

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo_learner.forward.token_batch import UNKNOWN, TokenBatch
+from vcpo_learner.forward.token_batch import TokenBatch
 
 
 def model_inputs(batch: TokenBatch) -> dict[str, Any]:
     """Return the arguments of a model's call."""
-    if batch.rows is None:
+    if batch.row is None:
         return {
             # Padding is on the right, where causal attention does not look: no mask is needed.
             "input_ids": batch.input_ids,
@@ -18,8 +18,8 @@ def model_inputs(batch: TokenBatch) -> dict[str, Any]:
             "use_cache": False,
         }
     return {
-        "input_ids": batch.rows.pack(batch.input_ids, fill=0),
-        **batch.rows.arguments,
+        "input_ids": batch.row.pack(batch.input_ids),
+        **batch.row.arguments,
         "use_cache": False,
     }
 
@@ -32,7 +32,7 @@ def model_routes(batch: TokenBatch) -> Tensor | None:
     if batch.expert_routes is None:
         return None
     routes = batch.expert_routes
-    return (routes if batch.rows is None else batch.rows.pack(routes, fill=UNKNOWN)).flatten(0, 1)
+    return (routes if batch.row is None else batch.row.pack(routes)).flatten(0, 1)
 
 
 def predicting_places(batch: TokenBatch) -> Tensor:
@@ -45,8 +45,8 @@ def predicting_places(batch: TokenBatch) -> Tensor:
 
 def _places(batch: TokenBatch) -> Tensor:
     """Index [batch, width] of each token in the model's flattened input."""
-    if batch.rows is not None:
-        return batch.rows.places
+    if batch.row is not None:
+        return batch.row.places
     return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device).view_as(
         batch.input_ids
     )

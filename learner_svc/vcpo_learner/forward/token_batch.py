@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vcpo.wire.packing import ExpertRoutes, pack_token_ids
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
-from vcpo_learner.forward.packed_rows import PackedRows, pack_one_row, pack_rows
+from vcpo_learner.forward.packed_rows import PackedRow, pack_row
 
 UNKNOWN: Final = -1
 """Number that stands in the place of an expert where the router chooses for itself."""
@@ -28,8 +28,8 @@ class TokenBatch:
     """[batch, width] int64; 1 on prompt and response, 0 on padding."""
     response_mask: Tensor
     """[batch, width] bool; True on trained tokens, those that the behavior policy sampled."""
-    rows: PackedRows | None = None
-    """The layout in which a model is given it; None for one trajectory per row."""
+    row: PackedRow | None = None
+    """The row in which a model is given it; None for one trajectory per row."""
     expert_routes: Tensor | None = None
     """[batch, width, layers, choices] int32, experts of a mixture; UNKNOWN for tokens whose routers
     choose for themselves. None for all tokens."""
@@ -63,13 +63,11 @@ class BatchTokens:
         pad_token_id: int,
         *,
         packs: bool = False,
-        one_row: bool = False,
     ) -> TokenBatch:
         """Return some trajectories as a micro-batch, in this order.
 
         pad_token_id: any id of the vocabulary; the padding has no influence.
-        packs: give the model several trajectories per row, if that saves rows.
-        one_row: then give it all in one row, for an attention that is told their ends.
+        packs: give the model all of them in one row, for an attention that is told their ends.
         """
         lengths = [self.num_tokens[at] for at in positions]
         token_ids = [self.token_ids[at] for at in positions]
@@ -81,7 +79,7 @@ class BatchTokens:
             input_ids=input_ids,
             attention_mask=is_token.long(),
             response_mask=pad_sequence([self.is_trained[at] for at in positions], batch_first=True),
-            rows=_layout(lengths, device, one_row=one_row) if packs else None,
+            row=pack_row(lengths, device) if packs else None,
             expert_routes=self._padded_routes(positions, input_ids),
         )
 
@@ -104,10 +102,6 @@ def _routes(routes: ExpertRoutes | None) -> Tensor | None:
     dtype = torch.uint16 if routes.is_wide else torch.uint8
     shape = routes.num_tokens, routes.num_layers, routes.num_choices
     return torch.frombuffer(bytearray(routes.experts), dtype=dtype).view(shape)
-
-
-def _layout(lengths: Sequence[int], device: torch.device, *, one_row: bool) -> PackedRows | None:
-    return pack_one_row(lengths, device) if one_row else pack_rows(lengths, device)
 
 
 def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> BatchTokens:
@@ -150,11 +144,10 @@ def token_batch(
     device: torch.device,
     *,
     packs: bool = False,
-    one_row: bool = False,
 ) -> TokenBatch:
     """Return trajectories as one micro-batch; as `batch_tokens` and `BatchTokens.micro_batch`."""
     tokens, positions = batch_tokens(trajectories, device), range(len(trajectories))
-    return tokens.micro_batch(positions, pad_token_id, packs=packs, one_row=one_row)
+    return tokens.micro_batch(positions, pad_token_id, packs=packs)
 
 
 def _refuse_missing_tokens(trajectory: Trajectory) -> None:

@@ -118,11 +118,6 @@ class GradientAccumulation:
         """What runs the model on parts of a batch."""
         return self._runner
 
-    @property
-    def has_one_row(self) -> bool:
-        """Whether the model is given a micro-batch as one row."""
-        return self._runner.one_row
-
     def score(
         self, groups: Groups, policy_version: int, on_policy_weight: float = 1.0
     ) -> ScoredBatch:

@@ -94,16 +94,15 @@ class MicroBatchRunner:
         self.slots = Slots(self.network.model)
         """The model's trainable parameters."""
         self._pad_token_id = pad_token_id
-        self._packs = spec.batch.row_layout is RowLayout.PACKED
-        is_varlen = select_attention(self.network.model, spec.learner.attention, packs=self._packs)
-        self.one_row = self._packs and is_varlen
+        self.packs = spec.batch.row_layout is RowLayout.PACKED
         """Whether a micro-batch is one row without padding."""
+        select_attention(self.network.model, spec.learner.attention, packs=self.packs)
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
             trajectories=_most_trajectories(spec.batch, memory),
             tokens=spec.batch.tokens_per_micro_batch or held_tokens,
             groups=held_groups,
-            counts_padding=not self.one_row,
+            counts_padding=not self.packs,
         )
         # A sharded model gathers its parameters in the number type of the run.
         self.is_sharded = is_sharded(parameter)
@@ -117,9 +116,7 @@ class MicroBatchRunner:
         for context, in_half in self.check_contexts():
             with context:
                 self.network.compare_head()
-                require_kept_apart(
-                    self.network, packs=self._packs, one_row=self.one_row, is_half=in_half
-                )
+                require_kept_apart(self.network, packs=self.packs, is_half=in_half)
 
     def check_contexts(self) -> list[tuple[AbstractContextManager[object], bool]]:
         """Return the contexts in which to check a model, and whether it computes in 16 bits there.
@@ -175,9 +172,7 @@ class MicroBatchRunner:
     ) -> TokenBatch:
         """The trajectories of a rank, or the shortest of all if it has none."""
         chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
-        return tokens.micro_batch(
-            chosen, self._pad_token_id, packs=self._packs, one_row=self.one_row
-        )
+        return tokens.micro_batch(chosen, self._pad_token_id, packs=self.packs)
 
     def forward(self, batch: TokenBatch, *, measures_norms: bool) -> ForwardPass:
         """Run the model forward, and keep what gradient norms need, if they are measured."""

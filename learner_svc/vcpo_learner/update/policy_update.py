@@ -39,7 +39,7 @@ from vcpo.algo.ess.unit import EssReading
 from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES, RowLayout
+from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.metrics.device_memory import device_memory
 from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import SkipReason
@@ -134,8 +134,7 @@ class PolicyUpdate:
                 with context:
                     require_measurable_norms(
                         self._network,
-                        packs=spec.batch.row_layout is RowLayout.PACKED,
-                        one_row=self._gradient.has_one_row,
+                        packs=self._gradient.runner.packs,
                         num_ranks=1 if ranks is None else ranks.size,
                         is_half=is_half,
                     )

@@ -26,6 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.fixtures.families import family as family_of
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
 from vcpo.api.algorithm import RowLayout
@@ -105,7 +106,7 @@ def test_every_trajectory_is_scored_as_if_it_were_alone(family, packs):
     trajectories = list(chain.from_iterable(sampled_groups(model)))
     alone = torch.cat([own_logprobs(model, one) for one in trajectories])
     assert select_attention(model, Attention.VARLEN, packs=packs)
-    batch = token_batch(trajectories, PAD, CPU, packs=packs, one_row=True)
+    batch = token_batch(trajectories, PAD, CPU, packs=packs)
     found = batch.select_trained(token_logprobs(model, batch, temperature=1.0))
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
@@ -131,14 +132,7 @@ def test_a_step_has_the_gradient_of_the_models_own_attention(family, packs):
 def test_trajectories_of_one_row_are_kept_apart(family):
     model = build(family)
     select_attention(model, Attention.VARLEN, packs=True)
-    require_kept_apart(PolicyNetwork(model), one_row=True)
-
-
-def test_a_row_of_which_the_model_is_not_told_the_ends_is_seen_to_leak():
-    model = build("llama")
-    select_attention(model, Attention.VARLEN, packs=True)
-    with pytest.raises(StartError, match="see each other"):
-        require_kept_apart(PolicyNetwork(model), one_row=False)
+    require_kept_apart(PolicyNetwork(model), packs=True)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -160,7 +154,7 @@ def largest_tensor(family, wanted, *, packs):
     """Of forward and backward pass over four responses of a quarter of 1,024 tokens."""
     model = build(family)
     model.set_attn_implementation("sdpa")
-    is_varlen = select_attention(model, wanted, packs=packs)
+    select_attention(model, wanted, packs=packs)
     (one, *_), *_ = sampled_groups(model)
     tokens = tuple(1 + at % (VOCABULARY - 1) for at in range(254))
     one = type(one)(
@@ -172,7 +166,7 @@ def largest_tensor(family, wanted, *, packs):
         reward=0.0,
         finish_reason=one.finish_reason,
     )
-    batch = token_batch([one] * 4, PAD, CPU, packs=packs, one_row=is_varlen)
+    batch = token_batch([one] * 4, PAD, CPU, packs=packs)
     with LargestTensor() as seen:
         torch.autograd.backward(token_logprobs(model, batch, temperature=1.0).sum())
     return seen.numel
@@ -218,7 +212,7 @@ def test_a_gpus_kernel_is_given_what_its_documentation_asks_for(family, monkeypa
     select_attention(model, Attention.VARLEN, packs=True)
     monkeypatch.setattr(attention, "_fits_kernel", lambda *_: True)
     monkeypatch.setattr(attention, "varlen_attn", reference_kernel)
-    batch = token_batch(trajectories, PAD, CPU, packs=True, one_row=True)
+    batch = token_batch(trajectories, PAD, CPU, packs=True)
     found = batch.select_trained(token_logprobs(model, batch, temperature=1.0))
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
@@ -246,7 +240,7 @@ def test_under_autocast_a_gpus_kernel_gets_queries_keys_and_values_of_one_short_
     monkeypatch.setattr(attention, "_fits_kernel", lambda *_: True)
     monkeypatch.setattr(attention, "varlen_attn", kernel)
     trajectories = list(chain.from_iterable(sampled_groups(model)))
-    batch = token_batch(trajectories, PAD, CPU, packs=True, one_row=True)
+    batch = token_batch(trajectories, PAD, CPU, packs=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         token_logprobs(model, batch, temperature=1.0)
     assert seen == [{torch.bfloat16}] * 2  # one call a layer
@@ -308,7 +302,6 @@ def test_what_it_does_not_compute_is_refused():
     [
         ("llama", Attention.AUTO, False, False),
         ("llama", Attention.AUTO, True, True),
-        ("llama", Attention.SDPA, True, False),
         ("llama", Attention.VARLEN, False, True),
         # Transformers' sdpa leaves the soft cap out.
         ("gemma2, window and soft cap", Attention.AUTO, False, True),
@@ -328,10 +321,11 @@ def window_in_its_mask(**options):
     return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SMALL, **fields, **options))
 
 
-def test_a_window_that_only_the_mask_has_keeps_its_mask():
+def test_a_window_that_only_the_mask_has_is_not_packed():
     layers = ["sliding_attention", "full_attention"]
     sliding = window_in_its_mask(use_sliding_window=True, layer_types=layers)
-    assert select_attention(sliding, Attention.AUTO, packs=True) is False
+    with pytest.raises(StartError, match="puts its sliding window into a mask only; use padded"):
+        select_attention(sliding, Attention.AUTO, packs=True)
     assert select_attention(window_in_its_mask(), Attention.AUTO, packs=True) is True
 
 
@@ -348,6 +342,22 @@ def test_a_window_that_only_the_mask_has_keeps_its_mask():
 )
 def test_a_model_that_cannot_is_refused_with_the_field_and_the_cure(model, wanted, reason):
     with pytest.raises(StartError, match=f"spec.learner.attention: {reason}"):
+        select_attention(model(), wanted, packs=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "reason"),
+    [
+        (sinks, Attention.AUTO, "GptOssForCausalLM has attention sinks"),
+        (lambda: family_of("bloom"), Attention.AUTO, "BloomForCausalLM gives its attention a mask"),
+        (lambda: family_of("llama4"), Attention.AUTO, "Llama4ForCausalLM gives its attention a"),
+        (lambda: torch.nn.Linear(1, 1), Attention.AUTO, "it is no model of transformers"),
+        (lambda: build("llama"), Attention.SDPA, "learner.attention is sdpa"),
+    ],
+    ids=["sinks", "bloom", "llama4", "another module", "sdpa"],
+)
+def test_what_does_not_keep_trajectories_apart_is_not_packed(model, wanted, reason):
+    with pytest.raises(StartError, match=f"^spec.batch.rowLayout: packed, but {reason}.*padded$"):
         select_attention(model(), wanted, packs=True)
 
 

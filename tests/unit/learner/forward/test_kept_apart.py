@@ -10,8 +10,10 @@ from torch import nn
 
 from tests.fixtures.families import ATTENTION, family
 from tests.fixtures.learner.models import trajectory
+from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
+from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import batch_tokens
@@ -21,13 +23,8 @@ LENGTHS = st.lists(st.integers(1, 36), min_size=1, max_size=4)
 """Of responses; windows and chunks end at 8 tokens, and LongRoPE's short factors at 24."""
 
 
-NO_PACKING = {
-    "gpt-oss": "lets trajectories in one row see each other",
-    "bloom": "lets trajectories in one row see each other",
-    # Chunks are counted from the beginning of the row.
-    "llama4": "gives a trajectory of 5 tokens other log-probabilities",
-}
-"""Families of which transformers cannot pack rows, and what the check says."""
+NO_PACKING = {"gpt-oss", "bloom", "llama4"}
+"""Families that `select_attention` does not pack."""
 
 
 def network_of(kind):
@@ -41,9 +38,12 @@ def network(request):
     return network_of(request.param)
 
 
-@pytest.fixture(scope="module", params=sorted(ATTENTION.keys() - NO_PACKING.keys()))
+@pytest.fixture(scope="module", params=sorted(ATTENTION.keys() - NO_PACKING))
 def packable(request):
-    return network_of(request.param)
+    model = family(request.param)
+    fix_rotary_table(model)
+    assert select_attention(model, Attention.AUTO, packs=True)
+    return PolicyNetwork(model)
 
 
 def scores(network, rows, *, packs):
@@ -89,12 +89,6 @@ def test_the_check_before_the_first_step_passes_models_in_packed_rows(packable):
     require_kept_apart(packable, packs=True)
 
 
-@pytest.mark.parametrize("kind", NO_PACKING)
-def test_families_that_cannot_be_packed_are_refused_with_the_cure(kind):
-    with pytest.raises(StartError, match=f"rowLayout: .*{NO_PACKING[kind]}.*; use padded$"):
-        require_kept_apart(network_of(kind), packs=True)
-
-
 def test_frequencies_that_follow_the_longest_are_seen_without_a_long_pass():
     model = family("phi3 longrope", max_position_embeddings=1 << 17)
     with pytest.raises(StartError, match="the rotary frequencies of Phi3ForCausalLM change when"):
@@ -124,23 +118,6 @@ def test_numbers_that_depend_on_longer_neighbours_are_refused(packs, field):
         require_kept_apart(PolicyNetwork(Widening(6)), packs=packs)
 
 
-@pytest.mark.parametrize("is_half", [True, False])
-def test_in_16_bits_a_gap_of_the_first_tokens_alone_is_amplified_rounding(is_half):
-    # Of 101 tokens the other places begin at 20, 39, 58 and 77.
-    network = PolicyNetwork(Named(family("llama"), Widening(6, tokens_below=5)))
-    if is_half:
-        require_kept_apart(network, packs=False, is_half=True)
-        return
-    with pytest.raises(StartError, match="a trajectory of 5 tokens other log-probabilities"):
-        require_kept_apart(network, packs=False)
-
-
-def test_in_16_bits_a_gap_of_most_tokens_is_a_mistake():
-    network = PolicyNetwork(Named(family("llama"), Widening(6, tokens_below=60)))
-    with pytest.raises(StartError, match="a trajectory of 5 tokens other log-probabilities"):
-        require_kept_apart(network, packs=False, is_half=True)
-
-
 class Named(nn.Module):
     """A model of a family, of which the forward pass is another."""
 
@@ -150,14 +127,3 @@ class Named(nn.Module):
 
     def forward(self, input_ids, **options):
         return self.own(input_ids, **options)
-
-
-@pytest.mark.parametrize(("window", "is_seen"), [(100, True), (300, False)])
-def test_both_sides_of_a_length_are_tried_if_they_are_affordable(window, is_seen):
-    model = family("gemma3", sliding_window=window, max_position_embeddings=1 << 17)
-    network = PolicyNetwork(Named(model, Widening(window)))
-    if not is_seen:
-        require_kept_apart(network, packs=False)
-        return
-    with pytest.raises(StartError, match=rf"{window + 4}, {window - 1}, 5 tokens than"):
-        require_kept_apart(network, packs=False)

@@ -3,8 +3,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from tests.fixtures.learner.models import (
@@ -25,15 +23,17 @@ from tests.fixtures.learner.updates import (
 )
 from vcpo.algo.health.fresh_tokens import FreshTokens
 from vcpo.api.algorithm import RowLayout
+from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import VersionSpan
+from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import (
     prefix_states,
     token_entropies,
     token_logprobs,
 )
-from vcpo_learner.forward.packed_rows import pack_one_row, pack_rows
+from vcpo_learner.forward.packed_rows import pack_row
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -52,36 +52,8 @@ def assert_same(gradient, expected):
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9 * float(expected.norm()))
 
 
-def test_rows_are_filled_with_the_longest_first():
-    rows = pack_rows([1, 4, 2, 1, 3], CPU)
-    assert rows.segments.tolist() == [[1, 1, 1, 1], [4, 4, 4, 0], [2, 2, 3, -1]]
-    assert rows.position_ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 0, 0]]
-    assert rows.places.tolist()[4] == [4, 5, 6, 0]
-
-
-def test_a_batch_that_would_not_get_shorter_stays_as_it_is():
-    assert pack_rows([3, 3, 2], CPU) is None
-
-
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_every_token_stands_in_one_place_with_its_own_position(lengths):
-    rows = pack_rows(lengths, CPU)
-    width = max(lengths)
-    if rows is None:
-        # First fit opens a row for each only where no two fit into one.
-        assert all(a + b > width for i, a in enumerate(lengths) for b in lengths[:i])
-        return
-    named = torch.arange(len(lengths) * width).view(len(lengths), width) + 100
-    packed = rows.pack(named, fill=-7)
-    kept = [named[row, :length] for row, length in enumerate(lengths)]
-    assert sorted(packed[packed != -7].tolist()) == sorted(torch.cat(kept).tolist())
-    expected = [[*own.tolist(), *[0] * (width - len(own))] for own in kept]
-    assert rows.unpack(packed).tolist() == expected
-    assert len(packed) < len(lengths)
-
-
 def test_one_row_holds_the_trajectories_in_their_order():
-    rows = pack_one_row([1, 3, 2], CPU)
+    rows = pack_row([1, 3, 2], CPU)
     assert rows.segments.tolist() == [[0, 1, 1, 1, 2, 2]]
     assert rows.position_ids.tolist() == [[0, 0, 1, 2, 0, 1]]
     assert rows.places.tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 0]]
@@ -89,6 +61,9 @@ def test_one_row_holds_the_trajectories_in_their_order():
     assert rows.arguments["cu_seq_lens_q"].tolist() == [0, 1, 4, 6]
     assert rows.arguments["cu_seq_lens_q"].dtype is torch.int32
     assert rows.arguments["max_length_q"] == 3
+    named = torch.arange(9).view(3, 3)
+    assert rows.pack(named).tolist() == [[0, 3, 4, 5, 6, 7]]
+    assert rows.unpack(rows.pack(named)).tolist() == [[0, 0, 0], [3, 4, 5], [6, 7, 0]]
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
@@ -96,7 +71,7 @@ def test_packing_does_not_change_what_is_said_of_a_token(family):
     model = seeded_model(EVERY_FAMILY[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
-    assert packed.rows is not None
+    assert packed.row is not None
     found = packed.select_trained(token_logprobs(model, packed, temperature=0.7))
     alone = torch.cat([own_logprobs(model, one, temperature=0.7) for one in trajectories])
     assert found.tolist() == pytest.approx(alone.tolist(), rel=1e-9)
@@ -130,7 +105,9 @@ def test_methods_that_read_tokens_see_the_same(method):
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
-    require_kept_apart(PolicyNetwork(seeded_model(EVERY_FAMILY[family])))
+    model = seeded_model(EVERY_FAMILY[family])
+    select_attention(model, Attention.AUTO, packs=True)
+    require_kept_apart(PolicyNetwork(model), packs=True)
 
 
 class Leaking(nn.Module):
@@ -156,7 +133,7 @@ class Leaking(nn.Module):
 def test_a_model_that_does_not_is_refused_with_the_field_and_the_cure(forgets_positions):
     message = r"spec.batch.rowLayout: .*Leaking (lets|gives) .* use padded"
     with pytest.raises(StartError, match=message):
-        PolicyUpdate(Leaking(forgets_positions=forgets_positions), packing_spec(make_spec()), PAD)
+        require_kept_apart(PolicyNetwork(Leaking(forgets_positions=forgets_positions)), packs=True)
 
 
 def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():

@@ -74,7 +74,7 @@ def test_the_sum_is_that_of_one_backward_pass(monkeypatch, family, packs, kept):
     expected = torch.autograd.grad(total, list(model.parameters()))
     with record_calls(slots := Slots(model)) as recording:
         objectives = token_logprobs(model, batch, temperature=1.0).sum(dim=1)
-    segments = None if batch.rows is None else batch.rows.segments
+    segments = None if batch.row is None else batch.row.segments
     found = measure_gradients(
         objectives, recording, summed(model, offsets, groups), segments=segments
     )

@@ -9,14 +9,11 @@ from torch import nn
 from tests.fixtures.families import family
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
-from vcpo.algo.agreement import is_rounding as is_truly_rounding
 from vcpo.api.algorithm import RowLayout
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
-from vcpo_learner.forward import attention, kept_apart
-from vcpo_learner.forward.kept_apart import require_kept_apart
-from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.forward import attention
 from vcpo_learner.output_head.logit_tiles import TiledLogits
 from vcpo_learner.per_sample_gradients import factors
 from vcpo_learner.update.micro_batches import MicroBatchRunner
@@ -86,32 +83,6 @@ def test_families_pass_in_bfloat16(kind, layout):
     model = family(kind)
     fix_rotary_table(model)
     MicroBatchRunner(model, bfloat16_spec(layout), PAD)
-
-
-@pytest.mark.parametrize("is_sharded", [False, True], ids=["autocast", "all in bfloat16"])
-def test_the_rounding_of_28_layers_is_not_taken_for_company(is_sharded, monkeypatch):
-    model = family("qwen3", num_hidden_layers=28, hidden_size=128)
-    gaps = []
-
-    def is_rounding(gap, size, *, is_half):
-        gaps.append(gap / size)
-        return is_truly_rounding(gap, size, is_half=is_half)
-
-    monkeypatch.setattr(kept_apart, "is_rounding", is_rounding)
-    network = PolicyNetwork(model.bfloat16() if is_sharded else model)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_sharded):
-        require_kept_apart(network, packs=False, is_half=True)
-    # A third of what is allowed, .03.
-    assert 0.0 < max(gaps) < 0.01
-
-
-@pytest.mark.parametrize("kind", ["gpt-oss", "bloom", "llama4"])
-def test_trajectories_that_see_each_other_are_seen_in_bfloat16(kind):
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(StartError, match="rowLayout"),
-    ):
-        require_kept_apart(PolicyNetwork(family(kind)), packs=True, is_half=True)
 
 
 def test_a_record_says_which_way_attention_took(monkeypatch):
