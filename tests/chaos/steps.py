@@ -30,7 +30,8 @@ from torch import Tensor
 from tests.chaos.recorder import Line, read_message, read_new_lines
 from vcpo.api import VCPORun, load_run
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
-from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, CheckpointFolder
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
+from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 

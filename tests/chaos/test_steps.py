@@ -76,7 +76,7 @@ class RecordedRun:
 
     def save(self, step):
         folder, update = CheckpointFolder(self.folder / "checkpoints", self.run), self.policy.update
-        with folder.writing(step, needed_bytes=0) as partial:
+        with folder.writing(step) as partial:
             folder.complete(
                 partial,
                 step=step,

@@ -1,11 +1,10 @@
 """All fuzz targets."""
 
-from tests.fuzz import checkpoints, messages, specs, texts, weights
+from tests.fuzz import messages, specs, texts, weights
 
 TARGETS = (
     *messages.TARGETS,
     *weights.TARGETS,
-    *checkpoints.TARGETS,
     *specs.TARGETS,
     *texts.TARGETS,
 )

@@ -202,12 +202,12 @@ class VCPORunSpec(Section):
 
     @property
     def most_checkpoints(self) -> int:
-        """Checkpoints that are on the disk at once: the kept ones, and the one being written."""
+        """Checkpoints on the disk at once: the kept ones, the best, and the one being written."""
         kept, guards = self.checkpoint.keep, self.health.guards
         if guards.rolls_back:
             is_next_aged = self.rollback_age_steps <= self.checkpoint.every_steps
             kept = max(kept, 2 if is_next_aged else 3)
-        return kept + self.checkpoint.keep_best + 1
+        return kept + 2
 
     @property
     def checkpoint_storage_gibibytes(self) -> int:

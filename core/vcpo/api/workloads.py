@@ -450,21 +450,15 @@ class Checkpoint(Section):
     this many, and those that were taken while that checkpoint was written."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many checkpoints stay on disk. The newest always stays. If no other of the newest can
-    serve a rollback (`health.rollBackOn`), the other places go to older ones that can."""
-    keep_best: bool = True
-    """If true, the checkpoint with the best evaluation stays on disk too, however old it is; `vcpo
-    export --best` reads it. A checkpoint is evaluated if its step is also a multiple of
-    `evaluation.everySteps`."""
+    serve a rollback (`health.rollBackOn`), the other places go to older ones that can. The one with
+    the best evaluation stays too, however old it is; `vcpo export --best` reads it. A checkpoint is
+    evaluated if its step is also a multiple of `evaluation.everySteps`."""
     redo_log_gibibytes: Annotated[float, Field(ge=1 / 1024, le=4096.0)] = 4.0
     """Largest size of the redo log, in GiB. The log holds everything that was accepted since the
     oldest kept checkpoint, 9 bytes for each token. A checkpoint is written whenever the log has
     grown by a quarter of this size. Raise it if checkpoints come too often. The log reaches its
     full size only if the disk is too slow for its checkpoints; then the learner grants work for one
     step at a time (event `LogFull`)."""
-    full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
-    """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
-    the disk is full at the end of a run; then the run fails. Before the end, training continues and
-    saving is tried again."""
 
     @property
     def redo_log_bytes(self) -> int:

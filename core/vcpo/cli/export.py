@@ -17,7 +17,6 @@ from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
-from vcpo.records.exported_model import ExportDtype
 from vcpo.tracking.queued_sink import missing_records, ordered_records
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
@@ -44,13 +43,6 @@ _Step = Annotated[
 _Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the best evaluation.")]
 _Adapters = Annotated[
     bool, typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft.")
-]
-_Dtype = Annotated[
-    ExportDtype | None,
-    typer.Option(
-        help="Number format of the model; training has float32. [default: that of the model that"
-        " the run started from]"
-    ),
 ]
 _Output = Annotated[
     Path | None,
@@ -85,7 +77,6 @@ def export(
     step: _Step = None,
     best: _Best = False,
     adapters: _Adapters = False,
-    dtype: _Dtype = None,
     output: _Output = None,
     to: _To = None,
     project: _Project = None,
@@ -95,9 +86,9 @@ def export(
     """Write the model of a checkpoint, or copy the run's records to a tracking service.
 
     The model has a form that AutoModelForCausalLM.from_pretrained loads; LoRA adapters are merged
-    into it. Its number format is that of the model that the run started from, unless --dtype names
-    another. With --adapters only the adapters are written, and PeftModel.from_pretrained loads
-    them. Any number of learner processes may have written the checkpoint, and no GPU is needed.
+    into it. Its number format is that of the model that the run started from. With --adapters only
+    the adapters are written, and PeftModel.from_pretrained loads them. Any number of learner
+    processes may have written the checkpoint, and no GPU is needed.
 
     With --to all steps, evaluations and events are copied, to a run of its own in the service. A
     second copy changes nothing, or adds what came since: `vcpo export RUN --to tensorboard`, then
@@ -121,14 +112,13 @@ def export(
                 step=step,
                 best=best,
                 adapters=adapters,
-                dtype=dtype,
             )
         )
         return
     require_run(source)
-    if step is not None or best or adapters or dtype is not None or directory is not None:
+    if step is not None or best or adapters or directory is not None:
         fail(
-            "DIR, --step, --best, --adapters, --dtype: choose what of a model is written, and"
+            "DIR, --step, --best, --adapters: choose what of a model is written, and"
             " where; leave them out beside --to"
         )
     if output is not None and to != SinkName.TENSORBOARD:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from vcpo.records.exported_model import ExportDtype
-
 EXPORT_MODULES: Final = ("torch", "transformers", "vcpo_learner")
 """Modules that `vcpo export` needs."""
 
@@ -31,8 +29,6 @@ class ExportOptions:
     """Whether to take the best-evaluated checkpoint."""
     adapters: bool
     """Whether to write LoRA adapters and not a merged model."""
-    dtype: ExportDtype | None = None
-    """Number format of the model; None is that of the model that the run started from."""
 
     def arguments(self) -> list[str]:
         """Return the arguments of `python -m vcpo_learner.export`."""
@@ -40,8 +36,6 @@ class ExportOptions:
         arguments = [flag for flag, is_set in flags.items() if is_set]
         if self.step is not None:
             arguments.append(f"--step={self.step}")
-        if self.dtype is not None:
-            arguments.append(f"--dtype={self.dtype}")
         places = [self.source] if self.directory is None else [self.source, self.directory]
         return [*arguments, "--", *map(str, places)]
 

@@ -24,15 +24,6 @@ class ExportKind(StrEnum):
     """LoRA adapters only; load with `PeftModel.from_pretrained`."""
 
 
-class ExportDtype(StrEnum):
-    """Number format of an exported model."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    """The format of training: no bit is rounded off."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
     """Origin of exported weights."""

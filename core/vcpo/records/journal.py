@@ -35,8 +35,8 @@ _ERRORS: Final = frozenset({RUN_FAILED, "SelfCheckFailed"})
 """Kinds of events that end the run."""
 _WARNINGS: Final = frozenset(
     (  # noqa: SIM905 - one word a line would be a page
-        "CalibrationStale CheckpointDamaged CheckpointIgnored CollapseWarning Collapsed DiskFull"
-        " DiskSpaceLow DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
+        "CalibrationStale CheckpointDamaged CollapseWarning Collapsed DiskFull"
+        " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
         " GenerationFailed GroupQuarantined LearnerRestarted LearnerStuck LogDamaged LogFull"
         " LogMarkLost NoUpdate NotRolledBack RedoDiffers RedoStopped RewardsFar RolledBack"
         " SelfCheckWaits SignalsStale Throttled Warning WorkerLost WorkerSetAside"

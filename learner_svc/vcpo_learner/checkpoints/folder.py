@@ -1,18 +1,16 @@
 """The checkpoints of a run: everything that a learner needs to resume it.
 
 ```
-checkpoints/step-00000050/   tensors/           parameters and moments, a file for each rank
+checkpoints/step-00000050/   tensors/           parameters and moments, safetensors of each rank
                              ledger-00000.pb    open leases and counts; buffered trajectories,
                              ledger-00001.pb    in as many files as they need
                              update.pt          calibration, warning, replay, random generators
                              meta.json          step, spec that a resume must share, checksums
-            damaged-step-00000100/   a damaged checkpoint, until that step is saved again
+            damaged-step-00000100/   a damaged checkpoint, until the next one is written
 ```
 
-The learner writes a checkpoint into a temporary folder, syncs it and renames it. It reads a
-checkpoint only if every file has its checksum; if one is damaged it reads the checkpoint before.
-Consumption becomes final with the checkpoint that contains it: a restarted learner resumes from the
-newest intact checkpoint and takes the steps after it again, from the redo log.
+The newest checkpoint whose files all have their checksums is read; newer ones that differ are
+passed over.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ import contextlib
 import io
 import os
 import pickle
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,40 +29,21 @@ import torch
 from google.protobuf.message import DecodeError
 
 from vcpo.api import VCPORun, continuation_changes, continuation_document
-from vcpo.service.lifecycle import StartError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoints.disk import atomic_folder, kept_steps
+from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.manifest import (
+    CheckpointError,
     CheckpointManifest,
     DamageError,
     FileChecksum,
-    FormatError,
-    file_checksums,
-    read_manifest,
 )
-from vcpo_learner.checkpoints.tensor_index import read_index
 
 TENSORS: Final = "tensors"
 """Name of the folder with parameters and moments in a checkpoint."""
 
-_NAME = re.compile(r"step-(\d+)")
-_DAMAGED = "damaged-"
+_STEP, _DAMAGED = "step-", "damaged-"
 _UPDATE, _LEDGER = "update.pt", "ledger-{:05d}.pb"
-_UNREADABLE = (
-    DecodeError,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-)
-"""Errors of the libraries that read the files, for a file that they cannot read."""
-
-
-class CheckpointError(StartError):
-    """A checkpoint cannot be used; the message says what to do."""
+_UNREADABLE = (DecodeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -100,21 +78,15 @@ class CheckpointFolder:
         self._spec = continuation_document(run)
 
     @contextlib.contextmanager
-    def writing(self, step: int, *, needed_bytes: int) -> Iterator[Path]:
+    def writing(self, step: int) -> Iterator[Path]:
         """Yield a folder that becomes a checkpoint after the block; `complete` fills it.
 
-        needed_bytes: about how much is written, for the error.
-
         Raises:
-            DiskFullError: if the disk has no room for it; the other checkpoints stay.
+            WriteError: if the disk does not take it; the other checkpoints stay.
         """
         for abandoned in self._folder.glob(".step-*.partial"):
-            shutil.rmtree(abandoned)
-        with atomic_folder(
-            self._folder / _folder_name(step),
-            what=f"the checkpoint of step {step}",
-            needed_bytes=needed_bytes,
-        ) as partial:
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with atomic_folder(self.path(step)) as partial:
             yield partial
 
     def complete(
@@ -134,13 +106,13 @@ class CheckpointFolder:
         ledger: the parts of the ledger at the same moment, `LedgerState.parts`.
         healthy: whether the run was well at that moment.
         """
+        files = {f"{TENSORS}/{name}": checksum for name, checksum in tensors.items()}
         names = [_UPDATE]
         (partial / _UPDATE).write_bytes(update_state)
         for number, part in enumerate(ledger):
             names.append(_LEDGER.format(number))
             (partial / names[-1]).write_bytes(part.SerializeToString())
-        files = {f"{TENSORS}/{name}": checksum for name, checksum in tensors.items()}
-        files |= file_checksums(partial, names)
+        files |= {name: FileChecksum.of(partial / name) for name in names}
         manifest = CheckpointManifest(step=step, spec=self._spec, files=files, healthy=healthy)
         manifest.write(partial)
 
@@ -154,18 +126,9 @@ class CheckpointFolder:
         steps = [step for step in self.steps() if step <= saved_step]
         good = self.healthy_steps() if self._may_roll_back else []
         kept = kept_steps(steps, keep=self._keep, good=good, good_age_steps=self._good_age_steps)
-        removed = [
-            path
-            for step, path in checkpoint_paths(self._folder).items()
-            if step <= saved_step and step not in kept and step != best
-        ]
-        removed += [
-            path
-            for step, path in checkpoint_paths(self._folder, _DAMAGED).items()
-            if step <= saved_step
-        ]
-        for path in removed:
-            _remove(path)
+        removed = [self.path(step) for step in steps if step not in kept and step != best]
+        for path in (*removed, *self._folder.glob(f"{_DAMAGED}*")):
+            shutil.rmtree(path, ignore_errors=True)
         return kept
 
     def steps(self) -> list[int]:
@@ -175,11 +138,15 @@ class CheckpointFolder:
     def healthy_steps(self) -> list[int]:
         """Return the steps of the checkpoints at which the run was well, in ascending order."""
         found = []
-        for step, path in sorted(checkpoint_paths(self._folder).items()):
-            with contextlib.suppress(DamageError, FormatError):
-                if read_manifest(path).healthy:
+        for step in self.steps():
+            with contextlib.suppress(DamageError, CheckpointError):
+                if CheckpointManifest.read(self.path(step)).healthy:
                     found.append(step)
         return found
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint, whether or not there is one."""
+        return self._folder / f"{_STEP}{step:08d}"
 
     def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
         """Read the newest intact checkpoint; also return the errors of newer, damaged ones.
@@ -203,46 +170,73 @@ class CheckpointFolder:
             )
         return None, ()
 
-    def find_misnamed(self) -> dict[Path, str]:
-        """Return what is named almost as a checkpoint, and how it must be named to be one."""
-        named = {path: _folder_name(step) for path, step in _find_by_number(self._folder).items()}
-        return {path: name for path, name in named.items() if path.name != name}
-
-    def tensors(self, step: int) -> Path:
-        """Return the folder with the tensors of a checkpoint."""
-        return self._folder / _folder_name(step) / TENSORS
-
-    def saved_unix_s(self, step: int) -> float:
-        """Return when the checkpoint of a step was written, by its folder; seconds since 1970."""
-        return (self._folder / _folder_name(step)).stat().st_mtime
-
     def load(self, step: int) -> Checkpoint:
-        """Read the checkpoint of a step.
+        """Read the checkpoint of a step, after all of its files were compared.
 
         Raises:
             DamagedCheckpointError: if it differs from what was written.
             CheckpointError: if there is none, or it has another spec or format.
         """
         path = checkpoint_path(self._folder, step)
-        manifest = _manifest(path, step)
+        manifest = checked_manifest(path)
+        if manifest.step != step:
+            raise DamagedCheckpointError(path, f"{path}: holds step {manifest.step}")
         require_same_spec(path, manifest.spec, self._spec)
-        return _read(path, manifest)
+        parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
+        try:
+            return Checkpoint(
+                step=step,
+                tensors=path / TENSORS,
+                update_state=torch.load(path / _UPDATE, weights_only=True),
+                ledger=tuple(
+                    ledger_pb2.LedgerSnapshot.FromString((path / name).read_bytes())
+                    for name in parts
+                ),
+            )
+        except (*_UNREADABLE, pickle.UnpicklingError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise DamagedCheckpointError(path, f"{path}: cannot be read ({cause:.200})") from error
 
     def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
         """Rename damaged checkpoints, so that they are not tried or counted again."""
         for one in damaged:
             aside = one.path.with_name(_DAMAGED + one.path.name)
-            _remove(aside)
+            shutil.rmtree(aside, ignore_errors=True)
             one.path.rename(aside)
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder, or what has the name of one; what cannot be removed stays."""
-    if path.is_symlink() or path.is_file():
-        with contextlib.suppress(OSError):
-            path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+def kept_steps(
+    steps: Sequence[int], *, keep: int, good: Collection[int], good_age_steps: int
+) -> set[int]:
+    """Return the steps whose checkpoints stay: the newest ones, and those for a rollback.
+
+    For a rollback there is the newest good one that is old enough, and the one that is the next to
+    be. Where they are not among the newest ones, they take the places of the oldest of these, but
+    never that of the very last.
+
+    steps: in ascending order, at least one.
+    keep: number of newest ones, at least 1.
+    good: steps that a rollback may go back to when they are old enough; empty without rollbacks.
+    good_age_steps: steps from a checkpoint to the newest one after which it is old enough.
+    """
+    newest = list(steps[-keep:])
+    aged = max((step for step in good if step <= steps[-1] - good_age_steps), default=-1)
+    next_aged = min((step for step in good if step > aged), default=-1)
+    needed = {aged, next_aged} & set(steps)
+    replaceable = [step for step in newest[:-1] if step not in needed]
+    replaced = replaceable[: len(needed - set(newest))]
+    return needed | set(newest) - set(replaced)
+
+
+def best_evaluated_step(accuracies: Mapping[int, float], steps: Collection[int]) -> int | None:
+    """Return the step among `steps` with the best accuracy, the latest of equal ones.
+
+    accuracies: of evaluations, by the step at which each began.
+
+    Returns None if none of the steps was evaluated.
+    """
+    evaluated = [step for step in accuracies if step in steps]
+    return max(evaluated, key=lambda step: (accuracies[step], step), default=None)
 
 
 def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -258,35 +252,20 @@ def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str,
         )
 
 
-def checkpoint_paths(folder: Path, prefix: str = "") -> dict[int, Path]:
-    """Return what has `prefix` and the name of a checkpoint, by step, usable or not.
+def checkpoint_paths(folder: Path) -> dict[int, Path]:
+    """Return what has the name of a checkpoint, by step, usable or not.
 
     Raises:
-        CheckpointError: if the folder is there and cannot be listed.
+        OSError: if the folder is there and cannot be listed.
     """
-    numbered = _find_by_number(folder, prefix)
+    if not os.path.lexists(folder):
+        return {}
+    numbers = {path: path.name.removeprefix(_STEP) for path in folder.iterdir()}
     return {
-        step: path for path, step in numbered.items() if path.name == prefix + _folder_name(step)
+        int(number): path
+        for path, number in numbers.items()
+        if number.isdecimal() and path.name == f"{_STEP}{int(number):08d}"
     }
-
-
-def _find_by_number(folder: Path, prefix: str = "") -> dict[Path, int]:
-    """Return what has `prefix`, `step-` and digits for a name, with its number.
-
-    Raises:
-        CheckpointError: if the folder is there and cannot be listed.
-    """
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        if not os.path.lexists(folder):
-            return {}
-        raise CheckpointError(
-            f"{folder}: cannot be listed ({error.strerror}); restore what it names, or remove it to"
-            " start the run again"
-        ) from error
-    numbers = {path: _NAME.fullmatch(path.name.removeprefix(prefix)) for path in paths}
-    return {path: int(number[1]) for path, number in numbers.items() if number is not None}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -309,10 +288,9 @@ def checked_manifest(path: Path) -> CheckpointManifest:
         DamagedCheckpointError: if it differs from what was written.
         CheckpointError: if it has another format.
     """
-    manifest = _manifest(path)
     try:
+        manifest = CheckpointManifest.read(path)
         manifest.check_files(path)
-        read_index(path / TENSORS)
     except DamageError as error:
         raise DamagedCheckpointError(path, error) from error
     return manifest
@@ -323,59 +301,3 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
-
-
-def _manifest(path: Path, step: int | None = None) -> CheckpointManifest:
-    """Read the manifest of a checkpoint, of a step if it is given.
-
-    Raises:
-        DamagedCheckpointError: if it differs from what was written.
-        CheckpointError: if it has another format.
-    """
-    if not os.path.isdir(path):  # noqa: PTH112 - False for every kind of error
-        kind = (
-            f"a link to {path.readlink()}, which is no folder" if path.is_symlink() else "no folder"
-        )
-        raise DamagedCheckpointError(path, f"{path}: is {kind}; restore it, or remove it")
-    try:
-        manifest = read_manifest(path)
-    except DamageError as error:
-        raise DamagedCheckpointError(path, error) from error
-    except FormatError as error:
-        raise CheckpointError(
-            f"{error}; resume with the version that wrote it, or start again in another --run-dir"
-        ) from error
-    if step is not None and manifest.step != step:
-        message = f"{path}: holds step {manifest.step}, not the step in its name"
-        raise DamagedCheckpointError(path, message)
-    return manifest
-
-
-def _read(path: Path, manifest: CheckpointManifest) -> Checkpoint:
-    """Compare a checkpoint's files with their checksums, and read those without tensors.
-
-    Raises:
-        DamagedCheckpointError: if it differs from what was written.
-    """
-    parts = sorted(name for name in manifest.files if name.startswith("ledger-"))
-    try:
-        manifest.check_files(path)
-        read_index(path / TENSORS)
-        return Checkpoint(
-            step=manifest.step,
-            tensors=path / TENSORS,
-            update_state=torch.load(path / _UPDATE, weights_only=True),
-            ledger=tuple(
-                ledger_pb2.LedgerSnapshot.FromString((path / name).read_bytes()) for name in parts
-            ),
-        )
-    except DamageError as error:
-        raise DamagedCheckpointError(path, error) from error
-    except _UNREADABLE as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise DamagedCheckpointError(path, f"{path}: cannot be read ({cause:.200})") from error
-
-
-def _folder_name(step: int) -> str:
-    """Return the name of a step's folder; a folder with another spelling is not a checkpoint."""
-    return f"step-{step:08d}"

@@ -8,35 +8,36 @@ itself.
 from __future__ import annotations
 
 import json
-import stat
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Self
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT = 6
-MANIFEST_FILE = "meta.json"
+from vcpo.service.lifecycle import StartError
+
+FORMAT: Final = 7
+MANIFEST_FILE: Final = "meta.json"
 _CHECKSUM = "xxh3"
 _BLOCK_BYTES = 1 << 22
 _READERS = 4
 """Files that are read at once: one does not use up a fast disk."""
 
 
+class CheckpointError(StartError):
+    """A checkpoint cannot be used; the message says what to do."""
+
+
 class DamageError(ValueError):
     """A file differs from what was written; the message names the file and the difference."""
 
 
-class FormatError(ValueError):
-    """A manifest of another version of this program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileChecksum:
+class FileChecksum(BaseModel):
     """Size and checksum of a file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     size_bytes: int
     xxh3: str
@@ -53,14 +54,15 @@ class FileChecksum:
         return cls(size_bytes=size_bytes, xxh3=digest.hexdigest())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointManifest:
+class CheckpointManifest(BaseModel):
     """The description of a checkpoint."""
 
-    step: int
-    spec: Mapping[str, Any]
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    step: Annotated[int, Field(ge=0)]
+    spec: dict[str, Any]
     """The fields that a resumed run must share, `vcpo.api.continuation_document`."""
-    files: Mapping[str, FileChecksum]
+    files: dict[Annotated[str, Field(pattern=r"^(tensors/)?\w[\w.-]*$")], FileChecksum]
     """Checksums of the files, by path in the checkpoint's folder."""
     healthy: bool = True
     """Whether the run was well, by its early warning and its rewards; a rollback goes back to such
@@ -68,9 +70,38 @@ class CheckpointManifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder."""
-        document = {"format": FORMAT, **asdict(self)}
+        document = {"format": FORMAT, **self.model_dump()}
         document[_CHECKSUM] = _checksum_of(document)
         (folder / MANIFEST_FILE).write_text(json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a checkpoint's manifest and check its checksum.
+
+        Raises:
+            DamageError: if it is unreadable or differs from what was written.
+            CheckpointError: if another version of this program wrote it.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            expected, file_format = document.pop(_CHECKSUM), document["format"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
+        if expected != _checksum_of(document):
+            raise DamageError(f"{path}: its checksum differs from its content")
+        if document.pop("format") != FORMAT:
+            raise CheckpointError(
+                f"{path}: has format {file_format}, this version reads {FORMAT}; resume with the"
+                " version that wrote it, or start again in another --run-dir"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise DamageError(f"{path}: {where:.200}: {first['msg']:.200}") from error
 
     def check_files(self, folder: Path) -> None:
         """Compare every file with its checksum.
@@ -87,66 +118,23 @@ def _check_file(folder: Path, name: str, expected: FileChecksum) -> None:
     """Compare a file with its checksum; nothing is read of what has another size.
 
     Raises:
-        DamageError: if it differs, or is no plain file in the folder.
+        DamageError: if it differs, or is no plain file.
     """
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DamageError(f"{folder / MANIFEST_FILE}: file {name!r:.200}: must be in the folder")
+    path = folder / name
     try:
-        status = (folder / name).stat()
-        if not stat.S_ISREG(status.st_mode):  # a device has no end, and a pipe may have no writer
-            raise DamageError(f"{folder / name}: must be a plain file")
-        if status.st_size != expected.size_bytes:
-            sizes = f"must be {expected.size_bytes} bytes, has {status.st_size}"
-            raise DamageError(f"{folder / name}: {sizes}")
-        found = FileChecksum.of(folder / name)
+        size_bytes = path.stat().st_size
+        if not path.is_file():  # a device has no end, and a pipe may have no writer
+            raise DamageError(f"{path}: must be a plain file")
+        if size_bytes != expected.size_bytes:
+            raise DamageError(f"{path}: must be {expected.size_bytes} bytes, has {size_bytes}")
+        found = FileChecksum.of(path)
     except OSError as error:
-        raise DamageError(f"{folder / name}: cannot be read ({error.strerror})") from error
+        raise DamageError(f"{path}: cannot be read ({error.strerror})") from error
     if found != expected:
-        checksums = f"its checksum must be {expected.xxh3}, is {found.xxh3}"
-        raise DamageError(f"{folder / name}: {checksums}")
+        raise DamageError(f"{path}: its checksum must be {expected.xxh3}, is {found.xxh3}")
 
 
-def file_checksums(folder: Path, names: Iterable[str]) -> dict[str, FileChecksum]:
-    """Return the checksums of files in a folder, by name."""
-    return {name: FileChecksum.of(folder / name) for name in names}
-
-
-def read_manifest(folder: Path) -> CheckpointManifest:
-    """Read a checkpoint's manifest and check its checksum.
-
-    Raises:
-        DamageError: if it is unreadable or differs from what was written.
-        FormatError: if another version of this program wrote it.
-    """
-    path = folder / MANIFEST_FILE
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        is_intact = document[_CHECKSUM] == _checksum_of(document)
-        file_format = document["format"]
-        manifest = _manifest(document) if file_format == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
-    if not is_intact:
-        raise DamageError(f"{path}: its checksum differs from its content")
-    if manifest is None:
-        raise FormatError(f"{path}: has format {file_format}, this version reads {FORMAT}")
-    return manifest
-
-
-def _manifest(document: Mapping[str, Any]) -> CheckpointManifest:
-    if type(document["step"]) is not int or document["step"] < 0:
-        raise ValueError(f"step is {document['step']!r}, must be a whole number of at least 0")
-    return CheckpointManifest(
-        step=document["step"],
-        spec=dict(document["spec"]),
-        files={name: FileChecksum(**entry) for name, entry in document["files"].items()},
-        healthy=document["healthy"],
-    )
-
-
-def _checksum_of(document: Mapping[str, Any]) -> str:
-    """Return the checksum of a document without its own checksum, whatever its layout."""
-    rest = {name: value for name, value in document.items() if name != _CHECKSUM}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+def _checksum_of(document: dict[str, Any]) -> str:
+    """Return the checksum of a document, whatever its layout."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())

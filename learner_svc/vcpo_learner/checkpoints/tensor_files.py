@@ -1,77 +1,46 @@
-"""A policy's state and its optimizer's moments in files, by PyTorch's distributed checkpoint (DCP).
+"""A policy's state and its optimizer's moments as safetensors files, by PyTorch's DCP.
 
-Each rank writes the shards that it holds into a file of its own, and a replicated tensor is written
+Each rank writes the shards that it holds into files of its own, and a replicated tensor is written
 once. The tensors are global there, so another number of ranks reads them again, and so does one
 process without ranks. Names are those of the transformers model.
 
 A save stages: it copies the shards to the host's memory and returns. A thread writes the copies
-while training goes on. The checksum of a file is computed from the bytes on their way to the disk.
+while training goes on.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import struct
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
-from os import PathLike
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, cast
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-import xxhash
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import (
-    FileSystem,
-    FileSystemReader,
-    FileSystemWriter,
-    _StorageInfo,
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
 )
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 
 from vcpo_learner.checkpoints.manifest import DamageError, FileChecksum
-from vcpo_learner.checkpoints.tensor_index import (
-    BUFFERS,
-    INDEX_FILE,
-    MOMENTS,
-    PARAMETERS,
-    TensorIndex,
-    read_index,
-)
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.policy_state import trainable_parameters, trained_buffers
 
-_Named = dict[str, Any]
-_MOST_DIRECTORY_BYTES: Final = 4096
-"""Several times what `torch.save` writes at the end of a part, to say what is in it."""
-_UNREADABLE: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    BadZipFile,
-    pickle.UnpicklingError,
-    struct.error,
-)
-"""Errors of torch for bytes that are no tensor, or another one than the index says."""
+_PARAMETERS: Final = "parameters."
+_BUFFERS: Final = "buffers."
+_MOMENTS: Final = "moments."
+_FILE_BYTES: Final = 1 << 30
+"""About the largest file; a rank holds one file more in memory while it writes."""
 
 
 class TensorFiles:
@@ -82,32 +51,17 @@ class TensorFiles:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: PolicyOptimizer,
-        group: dist.ProcessGroup | None = None,
-        *,
-        keeps_copies: bool | None = None,
+        self, model: nn.Module, optimizer: PolicyOptimizer, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Remember model and optimizer.
-
-        group: of all ranks, for nothing else, because the writing thread uses it beside training;
-            None for one rank.
-        keeps_copies: whether a save's copies stay for the next one; None is with a GPU, as pinned
-            memory is slow to get. On a CPU they would be half of the learner's memory again.
-        """
+        """group: of all ranks, for the writing thread alone; None for one rank."""
         self._model = model
         self._optimizer = optimizer
         self._group = group
-        keeps = torch.cuda.is_available() if keeps_copies is None else keeps_copies
-        self._stager = _new_stager() if keeps else None
+        # With a GPU the copies stay for the next save, because pinned memory is slow to get. On a
+        # CPU they would be half of the learner's memory again.
+        self._stager = _new_stager() if torch.cuda.is_available() else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileChecksum]] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the tensors that `save` writes now, on all ranks together."""
-        return _size_bytes(self._state())
 
     def save(self, folder: Path) -> Future[dict[str, FileChecksum]]:
         """Copy this rank's tensors, and let a thread write the copies into a folder.
@@ -117,8 +71,11 @@ class TensorFiles:
         """
         if self._writing is not None:
             wait([self._writing])
-        staged = _stage(self._stager or _new_stager(), self._state())
-        self._writing = self._thread.submit(self._write, staged, folder)
+        has_gpu = torch.cuda.is_available()
+        staged = (self._stager or _new_stager()).stage(self._state(), non_blocking=has_gpu)
+        if has_gpu:
+            torch.cuda.synchronize()
+        self._writing = self._thread.submit(self._write, cast("dict[str, Tensor]", staged), folder)
         return self._writing
 
     def load(self, folder: Path) -> None:
@@ -126,53 +83,130 @@ class TensorFiles:
 
         Raises:
             ValueError: if a name or shape does not fit the model.
-            DamageError: as `read_index`.
         """
-        reader = TensorReader(folder)
-        saved = reader.index.state_dict_metadata
-        keys = [key.removeprefix(f"{MOMENTS}.") for key in saved if key.startswith(f"{MOMENTS}.")]
+        saved = _saved(folder)
+        moments = {
+            each.removeprefix(_MOMENTS).rpartition(".")[0]
+            for each in saved
+            if each.startswith(_MOMENTS)
+        }
         # A rollback may go back to a step before the first one of some parameters.
         self._optimizer.forget_moments()
-        if keys:
-            self._optimizer.allocate_moments({key.rpartition(".")[0] for key in keys})
+        if moments:
+            self._optimizer.allocate_moments(moments)
         state = self._state()
-        _check_fit(state, saved)
-        read_tensors(reader, state, self._group)
+        for name in (*state, *saved):
+            if name not in state or name not in saved or state[name].shape != saved[name].size:
+                raise ValueError(f"tensor {name}: does not fit the model of the run")
+        read_tensors(folder, state, self._group)
 
     def close(self) -> None:
         """Wait for the save in flight."""
         self._thread.shutdown()
 
-    def _state(self) -> _Named:
+    def _state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint holds, not copied.
 
         The optimizer of a run that has taken no step yet has no moments.
         """
         # By DCP's function, because it makes FSDP gather nothing and leave nothing gathered.
         by_name = get_model_state_dict(self._model)
-        buffers, moments = trained_buffers(self._model), self._optimizer.moments()
-        return {
-            PARAMETERS: {name: by_name[name] for name in trainable_parameters(self._model)},
-            **({BUFFERS: buffers} if buffers else {}),
-            **({MOMENTS: moments} if moments else {}),
+        state = {
+            f"{_PARAMETERS}{name}": by_name[name] for name in trainable_parameters(self._model)
         }
+        state |= {f"{_BUFFERS}{name}": each for name, each in trained_buffers(self._model).items()}
+        for name, tensors in self._optimizer.moments().items():
+            state |= {f"{_MOMENTS}{name}.{kind}": each for kind, each in tensors.items()}
+        return cast("dict[str, Tensor]", state)
 
-    def _write(self, staged: _Named, folder: Path) -> dict[str, FileChecksum]:
-        writer = _ChecksummingWriter(folder)
+    def _write(self, staged: Mapping[str, Tensor], folder: Path) -> dict[str, FileChecksum]:
+        group = self._group
+        writer = HuggingFaceStorageWriter(
+            str(folder), fqn_to_index_mapping=_file_numbers(staged), save_distributed=True
+        )
         _quietly(
             lambda: save(
-                staged,
-                storage_writer=writer,
-                process_group=self._group,
-                no_dist=self._group is None,
+                dict(staged), storage_writer=writer, process_group=group, no_dist=group is None
             )
         )
-        if self._group is None:
-            return writer.checksums
-        is_first = dist.get_rank(self._group) == 0
-        gathered: list[Any] | None = [None] * self._group.size() if is_first else None
-        dist.gather_object(writer.checksums, gathered, dst=0, group=self._group)
+        rank = 0 if group is None else dist.get_rank(group)
+        own = {each.name: FileChecksum.of(each) for each in folder.glob(f"shard-{rank + 1:05d}-*")}
+        if group is None:
+            return own
+        gathered: list[Any] | None = None if rank else [None] * group.size()
+        dist.gather_object(own, gathered, dst=0, group=group)
         return {name: each for one in gathered or [] for name, each in one.items()}
+
+
+def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters in a folder of `TensorFiles`, by name.
+
+    Raises:
+        DamageError: naming the folder, if it cannot be read.
+    """
+    with _reports_damage(folder):
+        return {name: each.size for name, each in _saved_of(folder, _PARAMETERS).items()}
+
+
+def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
+    """Read parameters into tensors, without ranks, however many ranks wrote them.
+
+    Raises:
+        DamageError: as `parameter_shapes`.
+    """
+    with _reports_damage(folder):
+        read_tensors(folder, {f"{_PARAMETERS}{name}": each for name, each in parameters.items()})
+
+
+def read_buffers(folder: Path) -> dict[str, Tensor]:
+    """Return the buffers in a folder of `TensorFiles`, by name.
+
+    Raises:
+        DamageError: as `parameter_shapes`.
+    """
+    with _reports_damage(folder):
+        buffers = {
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in _saved_of(folder, _BUFFERS).items()
+        }
+        read_tensors(folder, {f"{_BUFFERS}{name}": each for name, each in buffers.items()})
+    return buffers
+
+
+def read_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
+) -> None:
+    """Read tensors by name from a folder of safetensors files; of DTensors, the local shards.
+
+    group: of all ranks, which all call it; None for one rank.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    _quietly(
+        lambda: load(
+            dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None
+        )
+    )
+
+
+def _saved(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Return what the headers of a folder's files say of their tensors."""
+    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return cast("dict[str, TensorStorageMetadata]", found)
+
+
+def _saved_of(folder: Path, kind: str) -> dict[str, TensorStorageMetadata]:
+    saved = _saved(folder).items()
+    return {name.removeprefix(kind): each for name, each in saved if name.startswith(kind)}
+
+
+def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of the file of each tensor, from 1."""
+    numbers, size_bytes = {}, 0
+    for name, tensor in tensors.items():
+        numbers[name] = 1 + size_bytes // _FILE_BYTES
+        size_bytes += tensor.numel() * tensor.element_size()
+    used = {number: at for at, number in enumerate(sorted(set(numbers.values())), 1)}
+    return {name: used[number] for name, number in numbers.items()}
 
 
 def _new_stager() -> StateDictStager:
@@ -183,265 +217,16 @@ def _new_stager() -> StateDictStager:
     return StateDictStager(pin_memory=torch.cuda.is_available())
 
 
-def _stage(stager: StateDictStager, state: _Named) -> _Named:
-    """Return a copy of tensors in the host's memory, when it is complete."""
-    has_gpu = torch.cuda.is_available()
-    staged = cast("_Named", stager.stage(state, non_blocking=has_gpu))
-    if has_gpu:
-        torch.cuda.synchronize()
-    return staged
-
-
-def parameter_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the parameters in a folder of `TensorFiles`, by name.
-
-    Raises:
-        DamageError: as `read_index`.
-    """
-    return {name: each.size for name, each in _entries(folder, PARAMETERS).items()}
-
-
-def read_parameters(folder: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Read parameters into tensors, without ranks, however many ranks wrote them.
-
-    Raises:
-        DamageError: naming the folder, if its index or one of its tensors cannot be read.
-    """
-    _read(folder, PARAMETERS, parameters)
-
-
-def read_buffers(folder: Path) -> dict[str, Tensor]:
-    """Return the buffers in a folder of `TensorFiles`, by name.
-
-    Raises:
-        DamageError: as `read_parameters`.
-    """
-    buffers = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in _entries(folder, BUFFERS).items()
-    }
-    if buffers:
-        _read(folder, BUFFERS, buffers)
-    return buffers
-
-
-def _entries(folder: Path, kind: str) -> dict[str, TensorStorageMetadata]:
-    """Return what an index says of the tensors of a kind, by name."""
-    return {
-        name.removeprefix(f"{kind}."): cast("TensorStorageMetadata", each)
-        for name, each in read_index(folder).metadata().state_dict_metadata.items()
-        if name.startswith(f"{kind}.")
-    }
-
-
-def _read(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
-    reader = TensorReader(folder)
+@contextmanager
+def _reports_damage(folder: Path) -> Iterator[None]:
     try:
-        read_tensors(reader, {kind: dict(tensors)})
-    except _UNREADABLE as error:
+        yield
+    except (SafetensorError, LookupError, RuntimeError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise DamageError(f"{folder}: a tensor cannot be read ({cause:.200})") from error
 
 
-def read_tensors(
-    reader: StorageReader, tensors: Mapping[str, Any], group: dist.ProcessGroup | None = None
-) -> None:
-    """Read into tensors, and into the local shards of DTensors.
-
-    group: of all ranks, which all call it; None for one rank.
-    """
-    state = dict(tensors)
-    _quietly(
-        lambda: load(
-            state,
-            storage_reader=reader,
-            planner=_TensorPlanner(),
-            process_group=group,
-            no_dist=group is None,
-        )
-    )
-
-
-class TensorReader(FileSystemReader):
-    """Reads the tensors of a checkpoint by its `TensorIndex`."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read the index of a folder.
-
-        Raises:
-            DamageError: as `read_index`.
-        """
-        super().__init__(folder)
-        self.index = read_index(folder).metadata()
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index as DCP reads it."""
-        del args, kwargs
-        return self.index
-
-    def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
-        """Return the bytes of a part, which `torch.load` reads with `weights_only`.
-
-        Raises:
-            ValueError: if something in them is compressed, so that it may grow without bound.
-        """
-        with ZipFile(_EndOfPart(file, sinfo)) as archive:
-            if any(each.compress_type != ZIP_STORED for each in archive.infolist()):
-                raise ValueError(f"{sinfo.relative_path}: byte {sinfo.offset}: is compressed")
-        return super()._slice_file(file, sinfo)
-
-
-class _EndOfPart(io.RawIOBase):
-    """A part of a file of which only the end can be read, where a zip archive has its directory.
-
-    Its places are those of the whole part. Python from 3.11.14, 3.12.12 and 3.13.8 on refuses an
-    archive whose directory does not lie where the archive says (CVE-2025-8291).
-    """
-
-    def __init__(self, file: Any, part: _StorageInfo) -> None:
-        super().__init__()
-        self._file = file
-        self._part = part
-        self._at = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.length}
-        self._at = starts[whence] + offset
-        if self._at < 0:
-            raise OSError(f"{self._at} lies before the part")
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Read from the current place on.
-
-        Raises: ValueError before the end of the part, so that no directory takes all memory.
-        """
-        if self._at < self._part.length - _MOST_DIRECTORY_BYTES:
-            raise ValueError(f"{self._part.relative_path}: its directory is too large")
-        self._file.seek(self._part.offset + self._at)
-        wanted = memoryview(buffer)[: max(0, self._part.length - self._at)]
-        count: int = self._file.readinto(wanted)
-        self._at += count
-        return count
-
-
-class _TensorPlanner(DefaultLoadPlanner):
-    """Plans reads of tensors, and of nothing that `torch.load` would read without limits."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Raise: DCP would unpickle the bytes, and so run what they name."""
-        del value
-        raise DamageError(f"{read_item.dest_index.fqn}: is no tensor, so it is not read")
-
-
-class _ChecksummingWriter(FileSystemWriter):
-    """Writes one file for each rank and computes its checksum on the way."""
-
-    def __init__(self, folder: Path) -> None:
-        # Nothing is on a GPU any more, so nothing is to be copied ahead.
-        super().__init__(folder, per_thread_copy_ahead=0)
-        self._files = self.fs = _ChecksummingFileSystem()
-
-    @property
-    def checksums(self) -> dict[str, FileChecksum]:
-        """Checksums of the files that this rank has written, by name."""
-        return {path.name: file.checksum() for path, file in self._files.written.items()}
-
-    def write_data(
-        self, plan: SavePlan, planner: SavePlanner
-    ) -> torch.futures.Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            # torch says that it could not write, and the file knows why.
-            causes = (file.error for file in self._files.written.values())
-            raise next(filter(None, causes), error) from error
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index of what all ranks have written; on the first rank."""
-        written = {each.index: each.storage_data for one in results for each in one}
-        index = TensorIndex.of(metadata, written)
-        with self._files.create_stream(Path(self.path) / INDEX_FILE, "wb") as file:
-            file.write(index.model_dump_json().encode())
-
-
-class _ChecksummingFileSystem(FileSystem):
-    """Opens files that compute their checksum."""
-
-    def __init__(self) -> None:
-        self.written: dict[Path, ChecksummingFile] = {}
-
-    @contextmanager
-    def create_stream(
-        self, path: str | PathLike[str], mode: str
-    ) -> Generator[io.IOBase, None, None]:
-        with closing(ChecksummingFile(io.FileIO(path, mode))) as file:
-            self.written[Path(path)] = file
-            yield file
-
-
-class ChecksummingFile(io.BufferedWriter):
-    """A file that computes its checksum and remembers its last error, because torch discards it."""
-
-    def __init__(self, raw: io.FileIO) -> None:
-        super().__init__(raw)
-        self._digest = xxhash.xxh3_64()
-        self._size_bytes = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write all of the data, and take it into the checksum."""
-        try:
-            written = super().write(data)
-            self.flush()
-        except OSError as error:
-            self.error = error
-            raise
-        self._digest.update(data)
-        self._size_bytes += written
-        return written
-
-    def checksum(self) -> FileChecksum:
-        """Return the checksum of what was written."""
-        return FileChecksum(size_bytes=self._size_bytes, xxh3=self._digest.hexdigest())
-
-
-def _check_fit(state: _Named, saved: Mapping[str, object]) -> None:
-    """Compare tensors with those of a checkpoint.
-
-    Raises:
-        ValueError: naming the first tensor that does not fit.
-    """
-    own = dict(_flat(state))
-    for name in (*own, *saved):
-        there, here = saved.get(name), own.get(name)
-        shape = there.size if isinstance(there, TensorStorageMetadata) else None
-        if here is None or here.shape != shape:
-            raise ValueError(f"tensor {name}: does not fit the model of the run")
-
-
-def _flat(state: _Named, prefix: str = "") -> Generator[tuple[str, Tensor], None, None]:
-    for name, value in state.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _size_bytes(state: _Named) -> int:
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in _flat(state))
-
-
-def _quietly(transfer: Any) -> None:
+def _quietly(transfer: Callable[[], object]) -> None:
     """Save or load; raise the cause of a failure instead of DCP's collection of tracebacks."""
     # It warns of what is meant: one process without a process group.
     warnings.filterwarnings("ignore", "torch.distributed is disabled", category=UserWarning)

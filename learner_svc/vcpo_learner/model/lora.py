@@ -22,13 +22,13 @@ from typing import cast
 
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Linear, Module
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Lora, Model
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.checkpoints.disk import write_tensors
 from vcpo_learner.per_sample_gradients.mixtures import is_mixture
 from vcpo_learner.per_sample_gradients.module_calls import is_plain
 
@@ -139,4 +139,4 @@ def save_adapters(
         f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor
         for name, tensor in tensors.items()
     }
-    write_tensors(named, folder / "adapter_model.safetensors")
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -164,7 +164,7 @@ def fill_skeleton(
     tensors = {name: each.detach() for name, each in _tensors(network.model).items()}
     try:
         with torch.no_grad():
-            read_tensors(HuggingFaceStorageReader(str(folder)), tensors, group)
+            read_tensors(folder, tensors, group)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(str(folder), error) from error
 

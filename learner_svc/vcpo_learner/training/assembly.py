@@ -133,8 +133,6 @@ class TrainingAssembly:
             tensor_thread=thread,
             gauges=self.gauges,
             records=self.records,
-            clock=self.clock,
-            sleep=self.sleep,
         )
 
     def _rollback(self, saver: RunSaver, thread: TensorThread) -> Rollback:

@@ -12,7 +12,6 @@ admission and lag use one count.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoints.disk import DiskFullError
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
@@ -131,7 +129,6 @@ class TrainingLoop:
         if self._saver.is_complete:
             await self._end("complete before this start")
             return self._dispatcher.phase
-        self._saver.check_space()
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
@@ -146,13 +143,11 @@ class TrainingLoop:
             self.report_failures()
             self.event("Failed", str(error))
             if self._dispatcher.policy_version > 0:
-                with contextlib.suppress(DiskFullError):
-                    await self._saver.save()
+                await self._saver.save()
             raise
         finally:
             # However training ends, the checkpoint on its way reaches the disk.
-            with contextlib.suppress(DiskFullError):
-                await self._saver.join()
+            await self._saver.join()
         await self._finish(drain_s)
         return self._dispatcher.phase
 
@@ -336,11 +331,7 @@ class TrainingLoop:
 
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
-        full_disk_wait_s = self._spec.checkpoint.full_disk_wait_seconds
-        is_running = self._dispatcher.phase is RunPhase.RUNNING
-        is_announced = await self._publication.join_at_end(
-            full_disk_wait_s if is_running else drain_s
-        )
+        is_announced = await self._publication.join_at_end(drain_s)
         if self._evaluation is not None and not is_announced:
             # The log holds up the answers that its workers wait for.
             self._evaluation.cancel()
@@ -357,7 +348,7 @@ class TrainingLoop:
         else:
             with self._gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
-        await self._saver.finish(drain_s)
+        await self._saver.finish()
         await self._end("the model is saved")
 
     async def _end(self, how: str) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from vcpo.api import VCPORun, continuation_document
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError, require_same_spec
+from vcpo_learner.checkpoints.folder import Checkpoint, require_same_spec
+from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.redo_log.redo import LoggedStep
@@ -99,9 +100,6 @@ class Recovery:
         log, spec = self._log, continuation_document(self._run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
-        for path, name in self._saver.checkpoints.find_misnamed().items():
-            cure = f"must be named {name}; rename it to resume from it, or remove it"
-            self._records.event("CheckpointIgnored", f"{path}: {cure}")
         checkpoint, damaged = self._saver.checkpoints.load_newest()
         if checkpoint is not None:
             for one in damaged:
@@ -128,11 +126,11 @@ class Recovery:
             self._go_on()
         self._report(step)
         if checkpoint is not None:
-            self._saver.resume_at(step)
+            self._saver.saved_step = step
             self._gauges.record_resume(
                 step,
                 now_unix_s=time.time(),
-                saved_unix_s=self._saver.checkpoints.saved_unix_s(step),
+                saved_unix_s=self._saver.checkpoints.path(step).stat().st_mtime,
             )
         self._records.event("Resumed", self._description(checkpoint))
         return step

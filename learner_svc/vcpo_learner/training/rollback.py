@@ -20,8 +20,8 @@ import contextlib
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
 from vcpo.algo.health.guards import MAX_ROLLBACKS, RollbackNeed
 from vcpo.metrics.label_values import Stage
-from vcpo_learner.checkpoints.disk import DiskFullError
-from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointError
+from vcpo_learner.checkpoints.folder import Checkpoint
+from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
@@ -82,8 +82,7 @@ class Rollback:
 
     async def _last_good(self) -> Checkpoint | None:
         """Read the newest intact checkpoint that is good and old enough; None if there is none."""
-        with contextlib.suppress(DiskFullError):  # the one on its way may be it
-            await self._saver.join()
+        await self._saver.join()  # the one on its way may be it
         folder, latest = self._saver.checkpoints, self._step - self._age_steps
         for step in reversed(await asyncio.to_thread(folder.healthy_steps)):
             if step <= latest:

@@ -1,20 +1,16 @@
-"""Writes checkpoints beside the steps and the model at the end, and handles a full disk.
+"""Writes checkpoints beside the steps and the model at the end.
 
 A step waits only until the tensors are copied. Files are written in threads while training goes on,
-one checkpoint at a time: the next one waits for it.
-
-If the disk is full between two steps, training continues without the checkpoint. The learner
-reports this once and tries again between later steps. At the end the learner waits for free space,
-up to `checkpoint.fullDiskWaitSeconds`, because it would lose the trained model otherwise.
+one checkpoint at a time: the next one waits for it. If the disk does not take one, training
+continues without it, and the next checkpoint tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,17 +21,14 @@ from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoints.disk import (
-    DiskFullError,
-    SpaceNeed,
+from vcpo_learner.checkpoints.disk import WriteError
+from vcpo_learner.checkpoints.folder import (
+    TENSORS,
+    CheckpointFolder,
     best_evaluated_step,
-    folder_bytes,
-    lacks_one_checkpoint,
-    space_warning,
+    state_bytes,
 )
-from vcpo_learner.checkpoints.folder import TENSORS, CheckpointFolder, state_bytes
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.model_folder import ModelExport
@@ -44,9 +37,6 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
 from vcpo_learner.update.policy_update import PolicyUpdate
-
-RETRY_S = 15.0
-"""Time between two attempts on a full disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +71,7 @@ class RunSaver:
         tensor_thread: TensorThread,
         gauges: LearnerGauges,
         records: RunRecords,
-        clock: Clock,
-        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        """sleep: waits a number of seconds of `clock`."""
         self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
         self.saved_step = -1
         """Step of the newest checkpoint on disk; -1 without one."""
@@ -97,111 +84,70 @@ class RunSaver:
         self._tensor_thread = tensor_thread
         self._gauges = gauges
         self._records = records
-        self._clock = clock
-        self._sleep = sleep
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._settings = run.spec.checkpoint
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint on its way to the disk, until it was awaited."""
-        self._is_full_since_s: float | None = None
-        self._tried_s = 0.0
+        self._failure: WriteError | None = None
+        """Why the newest checkpoint is not on the disk."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all steps were taken in an earlier process and the model is on disk."""
         model = ExportedModel.read(self._run_dir / "model")
-        steps = self._spec.steps
-        return model is not None and min(model.step, self._step) >= steps
-
-    @property
-    def _checkpoint_bytes(self) -> int:
-        return self._export.num_trained * self._spec.optimizer.checkpoint_bytes_per_parameter
-
-    def check_space(self) -> None:
-        """Compare the free space with what the run will write; report what is missing.
-
-        Raises:
-            StartError: if not even one checkpoint fits.
-        """
-        run_dir = self._run_dir
-        need = SpaceNeed(
-            checkpoint_bytes=self._checkpoint_bytes,
-            num_checkpoints=self._spec.most_checkpoints,
-            model_bytes=self._export.model_bytes,
-        )
-        free_bytes = shutil.disk_usage(run_dir).free
-        held_bytes = folder_bytes(run_dir / "checkpoints")
-        warning = space_warning(need, free_bytes=free_bytes, held_bytes=held_bytes)
-        if warning is None:
-            return
-        if lacks_one_checkpoint(need, free_bytes=free_bytes):
-            raise StartError(f"{run_dir}: no room for a checkpoint: {warning}")
-        self._records.event("DiskSpaceLow", f"{run_dir}: {warning}")
-
-    def resume_at(self, step: int) -> None:
-        """Record that there is a checkpoint of `step`."""
-        self.saved_step = step
+        return model is not None and min(model.step, self._step) >= self._spec.steps
 
     async def save_if_due(self, *, is_wanted: bool = False) -> None:
-        """Begin a checkpoint if one is due, or if the disk was full and it is time to retry.
+        """Begin a checkpoint if one is due.
 
         A redo log that has grown makes one due, because only a checkpoint lets it go of changes.
 
         is_wanted: whether one is due at this step for another reason than its number.
         """
         is_grown = self._log.is_checkpoint_due and self._writing is None
-        is_due = is_wanted or is_grown or self._step % self._settings.every_steps == 0
-        with contextlib.suppress(DiskFullError):
-            if is_due or (self._writing is not None and self._writing.done()):
-                await self.join()
-            if self._is_full_since_s is not None:
-                is_due = self._clock() - self._tried_s >= RETRY_S
-            if is_due:
-                await self._begin()
+        is_due = is_wanted or is_grown or self._step % self._spec.checkpoint.every_steps == 0
+        if is_due or (self._writing is not None and self._writing.done()):
+            await self.join()
+        if is_due:
+            await self._begin()
 
     async def save_if_overdue(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one was due while steps were redone; as `save_if_due`."""
-        every_steps = self._settings.every_steps
+        every_steps = self._spec.checkpoint.every_steps
         if is_wanted or self._step // every_steps > max(self.saved_step, 0) // every_steps:
-            with contextlib.suppress(DiskFullError):
-                await self._begin()
+            await self._begin()
 
     async def save(self) -> None:
-        """Write a checkpoint, unless there is one of this step, and wait until it is on the disk.
-
-        Raises:
-            DiskFullError: if the disk has no room for it.
-        """
-        with contextlib.suppress(DiskFullError):  # of an earlier step
-            await self.join()
+        """Write a checkpoint, unless there is one of this step, and wait for it."""
+        await self.join()
         await self._begin()
         await self.join()
 
     async def join(self) -> None:
-        """Wait for the checkpoint on its way to the disk.
-
-        Raises:
-            DiskFullError: if the disk has no room for it.
-        """
+        """Wait for the checkpoint on its way to the disk."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             with self._gauges.stage(Stage.CHECKPOINT):
                 await writing
 
-    async def finish(self, drain_s: float) -> None:
+    async def finish(self) -> None:
         """Write the last checkpoint, and the model unless the run was asked to stop.
 
-        drain_s: how long a run that was asked to stop waits for free space.
-
         Raises:
-            StartError: if there was no room in time, naming the file.
+            StartError: if the disk does not take them.
         """
-        await self._save_with_retries(self.save, drain_s)
+        await self.save()
+        if self._failure is not None:
+            raise self._end_error() from self._failure
         if self._dispatcher.phase is not RunPhase.RUNNING:
             return
-        if self._export.has_adapters:
-            await self._save_with_retries(self._save_adapters, drain_s)
-        await self._save_with_retries(self._save_model, drain_s)
+        tensors = self.checkpoints.path(self._step) / TENSORS
+        try:
+            if self._export.has_adapters:
+                await self._write_last(self._export.write_adapters, "adapters", tensors)
+            await self._write_last(self._export.write_model, "model", tensors)
+        except WriteError as error:
+            self._report(error)
+            raise self._end_error() from error
 
     async def _begin(self) -> None:
         """Copy the state between two steps, and begin to write it; none other may be on its way."""
@@ -212,11 +158,15 @@ class RunSaver:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = ledger_now.snapshot()
-        self._tried_s = self._clock()
-        with self._reports_disk(), self._gauges.stage(Stage.CHECKPOINT):
-            staged = await self._tensor_thread.run(
-                TensorWork.CHECKPOINT, lambda: self._stage(step, ledger)
-            )
+        self._failure = None
+        try:
+            with self._gauges.stage(Stage.CHECKPOINT):
+                staged = await self._tensor_thread.run(
+                    TensorWork.CHECKPOINT, lambda: self._stage(step, ledger)
+                )
+        except WriteError as error:
+            self._report(error)
+            return
         loop = asyncio.get_running_loop()
         # Submitted here: a task that never runs, because the loop ends, must not lose it.
         written = loop.run_in_executor(self._file_thread, lambda: self._complete(staged))
@@ -225,9 +175,7 @@ class RunSaver:
     def _stage(self, step: int, ledger: LedgerState) -> _StagedCheckpoint:
         update = self._update
         with ExitStack() as closing:
-            folder = closing.enter_context(
-                self.checkpoints.writing(step, needed_bytes=update.checkpoint_bytes)
-            )
+            folder = closing.enter_context(self.checkpoints.writing(step))
             return _StagedCheckpoint(
                 step=step,
                 folder=folder,
@@ -252,84 +200,44 @@ class RunSaver:
                 ledger=staged.ledger.parts(),
                 healthy=staged.healthy,
             )
-        best = None
-        if self._settings.keep_best:
-            best = best_evaluated_step(staged.ledger.head.accuracies, self.checkpoints.steps())
+        best = best_evaluated_step(staged.ledger.head.accuracies, self.checkpoints.steps())
         return self.checkpoints.remove_old(staged.step, best)
 
     async def _record(self, staged: _StagedCheckpoint, written: Awaitable[set[int]]) -> None:
-        """Wait until a checkpoint is on the disk, and record it."""
-        with self._reports_disk():
+        """Wait until a checkpoint is on the disk, and record it, or that it cannot be written."""
+        try:
             kept = await written
-        self._report_room()
-        step, log = staged.step, self._log
-        self.saved_step = step
-        log.add_checkpoint(step, staged.ledger.head.log_position, kept_steps=kept)
+        except WriteError as error:
+            self._report(error)
+            return
+        self.saved_step = staged.step
+        self._log.add_checkpoint(staged.step, staged.ledger.head.log_position, kept_steps=kept)
+        optimizer = self._spec.optimizer
         self._gauges.record_checkpoint(
             time.time(),
-            size_bytes=self._checkpoint_bytes,
+            size_bytes=self._export.num_trained * optimizer.checkpoint_bytes_per_parameter,
             free_bytes=shutil.disk_usage(self._run_dir).free,
         )
-        self._records.event("CheckpointSaved", f"step {step}")
+        self._records.event("CheckpointSaved", f"step {staged.step}")
 
-    async def _save_adapters(self) -> None:
-        folder, step = self._run_dir / "adapters", self._step
-        tensors = self.checkpoints.tensors(step)
-        await self._write(lambda: self._export.write_adapters(folder, tensors, step=step))
+    async def _write_last(self, write: Callable[..., None], name: str, tensors: Path) -> None:
+        folder, step = self._run_dir / name, self._step
+        with self._gauges.stage(Stage.CHECKPOINT):
+            await asyncio.get_running_loop().run_in_executor(
+                self._file_thread, lambda: write(folder, tensors, step=step)
+            )
 
-    async def _save_model(self) -> None:
-        folder, step = self._run_dir / "model", self._step
-        tensors = self.checkpoints.tensors(step)
-        await self._write(lambda: self._export.write_model(folder, tensors, step=step))
+    def _report(self, error: WriteError) -> None:
+        self._failure = error
+        self._gauges.count_disk_full()
+        self._records.event("DiskFull", f"{error}; the next checkpoint tries again")
+
+    def _end_error(self) -> StartError:
+        newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
+        return StartError(
+            f"{self._failure}. Free disk space and resume from the newest checkpoint ({newest})"
+        )
 
     @property
     def _step(self) -> int:
         return self._dispatcher.policy_version
-
-    async def _write(self, write: Callable[[], object]) -> None:
-        """Call `write` in the file thread."""
-        self._tried_s = self._clock()
-        with self._reports_disk(), self._gauges.stage(Stage.CHECKPOINT):
-            await asyncio.get_running_loop().run_in_executor(self._file_thread, write)
-        self._report_room()
-
-    @contextlib.contextmanager
-    def _reports_disk(self) -> Iterator[None]:
-        """Report if the disk becomes full in the block, or has room again."""
-        try:
-            yield
-        except DiskFullError as error:
-            self._gauges.count_disk_full()
-            if self._is_full_since_s is None:
-                self._is_full_since_s = self._tried_s
-                self._records.event(
-                    "DiskFull", f"{error}; the next attempts follow every {RETRY_S:g} s"
-                )
-            raise
-
-    def _report_room(self) -> None:
-        if self._is_full_since_s is not None:
-            self._is_full_since_s = None
-            self._records.event("DiskHasRoom", f"{self._run_dir}: the files are written")
-
-    async def _save_with_retries(self, save: Callable[[], Awaitable[None]], drain_s: float) -> None:
-        """Call `save` until the disk has room or the time is up.
-
-        Raises:
-            StartError: if the time is up.
-        """
-        started_s = self._clock()
-        while True:
-            try:
-                return await save()
-            except DiskFullError as error:
-                is_running = self._dispatcher.phase is RunPhase.RUNNING
-                limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
-                if self._clock() - started_s >= limit_s:
-                    newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
-                    raise StartError(
-                        f"{error}; gave up after {limit_s:g} s at step {self._step}. Free disk"
-                        f" space and resume from the newest checkpoint ({newest});"
-                        " spec.checkpoint.fullDiskWaitSeconds sets how long the learner waits"
-                    ) from error
-            await self._sleep(min(RETRY_S, limit_s))

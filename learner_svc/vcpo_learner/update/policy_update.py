@@ -282,11 +282,6 @@ class PolicyUpdate:
         """Discard the responses to these leases from replay; return them by lease."""
         return {} if self._replay is None else self._replay.remove(lease_ids)
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Size of the tensors in a checkpoint, on all ranks together."""
-        return self._files.size_bytes
-
     @on_every_rank
     def save_tensors(self, folder: Path | str) -> Future[dict[str, FileChecksum]]:
         """Copy parameters and moments, and write the copies beside the next steps.

@@ -102,7 +102,7 @@ def test_a_copy_for_weights_and_biases_can_be_sent_later(run_dir):
     ("options", "words"),
     [
         (["--project", "p"], "--project, --url, --offline: need --to"),
-        (["--to", "mlflow", "--step", 3], "DIR, --step, --best, --adapters, --dtype: choose what"),
+        (["--to", "mlflow", "--step", 3], "DIR, --step, --best, --adapters: choose what"),
         (["--to", "mlflow", "--output", "x"], "--output: mlflow has no folder"),
         (
             ["--to", "mlflow", "--offline"],

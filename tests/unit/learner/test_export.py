@@ -1,12 +1,7 @@
 """A model from a checkpoint, as `vcpo export` writes it."""
 
 import json
-import os
-import pickle
-import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 from peft import PeftModel
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    MetadataIndex,
-)
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from tests.fixtures.disk_limits import files_of_at_most
@@ -28,18 +17,17 @@ from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import EVALUATION
 from vcpo.api import run_to_yaml
 from vcpo.local.external_commands import ExportOptions
-from vcpo.records.exported_model import ExportDtype, ExportedModel, ExportKind
+from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
 from vcpo_learner import export as learner_export
-from vcpo_learner.checkpoints.folder import CheckpointError, CheckpointFolder
-from vcpo_learner.checkpoints.manifest import file_checksums, read_manifest
-from vcpo_learner.checkpoints.tensor_files import parameter_shapes
-from vcpo_learner.model import model_folder
+from vcpo_learner.checkpoints.folder import CheckpointFolder
+from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.model.loading import load_policy
 
 TINY = str(Path("examples/models/tiny").resolve())
 TOKENS = torch.tensor([[3, 4, 5, 6]])
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
 LORA = {"name": TINY, "lora": {"rank": 2, "alpha": 4}}
 
 
@@ -128,7 +116,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(run_
 
 def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_dir):
     trained_run(run_dir, model={"name": TINY})
-    with pytest.raises(StartError, match=r"there is no checkpoint yet.* Ctrl-C"):
+    with pytest.raises(StartError, match="there is no checkpoint yet"):
         export(run_dir)
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has none"):
         export(run_dir, step=7)
@@ -178,7 +166,7 @@ def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
     with files_of_at_most(10_000):
         assert learner_export.main() == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"{run_dir / 'exports'}: no room for the model: ")
+    assert printed.startswith(f"{run_dir / 'exports/step-00000003'}: cannot be written (")
     assert list((run_dir / "exports").iterdir()) == []
 
 
@@ -190,18 +178,14 @@ def test_one_checkpoint_is_exported_wherever_it_lies(run_dir, tmp_path):
     assert ExportedModel.read(inside).run == "run"
     copy = tmp_path / "kept"
     shutil.copytree(checkpoint_of(run_dir, 1), copy)
-    with pytest.raises(StartError, match=r"kept is in no run directory; say where to write"):
-        export(copy)
     outside = export(copy, directory=tmp_path / "out")
     for folder in (inside, outside):
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
-    with pytest.raises(StartError, match=r"--step, --best: .* is one checkpoint"):
-        export(copy, step=1, directory=tmp_path / "out")
 
 
 def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
     trained_run(run_dir, 1, 2, model={"name": TINY})
-    with pytest.raises(StartError, match=r"--best: no checkpoint of .* was evaluated .*1, 2"):
+    with pytest.raises(StartError, match=r"--best: no checkpoint of .* was evaluated; give --step"):
         export(run_dir, best=True)
     journal = Journal(run_dir)
     for step, accuracy in [(0, 0.9), (1, 0.5), (2, 0.25)]:
@@ -211,117 +195,10 @@ def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
 
 def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir):
     trained_run(run_dir, 1, 2, model={"name": TINY})
-    (checkpoint_of(run_dir, 2) / "tensors" / "__0_0.distcp").write_bytes(b"x")
+    (checkpoint_of(run_dir, 2) / "tensors" / SHARD).write_bytes(b"x")
     for source, options in [(run_dir, {"step": 2}), (checkpoint_of(run_dir, 2), {})]:
-        with pytest.raises(StartError, match=r"tensors/__0_0\.distcp: must be"):
+        with pytest.raises(StartError, match="safetensors: must be"):
             export(source, **options)
-
-
-@pytest.mark.parametrize(
-    ("model", "told"), [({"name": ""}, "spec.model.name: "), (None, "spec.model.")]
-)
-def test_a_checkpoint_whose_model_is_no_model_is_named_with_the_cure(run_dir, model, told):
-    trained_run(run_dir, 1, model={"name": TINY})
-    checkpoint = checkpoint_of(run_dir, 1)
-    manifest = read_manifest(checkpoint)
-    replace(manifest, spec={**manifest.spec, "model": model}).write(checkpoint)
-    with pytest.raises(StartError) as refused:
-        export(run_dir, step=1)
-    assert str(refused.value).startswith(f"{checkpoint / 'meta.json'}: {told}")
-    assert str(refused.value).endswith("; restore the checkpoint from a copy")
-
-
-class Command:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.open, (str(self.path), os.O_CREAT)
-
-
-def craft(checkpoint, index, witness):
-    """Give a checkpoint an index and bytes that run a command, with sums that hold."""
-    tensors = checkpoint / "tensors"
-    torch.save({"x": Command(witness)}, tensors / "__9_0.distcp")
-    (tensors / ".metadata").write_bytes(index)
-    manifest = read_manifest(checkpoint)
-    files = file_checksums(checkpoint, [*manifest.files, "tensors/__9_0.distcp"])
-    replace(manifest, files=files).write(checkpoint)
-
-
-def entry_of_bytes(checkpoint):
-    """The checkpoint's index, whose first entry has bytes in place of a tensor."""
-    document = json.loads((checkpoint / "tensors" / ".metadata").read_text())
-    name = next(iter(document["tensors"]))
-    document["tensors"][name] = {"bytes": {"file": "__9_0.distcp", "begin": 0}}
-    return json.dumps(document).encode()
-
-
-def pickled_entry_of_bytes(checkpoint):
-    """The same in DCP's own form, a pickle, with every class that DCP writes."""
-    names = parameter_shapes(checkpoint / "tensors")
-    place = _StorageInfo(
-        "__9_0.distcp", 0, (checkpoint / "tensors" / "__9_0.distcp").stat().st_size
-    )
-    index = Metadata(
-        state_dict_metadata={f"parameters.{name}": BytesStorageMetadata() for name in names},
-        storage_data={MetadataIndex(f"parameters.{name}"): place for name in names},
-    )
-    return pickle.dumps(index)
-
-
-@pytest.mark.parametrize(
-    ("make_index", "told", "options"),
-    [
-        (entry_of_bytes, r"\.metadata: tensors\.parameters\..*\.dtype: Field required", []),
-        (pickled_entry_of_bytes, r"\.metadata: the index: Invalid JSON", ["--adapters"]),
-    ],
-    ids=["entry", "pickle"],
-)
-def test_vcpo_export_of_an_index_with_bytes_runs_nothing_and_says_what_to_do(
-    run_dir, tmp_path, make_index, told, options
-):
-    trained_run(run_dir, 1, model=LORA)
-    checkpoint, witness = checkpoint_of(run_dir, 1), tmp_path / "ran"
-    (checkpoint / "tensors" / "__9_0.distcp").touch()
-    craft(checkpoint, make_index(checkpoint), witness)
-    command = [sys.executable, "-m", "vcpo.cli.main", "export", str(checkpoint), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not witness.exists()
-    assert done.returncode == 2
-    assert re.search(told, done.stderr)
-    assert "restore the checkpoint from a copy, or remove its folder" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("removed", [".metadata", "*.distcp"])
-def test_a_checkpoint_that_its_run_removes_meanwhile_is_named_with_the_cure(
-    run_dir, monkeypatch, removed
-):
-    trained_run(run_dir, 1, model={"name": TINY})
-    build_skeleton = learner_export.build_skeleton
-
-    def remove_then_build(*arguments, **settings):
-        for path in (checkpoint_of(run_dir, 1) / "tensors").glob(removed):
-            path.unlink()
-        return build_skeleton(*arguments, **settings)
-
-    monkeypatch.setattr(learner_export, "build_skeleton", remove_then_build)
-    with pytest.raises(StartError, match=r"step-00000001: was removed .* export again"):
-        export(run_dir)
-    assert not (run_dir / "exports" / "step-00000001").exists()
-
-
-def test_a_large_model_is_written_through_mapped_files_and_in_parts(run_dir, monkeypatch):
-    expected = logits(trained_run(run_dir, 1, model={"name": TINY}))
-    monkeypatch.setattr(model_folder, "_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(model_folder, "_SHARD_SIZE", "300KB")
-    folder = export(run_dir)
-    assert (folder / "model.safetensors.index.json").exists()
-    assert not (folder / ".scratch").exists()
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
 
 
 def test_what_a_model_generates_with_is_exported_too(run_dir):
@@ -348,19 +225,15 @@ def named_dtype(folder):
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}], ids=["whole", "adapters"])
-def test_a_model_has_the_number_format_that_the_run_began_with(
-    run_dir, tmp_path, half_precision, lora
-):
-    trained_run(run_dir, 1, model={"name": str(half_precision), "lora": lora})
+def test_a_model_has_the_number_format_that_the_run_began_with(run_dir, half_precision, lora):
+    trained = trained_run(run_dir, 1, model={"name": str(half_precision), "lora": lora})
     kept = export(run_dir)
-    exact = export(run_dir, dtype=ExportDtype.FLOAT32, directory=tmp_path / "exact")
-    assert (named_dtype(kept), named_dtype(exact)) == ("bfloat16", "float32")
-    rounded, whole = weights_of(kept), weights_of(exact)
-    assert rounded.keys() == whole.keys()
-    for name, tensor in rounded.items():
-        assert tensor.dtype is torch.bfloat16
-        assert torch.equal(tensor, whole[name].bfloat16()), name
-    assert any(not torch.equal(rounded[name].float(), whole[name]) for name in whole)
+    assert named_dtype(kept) == "bfloat16"
+    rounded = weights_of(kept)
+    assert {each.dtype for each in rounded.values()} == {torch.bfloat16}
+    if lora is None:
+        for name, parameter in trained.named_parameters():
+            assert torch.equal(rounded[name], parameter.bfloat16()), name
 
 
 def test_parameters_that_a_family_keeps_in_float32_stay_so(run_dir, half_precision, monkeypatch):
@@ -368,9 +241,3 @@ def test_parameters_that_a_family_keeps_in_float32_stay_so(run_dir, half_precisi
     monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", ["input_layernorm"])
     kept = {name for name, each in weights_of(export(run_dir)).items() if each.dtype.itemsize == 4}
     assert kept == {f"model.layers.{layer}.input_layernorm.weight" for layer in range(3)}
-
-
-def test_adapters_have_no_other_number_format(run_dir):
-    trained_run(run_dir, 1, model=LORA)
-    with pytest.raises(StartError, match=r"^--dtype: adapters are written in float32"):
-        export(run_dir, adapters=True, dtype=ExportDtype.BFLOAT16)

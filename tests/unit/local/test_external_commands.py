@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from vcpo.local.external_commands import ExportOptions
-from vcpo.records.exported_model import ExportDtype
 
 
 def export_arguments(**given):
@@ -18,8 +17,6 @@ def test_export_passes_no_option_that_was_not_given():
 
 
 def test_export_passes_every_option_that_was_given():
-    arguments = export_arguments(
-        step=0, best=True, adapters=True, dtype=ExportDtype.FLOAT32, directory=Path("--odd")
-    )
-    options = ["--best", "--adapters", "--step=0", "--dtype=float32"]
+    arguments = export_arguments(step=0, best=True, adapters=True, directory=Path("--odd"))
+    options = ["--best", "--adapters", "--step=0"]
     assert arguments == [*options, "--", "-runs/r", "--odd"]

@@ -52,7 +52,9 @@ def test_four_ranks_and_one_go_on_with_what_two_wrote(tmp_path):
         return found
 
     (checksums, expected), (others_checksums, _) = run_ranks(2, two)
-    assert sorted(checksums) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert sorted(checksums) == [
+        f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)
+    ]
     assert not others_checksums
     for found in run_ranks(4, four_in_two_copies, fsdp_size=2):
         assert_equal(found, expected)
@@ -61,7 +63,7 @@ def test_four_ranks_and_one_go_on_with_what_two_wrote(tmp_path):
     assert_equal(numbers(model, optimizer), expected)
     # A replica's copy is written once.
     sizes = [
-        sum(path.stat().st_size for path in (tmp_path / name).glob("*.distcp"))
+        sum(path.stat().st_size for path in (tmp_path / name).glob("*.safetensors"))
         for name in ("two", "four")
     ]
     assert sizes[1] < 1.5 * sizes[0]

@@ -99,7 +99,6 @@ async def test_a_last_version_that_a_full_disk_keeps_back_ends_the_evaluation_be
     monkeypatch.setattr(publication, "_POLL_S", 0.01)
     sections = {
         "steps": 2,
-        "checkpoint": {"fullDiskWaitSeconds": 0},
         "evaluation": {"everySteps": 1},
     }
     learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
@@ -121,7 +120,7 @@ async def test_a_last_version_that_a_full_disk_keeps_back_ends_the_evaluation_be
 
 async def test_a_last_version_that_a_full_disk_keeps_back_is_not_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(publication, "_POLL_S", 0.01)
-    sections = {"steps": 2, "checkpoint": {"fullDiskWaitSeconds": 0}}
+    sections = {"steps": 2}
     learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
     assert await learner.run() is RunPhase.COMPLETE
     assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]

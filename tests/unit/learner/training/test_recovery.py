@@ -13,7 +13,7 @@ from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.journal import METRICS_FILE, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1.ledger_pb2 import VersionPublished
-from vcpo_learner.checkpoints.folder import CheckpointError
+from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate
 

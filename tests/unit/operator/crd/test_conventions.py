@@ -37,7 +37,6 @@ SECTIONS = {"spec.model", "spec.environment", "spec"}
 BOOLEANS = {
     "spec.suspend",
     "spec.algorithm.routerReplay",
-    "spec.checkpoint.keepBest",
     "spec.environment.plainControlTokens",
     "spec.health.enabled",
     "spec.model.trustRemoteCode",
