@@ -21,17 +21,16 @@ and keeps three promises that training rests on:
         format) and persistent buffer of the version, and no other. If not, the call raises.
 
 What is checked: `vcpo validate` and the worker's start find the class, its methods and the
-arguments of `load`. `vcpo_rollout.engines.checked` checks every answer of `generate` and
-`swap_weights`: types, lengths, log-probabilities in range, versions that were in use. Only the
-engine can look into its model, and does so before the next token is drawn;
+arguments of `load`. The learner checks every response: lengths, log-probabilities in range,
+versions that were published. Only the engine can look into its model;
 `held_state.StateChecksums` compares a torch module with a version. The learner computes the
 log-probabilities of fresh tokens itself in every step, and a gap that rounding does not explain is
 told or ends the run (`docs/design/063-mismatch.md`).
 
 Errors: an `EngineError` says what failed in one sentence, and becomes a typed failure of the
 prompt; eight in a row end the worker with it. `InvalidRequestError` blames the request alone. Any
-other exception counts as an `EngineError` that names its type. What a user can correct is a
-`ValueError` of `load` that begins with the field, such as `spec.rollouts[].engineArguments.x:`.
+other exception of `generate` counts as an `EngineError` that names its type. What a user can
+correct is a `ValueError` of `load` that begins with the field.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from vcpo.api.workloads import EngineName, Quantization, RolloutGroup
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
 from vcpo_rollout.engines.adapters import AdapterPlan, AdapterUse, plan_adapters
 from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.checked import ENGINE_METHODS, CheckedEngine, lacking_of_engine
 from vcpo_rollout.engines.engine import Engine, EngineClass, EngineSetting
 from vcpo_rollout.engines.loading import load_end_token_ids, load_tokenizer
 from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
@@ -34,6 +33,9 @@ _CURE_OF_VLLM: Final = (
     "pip install 'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or"
     " engine: hf"
 )
+_METHODS: Final = ("load", "generate", "swap_weights", "close")
+"""The methods that an engine's class must have."""
+_PROPERTIES: Final = ("policy_version", "context_tokens", "end_token_ids", "stop_strings")
 _VLLM_LOGGING: Final = Path(__file__).parent / "vllm" / "logging.json"
 """Configuration of vLLM's loggers, in the form of `logging.config.dictConfig`."""
 
@@ -141,13 +143,23 @@ def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
             f"{field}: {name!r} cannot be loaded ({type(error).__name__}: {error}); correct the"
             " class or engineArguments"
         ) from error
-    if lacking := lacking_of_engine(engine):
+    if lacking := _lacking(engine):
         raise ValueError(
             f"{field}: {name!r}: `load` returned {engine!r:.100}, which has no"
             f" {', no '.join(lacking)}; it must return an engine"
             " (`vcpo_rollout.engines.engine.Engine`)"
         )
-    return CheckedEngine(engine)
+    return engine
+
+
+def _lacking(loaded: object) -> list[str]:
+    """Return what an object lacks to be called as an engine, by name."""
+    missing = [each for each in _PROPERTIES if not hasattr(loaded, each)]
+    return missing + [
+        f"async {each}"
+        for each in _METHODS[1:]
+        if not inspect.iscoroutinefunction(getattr(loaded, each, None))
+    ]
 
 
 def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
@@ -162,9 +174,7 @@ def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
         cure = _CURE_OF_VLLM
         _configure_logging_of_vllm()
     found = import_named(_SHIPPED.get(name, name), field=field, cure=cure, name=name)
-    engine_class = require_class(
-        found, field=field, name=name, what="an engine", methods=ENGINE_METHODS
-    )
+    engine_class = require_class(found, field=field, name=name, what="an engine", methods=_METHODS)
     if inspect.ismethod(load := getattr(engine_class, "load", None)):
         require_arguments(
             load,

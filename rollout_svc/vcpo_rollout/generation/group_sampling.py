@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
     Engine,
+    EngineError,
     Generation,
     GenerationInterruptedError,
     GenerationRequest,
@@ -105,7 +106,13 @@ async def complete_response(
     """
     partial_response = request.partial_response
     if partial_response is None or partial_response.finish_reason is None:
-        return await engine.generate(request, interrupt=interrupt)
+        try:
+            return await engine.generate(request, interrupt=interrupt)
+        except (EngineError, GenerationInterruptedError):
+            raise
+        except Exception as error:  # an engine may be a user's
+            method = f"{type(engine).__name__}.generate"
+            raise EngineError(f"{method}: {type(error).__name__}: {error}") from error
     return Generation(
         token_ids=partial_response.token_ids,
         logprobs=partial_response.logprobs,

@@ -52,7 +52,6 @@ from vcpo_rollout.engines.vllm.start import (
     with_table_length,
 )
 from vcpo_rollout.engines.vllm.statistics import step_logger
-from vcpo_rollout.engines.vllm.streamed_response import StreamedResponse
 from vcpo_rollout.gauges import RolloutGauges
 
 logger = logging.getLogger(__name__)
@@ -269,10 +268,8 @@ class VllmEngine:
     ) -> Generation:
         partial_response = request.partial_response
         resumed = () if partial_response is None else partial_response.token_ids
-        streamed = None
-        if self._stop_strings is not None:
-            streamed = StreamedResponse(self._stop_strings, request)
-        params = sampling_params(request, self._end_token_ids, streams=streamed is not None)
+        stops = () if self._stop_strings is None else self._stop_strings.strings
+        params = sampling_params(request, self._end_token_ids, stops)
         name = str(next(self._numbers))
         output: CompletionOutput | None = None
         aborting = None
@@ -288,17 +285,11 @@ class VllmEngine:
             lora_request = self._loader.lora_request
             async for update in self._llm.generate(prompt, params, name, lora_request=lora_request):
                 output = update.outputs[0]
-                if streamed is not None:
-                    streamed.add(output)
-                    if streamed.is_stopped:
-                        await self._llm.abort(name)
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
         finally:
             if aborting is not None:
                 aborting.cancel()
-        if streamed is not None and output is not None:
-            output = streamed.whole(output)
         return to_generation(output, partial_response, keys_version=keys_version)
 
     async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TypeVar
 
 from vllm import SamplingParams
@@ -31,11 +31,11 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def sampling_params(
-    request: GenerationRequest, end_token_ids: frozenset[int], *, streams: bool = False
+    request: GenerationRequest, end_token_ids: frozenset[int], stop_strings: Sequence[str] = ()
 ) -> SamplingParams:
     """Return vLLM's parameters: all tokens of the vocabulary, until one of `end_token_ids`.
 
-    streams: whether tokens are returned as they are sampled; else with the last one.
+    stop_strings: that end it too; vLLM must have the tokenizer for them.
 
     vLLM seeds a request once, so a resumed response goes on with other numbers than its first part
     would have; one that begins again gets the same.
@@ -51,8 +51,11 @@ def sampling_params(
         logprobs=0,  # of the sampled token only
         ignore_eos=True,  # the end tokens are those of the next line
         stop_token_ids=sorted(end_token_ids),
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY,
+        stop=list(stop_strings),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,  # a string may name one
+        detokenize=bool(stop_strings),
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 

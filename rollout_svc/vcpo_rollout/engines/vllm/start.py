@@ -84,6 +84,8 @@ class VllmSettings:
     """Longest prompt and response together, in tokens; None for what model and memory allow."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The user's other arguments of vLLM's `AsyncEngineArgs`, by name."""
+    finds_stop_strings: bool = False
+    """Whether vLLM reads the tokenizer, to find strings that end a response."""
     returns_routes: bool = False
     """Whether responses carry the experts that computed their tokens."""
 
@@ -106,6 +108,7 @@ class VllmSettings:
             max_model_len=group.max_model_len,
             arguments=arguments,
             gpu_memory_ratio=gpu_memory_ratio(),
+            finds_stop_strings=setting.stop_strings is not None,
             returns_routes=setting.spec.algorithm.router_replay,
         )
 
@@ -218,7 +221,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "max_model_len": settings.max_model_len or -1,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "load_format": "dummy",  # the learner sends every parameter
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.finds_stop_strings,
         # Of the distribution that tokens are drawn from, after temperature.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend="vcpo"),

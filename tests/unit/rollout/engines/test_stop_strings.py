@@ -69,40 +69,6 @@ def test_a_string_is_found_at_the_token_after_which_the_whole_text_has_it(respon
     assert found_end(StopStrings(tokenizer, strings), token_ids) == expected
 
 
-@settings(max_examples=50, deadline=None)
-@given(token_ids=st.lists(st.sampled_from([1 + 0xE4, 1 + 0xBD, 1 + 0xA0]), min_size=30))
-def test_bytes_that_make_no_characters_hide_no_string_after_them(token_ids):
-    tokenizer = byte_fallback()
-    response = [*token_ids, *tokenizer.convert_tokens_to_ids(["<", "/", "answer>"])]
-    assert found_end(StopStrings(tokenizer, ["</answer>"]), response) == first_end(
-        tokenizer, response, ["</answer>"]
-    )
-
-
-class Counting:
-    """A tokenizer that counts the tokens it decodes."""
-
-    def __init__(self, tokenizer):
-        self.clean_up_tokenization_spaces = tokenizer.clean_up_tokenization_spaces
-        self.tokenizer = tokenizer
-        self.num_decoded = 0
-
-    def decode(self, token_ids, **settings):
-        self.num_decoded += len(token_ids)
-        return self.tokenizer.decode(token_ids, **settings)
-
-
-def test_tokens_that_cannot_end_a_string_are_decoded_once_and_others_with_few_before_them():
-    tokenizer = Counting(pieces())
-    stop_strings = StopStrings(tokenizer, ["</answer>"])
-    a, end = PIECES.index("a"), PIECES.index(">")
-    assert found_end(stop_strings, [a] * 3000) is None
-    assert tokenizer.num_decoded == 2  # the token, twice
-    tokenizer.num_decoded = 0
-    assert not any(stop_strings.completed_by_last([a] * 3000 + [end] * n) for n in (1, 2, 3))
-    assert tokenizer.num_decoded < 300
-
-
 def test_a_run_without_stop_strings_looks_for_none():
     assert StopStrings.of(Sampling(), pieces()) is None
     sampling = Sampling.model_validate({"stopStrings": ["an", "b"]})
@@ -148,14 +114,6 @@ def test_a_response_ends_at_the_token_that_completes_a_string(make_batch, make_r
         FinishReason.STOP if end else FinishReason.LENGTH for end in ends
     ]
     assert {each.finish_reason for each in generations} == set(FinishReason)
-
-
-def test_a_string_that_is_complete_at_the_limit_counts_as_an_end(make_batch, make_request):
-    every_piece = make_batch(*(piece[-1] for piece in ("<", ">", "/", "\n", " ")), "a", "n", "s")
-    generations = run(every_piece, *[make_request(PROMPT, max_new_tokens=1)] * 60)
-    stopped = [each for each in generations if each.finish_reason is FinishReason.STOP]
-    assert 0 < len(stopped) < 60
-    assert {len(each.token_ids) for each in generations} == {1}
 
 
 def test_a_string_that_begins_in_the_resumed_part_is_found(make_batch, make_request):

@@ -9,7 +9,6 @@ import torch
 from prometheus_client import REGISTRY
 
 from tests.fixtures.rollout.shards import cut_in_two
-from tests.fixtures.rollout.tokenizers import PIECES, pieces
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import (
     assert_scored_by_its_versions,
@@ -23,12 +22,11 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     double_parameters,
     first_logprobs,
     save_settings,
-    start,
     with_changes,
 )
 from vcpo.api.workloads import KvCache
 from vcpo.metrics import RolloutMetrics
-from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.engine import VllmEngine
@@ -42,34 +40,28 @@ LONG_PROMPT = tuple(range(32)) * 6
 ENDLESS = 30_000
 """More tokens than a test lives to see."""
 PATIENCE_S = 120.0
-STRINGS = ("<answerb", "<answerc", "<answerd", "<answere", "rsw", "ra", "e<", ">a", "/x", "b/")
-"""Some end in the middle of a piece; all may begin in one and end in another."""
 WORDS = tokenizer_of([*range(11), *range(13, 32)])
 """Of the 40 rows, 11, 12 and those from 32 on have no token."""
+STRINGS = ("w5 w1", "8 w2", "w27")
+"""Some end in the middle of a token; two begin in one and end in another."""
+
+
+async def start_engines(settings, *others):
+    """Engines that take turns with one vLLM: one as it is, and others of these settings."""
+    llm = await asyncio.to_thread(start_llm, settings)
+    return [
+        VllmEngine(
+            llm, skeleton=load_skeleton(settings), end_token_ids=frozenset({END}), **arguments
+        )
+        for arguments in ({}, *others)
+    ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(tmp_path_factory):
-    """Three engines that take turns with one vLLM.
-
-    Strings end the responses of the second, and the third keeps keys and values.
-    """
+    """One that recomputes keys and values, and one that keeps them."""
     settings = save_settings(tmp_path_factory.mktemp("untied"))
-    llm = await asyncio.to_thread(start_llm, settings)
-    engines = [
-        VllmEngine(
-            llm,
-            skeleton=load_skeleton(settings),
-            end_token_ids=frozenset({END}),
-            stop_strings=stop_strings,
-            kv_cache=kv_cache,
-        )
-        for stop_strings, kv_cache in (
-            (None, KvCache.RECOMPUTE),
-            (StopStrings(pieces(), STRINGS), KvCache.RECOMPUTE),
-            (None, KvCache.KEEP),
-        )
-    ]
+    engines = await start_engines(settings, {"kv_cache": KvCache.KEEP})
     yield engines
     for engine in engines:
         await engine.close()
@@ -81,20 +73,25 @@ def engine(engines):
 
 
 @pytest.fixture(scope="module")
-def stopping_engine(engines):
+def keeping_engine(engines):
     return engines[1]
 
 
-@pytest.fixture(scope="module")
-def keeping_engine(engines):
-    return engines[2]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def tied_engine(tmp_path_factory):
-    engine = await start(tmp_path_factory.mktemp("tied"), tied=True, tokenizer=WORDS)
-    yield engine
-    await engine.close()
+async def tied_engines(tmp_path_factory):
+    """One without stop strings, and one with them, of models that tie their head."""
+    settings = save_settings(
+        tmp_path_factory.mktemp("tied"), tied=True, tokenizer=WORDS, finds_stop_strings=True
+    )
+    engines = await start_engines(settings, {"stop_strings": StopStrings(WORDS, STRINGS)})
+    yield engines
+    for engine in engines:
+        await engine.close()
+
+
+@pytest.fixture(scope="module")
+def tied_engine(tied_engines):
+    return tied_engines[0]
 
 
 async def check_updates_in_flight(engine, models, make_request, publish, reference_logprobs):
@@ -435,72 +432,30 @@ class TestEngine:
 
 
 def end_of(token_ids):
-    """Where a response ends, and how, by the definition of stop strings; None if it does not."""
+    """The number of tokens at which a response ends, by the definition; None if it does not."""
     for size, token_id in enumerate(token_ids, start=1):
-        text = pieces().decode(list(token_ids[:size]), skip_special_tokens=False)
+        text = WORDS.decode(list(token_ids[:size]), skip_special_tokens=False)
         if token_id == END or any(string in text for string in STRINGS):
             return size
     return None
 
 
-def assert_ends_as_defined(generation, limit):
-    end = end_of(generation.token_ids)
-    assert len(generation.token_ids) == (end or limit)
-    assert generation.finish_reason is (FinishReason.STOP if end else FinishReason.LENGTH)
-
-
 @pytest.mark.asyncio(loop_scope="module")
-class TestStopStrings:
-    async def test_a_string_ends_a_response_at_its_token_whatever_is_swapped_in(
-        self, stopping_engine, make_request, publish, reference_logprobs
-    ):
-        models = {number: build(seed=number) for number in (1, 2, 3)}
-        await stopping_engine.swap_weights(publish(models[1], 1))
-        request = make_request(PROMPT, max_new_tokens=40)
-        generating = [asyncio.create_task(stopping_engine.generate(request)) for _ in range(40)]
-        for number in (2, 3):
-            await stopping_engine.swap_weights(publish(models[number], number))
-        generations = await asyncio.gather(*generating)
-        for generation in generations:
-            assert_ends_as_defined(generation, 40)
-            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
-        by_string = [each for each in generations if each.token_ids[-1] != END]
-        assert FinishReason.STOP in {each.finish_reason for each in by_string}
-
-    async def test_a_string_that_another_worker_began_ends_the_response(
-        self, stopping_engine, make_request, publish
-    ):
-        await stopping_engine.swap_weights(publish(build(seed=4), 4))
-        partial = PartialResponse(
-            token_ids=(PIECES.index("x"), PIECES.index("<"), PIECES.index("answer")),
-            logprobs=(-0.5, -0.25, -1.0),
-            version_spans=(VersionSpan(policy_version=2, num_tokens=3),),
-        )
-        request = make_request(PROMPT, max_new_tokens=4, partial_response=partial)
-        generations = await asyncio.gather(*(stopping_engine.generate(request) for _ in range(400)))
-        for generation in generations:
-            assert generation.token_ids[:3] == partial.token_ids
-            assert generation.logprobs[:3] == partial.logprobs
-            assert_ends_as_defined(generation, 4)
-        letters = {PIECES.index(letter) for letter in "bcde"}
-        assert letters & {each.token_ids[3] for each in generations}
-
-    async def test_an_interrupt_leaves_the_tokens_before_any_string(
-        self, stopping_engine, make_request, publish
-    ):
-        await stopping_engine.swap_weights(publish(build(seed=5), 5))
-        interrupt, request = asyncio.Event(), make_request(PROMPT, max_new_tokens=30_000)
-        generating = [
-            asyncio.create_task(stopping_engine.generate(request, interrupt=interrupt))
-            for _ in range(20)
-        ]
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait(generating, return_when=asyncio.FIRST_COMPLETED)
-            interrupt.set()
-            ends = await asyncio.gather(*generating, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, GenerationInterruptedError):
-                partial = end.partial_response
-                assert partial is None or end_of(partial.token_ids) is None
-            else:
-                assert_ends_as_defined(end, 30_000)
+async def test_a_stop_string_ends_a_response_at_its_token_whatever_is_swapped_in(
+    tied_engines, make_request, publish, reference_logprobs
+):
+    engine = tied_engines[1]
+    models = {number: build(seed=number, tied=True, tokenizer=WORDS) for number in (51, 52, 53)}
+    await engine.swap_weights(publish(models[51], 51))
+    request = make_request(PROMPT, max_new_tokens=40)
+    generating = [asyncio.create_task(engine.generate(request)) for _ in range(40)]
+    for number in (52, 53):
+        await engine.swap_weights(publish(models[number], number))
+    generations = await asyncio.gather(*generating)
+    for generation in generations:
+        end = end_of(generation.token_ids)
+        assert len(generation.token_ids) == (end or 40)
+        assert generation.finish_reason is (FinishReason.STOP if end else FinishReason.LENGTH)
+        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+    by_string = [each for each in generations if each.token_ids[-1] != END]
+    assert FinishReason.STOP in {each.finish_reason for each in by_string}
