@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.signals import RunSignals, WorkerSignals
-from vcpo.records.no_update import all_skipped_notice, no_update_notice
+from vcpo.judgement import no_update_notice
 from vcpo.wire.limits import CALL_TIMEOUT_S
 from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
@@ -155,21 +155,12 @@ def run_signals(message: control_pb2.Signals) -> RunSignals:
         latest_generation_failure=message.failures[0].message if message.failures else "",
         set_aside=_set_aside_notice(message),
         mismatch=message.mismatch,
-        no_update=no_update_message(
-            num_skipped, message.skip_reason, has_never_updated=has_never_updated
-        ),
+        no_update=no_update_notice(num_skipped, message.skip_reason, is_all=has_never_updated),
         has_never_updated=has_never_updated,
         collapse=message.collapse,
         lost_changes=message.lost_changes,
         since_step_s=message.seconds_since_step,
     )
-
-
-def no_update_message(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
-    """Return a sentence about skipped steps in a row; empty while they are too few."""
-    if has_never_updated:
-        return all_skipped_notice(num_skipped, reason)
-    return no_update_notice(num_skipped, reason) or ""
 
 
 def _worker(message: control_pb2.Worker) -> WorkerSignals:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from vcpo.algo.health.collapse import num_low_at_end, share_error
-from vcpo.records.collapse import is_critical
+from vcpo.judgement import is_critical
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord
 

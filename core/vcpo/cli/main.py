@@ -291,7 +291,7 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
     model = ExportedModel.read(directory.model)
     if model is None or model.step < loaded.spec.steps:
         return
-    outcome = outcome_of_complete(read_metrics(directory.path))
+    outcome = outcome_of_complete(loaded, read_metrics(directory.path))
     ended = "collapsed" if outcome.ending is Ending.COLLAPSED else "complete"
     OUT.print(
         f"already {ended}: {model.step} steps; the model is in {directory.model}. To continue,"

@@ -170,7 +170,7 @@ class Host:
             self._event("Failed", str(error))
             return RunOutcome(ending=Ending.FAILED, message=str(error))
         self._show_events()
-        outcome = outcome_of_complete(read_metrics(self._run_dir.path))
+        outcome = outcome_of_complete(self._run, read_metrics(self._run_dir.path))
         kind = "Collapsed" if outcome.ending is Ending.COLLAPSED else "Complete"
         self._event(kind, f"{self._spec.steps} steps. {outcome.message}".rstrip())
         return outcome

@@ -22,10 +22,9 @@ from vcpo.records.journal import failure_of
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.charts.payload import payload_of
 from vcpo.report.event_table import MAX_EVENTS, event_rows
-from vcpo.report.findings import findings
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun, read_run
-from vcpo.report.summary import facts_of, headlines, state_of, verdict_of
+from vcpo.report.summary import headlines
 
 REPORT_FILE = "report.html"
 
@@ -73,7 +72,7 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
 
     follows: whether the page asks its server for news; a page in a file does not.
     """
-    run, metrics = recorded.run, recorded.metrics
+    run = recorded.run
     charts, details = main_charts(recorded), sections(recorded)
     everything = [*charts, *(chart for section in details for chart in section.charts)]
     style = "".join(map(_asset, STYLES))
@@ -81,12 +80,10 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
     content = {
         "run": run,
         "recipe": recipe(run.spec.algorithm),
-        "state": state_of(run, metrics, recorded.events),
+        "state": recorded.phase,
         "failure": failure_of(recorded.events),
-        "verdict": verdict_of(recorded),
-        "facts": facts_of(recorded),
         "headlines": headlines(recorded),
-        "findings": findings(recorded),
+        "findings": recorded.judgements,
         "charts": charts,
         "sections": details,
         "rows": event_rows(recorded.events[-MAX_EVENTS:]),

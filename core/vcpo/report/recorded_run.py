@@ -13,10 +13,12 @@ from typing import Any
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun, load_run
 from vcpo.control.signals import RunSignals
+from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
 from vcpo.records.journal import (
     HOST_STARTED,
     EventRecord,
     Metrics,
+    failure_of,
     read_events,
     read_metrics,
 )
@@ -40,6 +42,23 @@ class RecordedRun:
     def clock(self) -> RunClock:
         """Seconds since the start of the run."""
         return RunClock(self.metrics, self.events)
+
+    @property
+    def phase(self) -> str:
+        """How far the run is."""
+        return recorded_phase(self.run.spec, self.metrics, self.events)
+
+    @property
+    def judgements(self) -> tuple[Judgement, ...]:
+        """What is the matter with the run, the most urgent first."""
+        signals = recorded_signals(self.run, self.metrics, 0.0)
+        evidence = Evidence(
+            spec=self.run.spec,
+            signals=replace(signals, failure=failure_of(self.events) or ""),
+            phase=self.phase,
+            metrics=self.metrics,
+        )
+        return judgements(evidence)
 
 
 def read_run(run_dir: Path) -> RecordedRun:

@@ -1,38 +1,14 @@
-"""The top of a report: state of the run and headline numbers."""
+"""The headline numbers of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from statistics import fmean
 
 from vcpo.api import VCPORun
-from vcpo.control.signals import RunSignals
-from vcpo.control.verdict import Verdict, facts, verdict
-from vcpo.records.collapse import lasting_collapse_notice
-from vcpo.records.journal import EventRecord, Metrics, failure_of
-from vcpo.records.no_update import never_updated_notice
+from vcpo.records.journal import Metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
-from vcpo.report.recorded_run import RecordedRun, recorded_signals
-
-_TREND_STEPS = 16
-"""Last steps by which the trend of the reward is judged."""
-
-
-class State(StrEnum):
-    """Progress of a run, judged by its records and its events alone."""
-
-    COMPLETE = "complete"
-    COLLAPSED = "collapsed"
-    """All steps were taken, and the run ends far below its best."""
-    NO_UPDATE = "no update"
-    """All steps were taken, and every one was skipped: the model is unchanged."""
-    UNFINISHED = "unfinished"
-    """Running, or stopped before its last step."""
-    EMPTY = "no steps yet"
-    FAILED = "failed"
-    """Given up by its host or its learner, whatever it had done before."""
+from vcpo.report.recorded_run import RecordedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,38 +18,6 @@ class Headline:
     label: str
     value: str
     note: str = ""
-
-
-def state_of(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord] = ()) -> State:
-    """Return the progress of a run."""
-    if failure_of(events) is not None:
-        return State.FAILED
-    if not metrics.steps:
-        return State.EMPTY
-    if metrics.steps[-1].step < run.spec.steps:
-        return State.UNFINISHED
-    if never_updated_notice(metrics.steps) is not None:
-        return State.NO_UPDATE
-    return State.COMPLETE if lasting_collapse_notice(metrics) is None else State.COLLAPSED
-
-
-def verdict_of(recorded: RecordedRun) -> Verdict:
-    """Return what is the matter with a run, and what to do."""
-    run, state = recorded.run, state_of(recorded.run, recorded.metrics, recorded.events)
-    phases = {State.UNFINISHED: "running", State.EMPTY: "starting"}
-    signals = replace(_signals(recorded), failure=failure_of(recorded.events) or "")
-    return verdict(run.spec, signals, phase=phases.get(state, state.value))
-
-
-def facts_of(recorded: RecordedRun) -> str:
-    """Return how far a run is, in one line."""
-    rewards = [step.reward_mean for step in recorded.metrics.steps[-_TREND_STEPS:]]
-    return facts(recorded.run.spec, _signals(recorded), rewards=rewards)
-
-
-def _signals(recorded: RecordedRun) -> RunSignals:
-    last = recorded.metrics.steps[-1:]
-    return recorded_signals(recorded.run, recorded.metrics, last[0].time_unix_s if last else 0.0)
 
 
 def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:

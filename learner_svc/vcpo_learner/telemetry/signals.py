@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.control.signals import WINDOW_STEPS
+from vcpo.judgement import num_skipped_at_end
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.no_update import num_skipped_at_end
 from vcpo.records.step_record import SIGNALS, StepRecord
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
@@ -65,7 +65,7 @@ class SignalWindow:
         self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
         self._failure = ""
-        self._collapse: str | None = None
+        self._collapse = ""
         self._skipped_in_a_row = 0
         self._skip_reason = ""
         self._rollback = ""
@@ -104,8 +104,8 @@ class SignalWindow:
         """Note why the run failed, in a sentence."""
         self._failure = why
 
-    def record_collapse(self, notice: str | None) -> None:
-        """Note how the finished run collapsed, in sentences; None if it did not."""
+    def record_collapse(self, notice: str) -> None:
+        """Note how the finished run collapsed, in sentences; empty if it did not."""
         self._collapse = notice
 
     def record_lost_changes(self, number: int) -> None:
@@ -175,7 +175,7 @@ class SignalWindow:
             failure=self._failure,
             skipped_steps_in_a_row=self._skipped_in_a_row,
             skip_reason=self._skip_reason,
-            collapse=self._collapse,
+            collapse=self._collapse or None,
             lost_changes=self._lost_changes,
             mismatch=self._mismatch,
         )

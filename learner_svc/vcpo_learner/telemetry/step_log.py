@@ -10,7 +10,7 @@ from typing import Any, Final
 from vcpo.algo.ess.calibration import STALE_STEPS
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.limits import warning_reason
-from vcpo.records.no_update import no_update_notice, skip_cause
+from vcpo.judgement import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lease import Lease
@@ -71,7 +71,7 @@ class StepLog:
                 detail = f" ({skip_detail})" if skip_detail else ""
                 yield "StepSkipped", f"step {record.step}: {skip_cause(record.skipped)}{detail}"
             notice = no_update_notice(number, record.skipped)
-            if notice is not None and _is_power_of_ten(number):
+            if notice and _is_power_of_ten(number):
                 yield "NoUpdate", notice
         if record.warning_level != self._warning_level:
             self._warning_level = record.warning_level

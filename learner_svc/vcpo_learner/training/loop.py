@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
+from vcpo.judgement import lasting_collapse
 from vcpo.metrics.label_values import Stage
-from vcpo.records.collapse import lasting_collapse_notice
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.lifecycle import peak_memory_bytes
@@ -353,10 +353,10 @@ class TrainingLoop:
 
     async def _end(self, how: str) -> None:
         """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
-        collapse = None
+        collapse = ""
         if self._dispatcher.phase is RunPhase.RUNNING:
             metrics = await asyncio.to_thread(self._records.read)
-            collapse = lasting_collapse_notice(metrics)
+            collapse = lasting_collapse(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
             self._signals.record_collapse(collapse)
         if self._dispatcher.complete():

@@ -15,7 +15,7 @@ from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
-from vcpo.control.verdict import verdict
+from vcpo.judgement import Evidence, judgements
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import (
@@ -100,8 +100,9 @@ def with_signals(status: RunStatus, spec: VCPORunSpec, signals: RunSignals | Non
     if signals is None:
         return status
     is_old = signals.age_s > spec.control.signals_max_age_seconds
-    told = verdict(spec, signals, phase="silent" if is_old else signals.phase.value)
-    text = redact_and_shorten(str(told), MAX_MESSAGE_CHARACTERS)
+    phase = "silent" if is_old else signals.phase.value
+    verdict = judgements(Evidence(spec=spec, signals=signals, phase=phase))[0]
+    text = redact_and_shorten(str(verdict), MAX_MESSAGE_CHARACTERS)
     return replace(status, numbers=shown_signals(signals), verdict=text)
 
 

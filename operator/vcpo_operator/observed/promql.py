@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from vcpo.algo.health.early_warning import warning_level
 from vcpo.control.signals import RunSignals, WorkerSignals
-from vcpo.learner_control import no_update_message
+from vcpo.judgement import no_update_notice
 from vcpo.metrics import LearnerMetrics, Metric, RolloutMetrics
 from vcpo.metrics.catalogue import STEP_GAUGES
 from vcpo.wire.phase import RunPhase
@@ -162,7 +162,7 @@ def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignal
         },
         workers=workers,
         failures_in_a_row=scrape.count_or_none(LearnerMetrics.failures_in_a_row) or 0,
-        no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
+        no_update=no_update_notice(skipped, _WHY_SKIPPED, is_all=has_never_updated),
         has_never_updated=has_never_updated,
         lost_changes=scrape.count_or_none(LearnerMetrics.lost_changes) or 0,
     )

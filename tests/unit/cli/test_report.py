@@ -80,18 +80,6 @@ def test_a_run_whose_file_was_broken_is_refused(tmp_path):
     assert "metadata: required field is missing" in asked.stderr
 
 
-def test_damaged_records_are_left_out_and_named_in_the_page(make_run):
-    run_dir = make_run("a")
-    journal = run_dir / METRICS_FILE
-    journal.write_bytes(
-        b"\xff\nnull\n" + journal.read_bytes().replace(b'"lag_max":4', b'"lag_max":5')
-    )
-    asked = report(run_dir)
-    assert asked.exit_code == 0
-    page = (run_dir / "report.html").read_text(encoding="utf-8")
-    assert "3 lines of the records are damaged; the first is metrics.jsonl line 1: " in page
-
-
 def test_a_file_that_cannot_be_written_is_refused_with_the_cure(make_run, tmp_path):
     asked = report(make_run("a"), "--output", tmp_path / "nowhere" / "page.html")
     assert asked.exit_code == USER_ERROR

@@ -4,7 +4,7 @@ import pytest
 
 from vcpo.records.journal import Metrics
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.report.summary import State, headlines, state_of
+from vcpo.report.summary import headlines
 
 
 def metrics_of(*steps, evaluations=()):
@@ -15,42 +15,6 @@ def headline(run, metrics, label, events=()):
     recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events))
     (found,) = [item for item in headlines(recorded) if item.label == label]
     return found.value, found.note
-
-
-def test_a_run_is_complete_with_its_last_step(run, make_step):
-    assert state_of(run, metrics_of(make_step(4))) is State.COMPLETE
-
-
-def test_a_run_whose_every_step_was_skipped_is_not_plainly_complete(run, make_step):
-    skipped = [make_step(step, skipped="no_gradient") for step in (1, 2, 3, 4)]
-    assert state_of(run, metrics_of(*skipped)) is State.NO_UPDATE
-    assert state_of(run, metrics_of(make_step(1), *skipped[1:])) is State.COMPLETE
-
-
-def test_a_run_before_its_last_step_is_unfinished(run, make_step):
-    assert state_of(run, metrics_of(make_step(3))) is State.UNFINISHED
-
-
-def test_a_run_without_steps_is_empty(run):
-    assert state_of(run, metrics_of()) is State.EMPTY
-
-
-@pytest.mark.parametrize("steps", [[], [1, 2], [1, 2, 3, 4]], ids=str)
-def test_a_failed_run_is_called_so_whatever_it_had_done(run, make_step, make_event, steps):
-    metrics = metrics_of(*map(make_step, steps))
-    failed = [make_event("", kind="Started"), make_event("no memory", kind="Failed")]
-    assert state_of(run, metrics, failed) is State.FAILED
-    assert state_of(run, metrics, [*failed, make_event("", kind="Started")]) is not State.FAILED
-
-
-def test_a_run_that_ends_far_below_its_best_is_not_complete(run, make_step, make_evaluation):
-    evaluations = [make_evaluation(0, 0.8), make_evaluation(4, 0.3)]
-    assert state_of(run, metrics_of(make_step(4), evaluations=evaluations)) is State.COLLAPSED
-
-
-def test_a_run_that_recovered_is_complete(run, make_step, make_evaluation):
-    evaluations = [make_evaluation(step, accuracy) for step, accuracy in ((0, 1), (2, 0), (4, 0.8))]
-    assert state_of(run, metrics_of(make_step(4), evaluations=evaluations)) is State.COMPLETE
 
 
 def test_accuracy_is_shown_before_and_after(run, make_evaluation):

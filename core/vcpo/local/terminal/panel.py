@@ -13,7 +13,7 @@ from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
-from vcpo.control.verdict import Grade
+from vcpo.judgement import Grade, Judgement
 from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
@@ -67,10 +67,11 @@ class RunPanel:
         if view is None:
             return Panel(Group(*events), border_style="dim")
         numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
+        verdict, *others = view.judgements
         notices = [
             *(Text(age, style=age_style(view)) for age in age_notices(view)),
             *(Text(wait, style="bold") for wait in drain_notices(view)),
-            *(Text(printable(notice), style="bold yellow") for notice in view.notices),
+            *map(_judgement_text, others),
         ]
         title = Text.assemble(
             (f"{printable(view.run.metadata.name)} ", "bold"), printable(view.phase)
@@ -78,8 +79,7 @@ class RunPanel:
         timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
         return Panel(
             Group(
-                Text(printable(str(view.verdict)), GRADE_STYLES[view.verdict.grade]),
-                Text(printable(view.facts([each for each in self._rewards if each is not None]))),
+                _judgement_text(verdict),
                 _progress(view),
                 Styled(numbers, "dim" if age_notices(view) else ""),
                 *notices,
@@ -90,6 +90,10 @@ class RunPanel:
             subtitle=timing,
             subtitle_align="right",
         )
+
+
+def _judgement_text(one: Judgement) -> Text:
+    return Text(printable(str(one)), GRADE_STYLES[one.grade])
 
 
 def sparkline(values: Sequence[float | None], *, low: float | None = None) -> str:

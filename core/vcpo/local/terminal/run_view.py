@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.api import VCPORun
 from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
-from vcpo.control.verdict import Verdict, facts, verdict
-from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
+from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
+from vcpo.records.journal import EventRecord, EventTail, read_events, read_metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
 from vcpo.report.recorded_run import first_signals, recorded_signals
-from vcpo.report.summary import State, state_of
 
 OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
-_FAILURES_NOTICED = 3
-"""Number of failed generations in a row from which a notice is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,29 +67,9 @@ class RunView:
         return (self.signals.lag_max or 0) > self.max_policy_lag_steps
 
     @property
-    def verdict(self) -> Verdict:
-        """What is the matter with the run, and what to do."""
-        return verdict(self.run.spec, self.signals, phase=self.phase)
-
-    def facts(self, rewards: Sequence[float] = ()) -> str:
-        """Return how far the run is, in one line. rewards: of the last steps, oldest first."""
-        return facts(
-            self.run.spec,
-            self.signals,
-            eta_s=self.eta_s,
-            workers_desired=self.workers_desired,
-            rewards=rewards,
-            checkpoint_step=self.checkpoint_step,
-        )
-
-    @property
-    def notices(self) -> Iterator[str]:
-        """Warnings, one sentence each. The plain view omits them, because events say the same."""
-        signals = self.signals
-        if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.latest_generation_failure:
-            latest = signals.latest_generation_failure
-            yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
-        yield from filter(None, (signals.mismatch, signals.set_aside, signals.no_update))
+    def judgements(self) -> tuple[Judgement, ...]:
+        """What is the matter with the run, the most urgent first."""
+        return judgements(Evidence(spec=self.run.spec, signals=self.signals, phase=self.phase))
 
 
 def run_view(
@@ -124,36 +100,23 @@ def run_view(
     )
 
 
-def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -> RunView:
-    """Return the state of a run from its records alone.
-
-    now_s: Unix time.
-    """
-    last = metrics.steps[-1] if metrics.steps else None
-    first_times = [one.time_unix_s for one in metrics.steps[:1]]
-    first_times += [one.time_unix_s for one in metrics.evaluations[:1]]
-    began_s = min(first_times, default=now_s)
-    return RunView(
-        run=run,
-        phase=phase,
-        signals=recorded_signals(run, metrics, now_s),
-        workers_desired=0,
-        elapsed_s=(last.time_unix_s if last else now_s) - began_s,
-    )
-
-
-def ended_view(
-    run: VCPORun, run_dir: Path, *, now_s: float, metrics: Metrics | None = None
-) -> RunView:
+def ended_view(run: VCPORun, run_dir: Path, *, now_s: float) -> RunView:
     """Return the state of a run that is over, from its records; its phase says how it ended.
 
     now_s: Unix time.
-    metrics: of the directory, where the caller has read them.
     """
-    records = read_metrics(run_dir) if metrics is None else metrics
-    state = state_of(run, records, read_events(run_dir))
-    phase = "stopped" if state in {State.UNFINISHED, State.EMPTY} else state.value
-    return recorded_view(run, records, phase=phase, now_s=now_s)
+    records = read_metrics(run_dir)
+    phase = recorded_phase(run.spec, records, read_events(run_dir))
+    phase = "stopped" if phase in {"unfinished", "no steps yet"} else phase
+    times = [step.time_unix_s for step in records.steps] or [now_s]
+    times += [each.time_unix_s for each in records.evaluations]
+    return RunView(
+        run=run,
+        phase=phase,
+        signals=recorded_signals(run, records, now_s),
+        workers_desired=0,
+        elapsed_s=max(times) - min(times),
+    )
 
 
 def lag_text(view: RunView) -> str:

@@ -9,19 +9,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from vcpo.api import VCPORun
+from vcpo.judgement import Evidence, Grade, ended_phase, judgements, run_collapse
 from vcpo.local.run_dir import RunDir
-from vcpo.records.collapse import (
-    collapse_notice,
-    critical_at_end_notice,
-    lasting_collapse_notice,
-    run_collapse,
-)
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Metrics, read_metrics
-from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.samples import Sample, read_answers
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import mean
+from vcpo.report.recorded_run import recorded_signals
 
 
 def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
@@ -115,18 +111,21 @@ class RunOutcome:
     """One sentence; empty if the ending needs no explanation."""
 
 
-def outcome_of_complete(metrics: Metrics) -> RunOutcome:
+def outcome_of_complete(run: VCPORun, metrics: Metrics) -> RunOutcome:
     """Return the outcome of a run that took all its steps, from its records."""
-    steps = metrics.steps
-    if (message := never_updated_notice(steps)) is not None:
-        return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
-    reason = steps[-1].skipped or "" if steps else ""
-    stopped = no_update_notice(num_skipped_at_end(steps), reason)
-    notices = (collapse_notice(metrics), critical_at_end_notice(steps), stopped)
-    message = " ".join(notice for notice in notices if notice is not None)
-    if lasting_collapse_notice(metrics) is not None:
-        return RunOutcome(ending=Ending.COLLAPSED, message=message)
-    return RunOutcome(ending=Ending.COMPLETE, message=message)
+    evidence = Evidence(
+        spec=run.spec,
+        signals=recorded_signals(run, metrics, 0.0),
+        phase=ended_phase(metrics),
+        metrics=metrics,
+    )
+    found = judgements(evidence)
+    ending = {
+        "collapsed": Ending.COLLAPSED,
+        "no update": Ending.COMPLETE_WITHOUT_UPDATE,
+    }.get(evidence.phase, Ending.COMPLETE)
+    message = " ".join(str(each) for each in found if each.grade is Grade.BAD)
+    return RunOutcome(ending=ending, message=message)
 
 
 _PROMPT_CHARACTERS: Final = 72

@@ -13,7 +13,7 @@ from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
 from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.api.tracking import SinkName
-from vcpo.records.collapse import lasting_collapse_notice
+from vcpo.judgement import lasting_collapse
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.samples import read_answers, read_samples, sampled_steps
@@ -435,7 +435,7 @@ async def test_a_run_that_collapsed_ends_with_that_word_in_events_and_signals(
     answer_worse_after_the_first_evaluation(learner)
     assert await learner.run() is RunPhase.COMPLETE
     told = learner.signals.message().collapse
-    assert told == lasting_collapse_notice(read_metrics(tmp_path))
+    assert told == lasting_collapse(read_metrics(tmp_path))
     assert told.startswith("The run collapsed: the accuracy on held-out prompts fell from 1 ")
     last = read_events(tmp_path)[-1]
     assert (last.kind, last.message) == ("Collapsed", f"3 steps; the model is saved. {told}")

@@ -52,23 +52,6 @@ def test_the_end_is_estimated_from_the_batches_of_late():
     assert view_of(signals()).eta_s is None
 
 
-def test_a_run_that_goes_well_has_no_notice():
-    few = signals(skipped_steps_in_a_row=9, skip_reason="no_gradient", failures_in_a_row=2)
-    assert list(view_of(few).notices) == []
-
-
-def test_steps_without_an_update_are_noticed_with_the_cure():
-    (notice,) = view_of(signals(skipped_steps_in_a_row=12, skip_reason="no_gradient")).notices
-    assert notice.startswith("The last 12 steps made no update: all responses to a")
-    assert "Cure: a reward that distinguishes responses" in notice
-
-
-def test_generations_that_fail_are_noticed_with_the_latest_cause():
-    failures = [control_pb2.FailureCount(message="reward: KeyError: 'x' (env.py:3)", count=5)]
-    (notice,) = view_of(signals(failures_in_a_row=5, failures=failures)).notices
-    assert notice == "The last 5 generations failed: reward: KeyError: 'x' (env.py:3)"
-
-
 def set_aside(worker_id: str, seconds_since: float) -> control_pb2.SetAsideWorker:
     return control_pb2.SetAsideWorker(
         worker_id=worker_id, cause="failing", message="it fails", seconds_since=seconds_since
@@ -76,12 +59,9 @@ def set_aside(worker_id: str, seconds_since: float) -> control_pb2.SetAsideWorke
 
 
 def test_workers_that_were_just_set_aside_are_noticed_with_their_number_and_the_last_one():
-    (one,) = view_of(signals(set_aside=[set_aside("main-3", 5.0)])).notices
-    assert one == "A worker was set aside, main-3 (failing): it fails."
+    one = view_of(signals(set_aside=[set_aside("main-3", 5.0)])).judgements[0]
+    assert one.why == "A worker was set aside, main-3 (failing): it fails."
     both = [set_aside("main-4", 5.0), set_aside("main-3", 599.0), set_aside("main-1", 600.0)]
-    (notice,) = view_of(signals(set_aside=both)).notices
-    assert notice == (
-        "2 workers were set aside in the last 10 minutes; the last one is main-4 (failing):"
-        " it fails."
-    )
-    assert list(view_of(signals(set_aside=[set_aside("main-1", 600.0)])).notices) == []
+    assert view_of(signals(set_aside=both)).judgements[0].why.startswith("2 workers were set aside")
+    late = view_of(signals(set_aside=[set_aside("main-1", 600.0)]))
+    assert late.judgements[0].name != "set aside"

@@ -1,0 +1,270 @@
+"""What is the matter with a run: by its signals, by its records, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fixtures.records import EVALUATION, STEP, evaluation_record, step_record
+from vcpo.algo.health.collapse import RewardWatch
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.api import parse_run
+from vcpo.control.signals import RunSignals
+from vcpo.judgement import (
+    Evidence,
+    Grade,
+    Measure,
+    ended_phase,
+    judgements,
+    lasting_collapse,
+    no_update_notice,
+    recorded_phase,
+    run_collapse,
+)
+from vcpo.local.terminal.summary import Ending, outcome_of_complete
+from vcpo.records.journal import EventRecord, Metrics
+
+RUN = parse_run("""
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 4
+  algorithm: {maxPolicyLagSteps: 8}
+""")
+QUIET = RUN.spec.model_copy(
+    update={"health": RUN.spec.health.model_copy(update={"enabled": False})}
+)
+
+
+def signals(**changes) -> RunSignals:
+    values = {"step": 3, "policy_version": 3, "batch_trajectories": 16, "lag_limit_steps": 8}
+    return RunSignals(**{**values, **changes})
+
+
+def judged(phase="running", spec=RUN.spec, metrics=(), **changes):
+    steps = Metrics(steps=tuple(metrics), evaluations=())
+    return judgements(Evidence(spec=spec, signals=signals(**changes), phase=phase, metrics=steps))
+
+
+def steps_of(*changes):
+    """Steps 1, 2, ... of a run that goes well, but for changes."""
+    good = step_record(
+        lag_max=3, leased=20, in_flight=4, buffered=0, consumed=16, dropped={}, idle_s=0.0
+    )
+    return [replace(good, step=at, **each) for at, each in enumerate(changes, start=1)]
+
+
+def test_a_run_that_trains_is_good_and_asks_for_nothing():
+    (found,) = judged(warning_level=WarningLevel.OK, metrics=steps_of({}, {}))
+    assert (found.name, found.grade, found.todo) == ("well", Grade.GOOD, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "grade", "changes"),
+    [
+        ("failed", Grade.BAD, {"phase": "failed", "failure": "out of memory"}),
+        ("collapsed", Grade.BAD, {"phase": "collapsed"}),
+        ("no update", Grade.BAD, {"no_update": "the last 12 steps made no update"}),
+        ("complete", Grade.GOOD, {"phase": "complete"}),
+        ("stopped", Grade.NOTICE, {"phase": "stopped"}),
+        ("silent", Grade.BAD, {"phase": "silent"}),
+        ("starting", Grade.NOTICE, {"phase": "restarting"}),
+        ("lag", Grade.BAD, {"lag_max": 9}),
+        ("dead", Grade.BAD, {"warning_level": WarningLevel.DEAD}),
+        ("critical", Grade.BAD, {"warning_level": WarningLevel.CRITICAL}),
+        (
+            "generations",
+            Grade.BAD,
+            {"failures_in_a_row": 3, "latest_generation_failure": "reward: 503"},
+        ),
+        ("rollback", Grade.NOTICE, {"rollback": "step 3 went back to step 2"}),
+        ("warning", Grade.NOTICE, {"warning_level": WarningLevel.WARN}),
+        ("mismatch", Grade.NOTICE, {"mismatch": "0.2 nats"}),
+        ("set aside", Grade.NOTICE, {"set_aside": "main-1"}),
+        ("backoff", Grade.NOTICE, {"learning_rate_backoff": 0.25}),
+        ("throttled", Grade.NOTICE, {"lag_limit_steps": 4}),
+        ("idle", Grade.NOTICE, {"learner_idle_ratio": 0.9}),
+    ],
+)
+def test_each_matter_that_signals_tell_of(name, grade, changes):
+    (found,) = judged(**changes)
+    assert (found.name, found.grade) == (name, grade)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("lag", [{"lag_max": 9}, {"lag_max": 11}, {}], "2 steps trained on tokens up to 11"),
+        ("accounts", [{}, {"leased": 23}], "since step 2: leased minus in flight, buffered"),
+        ("rollback", [{}, {"rollbacks": 1}, {"rollbacks": 2}], "2 times, first at step 2"),
+        ("warning", [{"warning_level": "warn"}, {}], "warned at 1 step, first at step 1"),
+        ("warning", [{"warning_level": "dead"}, {}], "was critical at 1 step"),
+        ("ess", [{"ess_ratio": 0.07, "on_policy_ess_ratio": 0.8}], "1 step had an ESS ratio below"),
+        ("skips", [{"skipped": "low_ess"}, {}], "1 step made no update: low_ess (1)"),
+        ("idle", [{"idle_s": 9.0, "step_s": 1.0}], "waits for data"),
+    ],
+)
+def test_each_matter_that_records_tell_of(name, changes, words):
+    (found,) = judged(metrics=steps_of(*changes))
+    assert found.name == name
+    assert words in found.why
+
+
+def test_a_step_whose_weights_have_no_value_has_no_low_ess():
+    assert [each.name for each in judged(metrics=steps_of({"ess_ratio": 0.0}))] == ["well"]
+
+
+def test_the_most_urgent_matter_comes_first():
+    several = {"warning_level": WarningLevel.CRITICAL, "lag_limit_steps": 0}
+    assert [each.name for each in judged(phase="silent", **several)] == [
+        "silent",
+        "critical",
+        "throttled",
+    ]
+
+
+def test_what_to_do_about_a_critical_run_depends_on_its_guards():
+    critical = {"warning_level": WarningLevel.CRITICAL}
+    assert judged(**critical)[0].todo.startswith("Wait ten steps")
+    assert judged(spec=QUIET, **critical)[0].todo.startswith("Halve algorithm.maxPolicyLagSteps")
+    assert judged(phase="failed", **critical)[1].todo.startswith("Begin anew")
+
+
+def metrics_of(rewards=(), accuracies=(), levels=(), consumed_per_step=128):
+    """Steps 1, 2, ... with these rewards and warning levels; evaluations at steps 0, 10, ..."""
+    watch, windows = RewardWatch(), []
+    for reward in rewards:
+        num_good = round(consumed_per_step * reward)
+        watch = watch.observe([1.0] * num_good + [0.0] * (consumed_per_step - num_good))
+        windows.append(watch.last)
+    known = {**dict.fromkeys(range(len(rewards)), "ok"), **dict(enumerate(levels))}
+    return Metrics(
+        steps=tuple(
+            step_record(
+                step=index + 1,
+                reward_mean=reward,
+                reward_window_mean=windows[index] and windows[index].value,
+                reward_window_error=windows[index].error if windows[index] else 0.0,
+                warning_level=known[index],
+                consumed=consumed_per_step * (index + 1),
+            )
+            for index, reward in enumerate(rewards)
+        ),
+        evaluations=tuple(
+            evaluation_record(step=10 * index, accuracy=accuracy, num_trajectories=512)
+            for index, accuracy in enumerate(accuracies)
+        ),
+    )
+
+
+class TestCollapse:
+    def test_the_training_reward_is_judged_over_windows_of_ten_steps(self):
+        # Windows end at steps 10 to 30; the first below half of 1.0 holds four ones and six zeros.
+        found = run_collapse(metrics_of([1.0] * 10 + [0.0] * 20))
+        assert (found.measure, found.fall.step, found.fall.value) == (Measure.REWARD, 16, 0.4)
+
+    def test_one_bad_batch_is_no_collapse(self):
+        assert run_collapse(metrics_of([1.0] * 10 + [0.0] + [1.0] * 10)) is None
+
+    def test_fewer_steps_than_a_window_are_not_judged(self):
+        assert run_collapse(metrics_of([1.0, 0.0, 0.0])) is None
+
+    def test_the_chance_of_few_responses_is_no_collapse(self):
+        low = ((0, 0.0625), (7, 0.0))
+        few = [evaluation_record(step=at, accuracy=one, num_trajectories=16) for at, one in low]
+        assert run_collapse(Metrics(steps=(), evaluations=tuple(few))) is None
+        many = [replace(each, num_trajectories=512) for each in few]
+        found = run_collapse(Metrics(steps=(), evaluations=tuple(many)))
+        assert found.measure is Measure.ACCURACY
+
+    def test_a_small_batch_needs_a_deeper_fall_of_its_reward(self):
+        # 1 of 8 in every second step is 0.0625 of 80: 3 sqrt(0.0625 * 0.9375 / 80) = 0.08. The
+        # mean of 10 steps of 128 responses, 0.0625 too, has 0.02.
+        rewards = [0.125, 0.0] * 5 + [0.0] * 10
+        assert run_collapse(metrics_of(rewards, consumed_per_step=8)) is None
+        assert run_collapse(metrics_of(rewards, consumed_per_step=128)).measure is Measure.REWARD
+
+    def test_one_that_lasts_comes_before_one_that_was_overcome(self):
+        found = run_collapse(metrics_of([1.0] * 10 + [0.0] * 10 + [1.0] * 10, [0.1, 0.9, 0.2]))
+        assert (found.measure, found.fall.has_recovered) == (Measure.ACCURACY, False)
+
+    def test_it_is_told_with_what_fell_when_it_was_warned_of_and_what_to_do(self):
+        told = lasting_collapse(metrics_of([0.5] * 20, [0.3, 0.8, 0.1], ["ok"] * 3 + ["critical"]))
+        assert "held-out prompts fell from 0.8 at step 10 to 0.1 at step 20" in told
+        assert "The early warning was critical from step 4." in told
+        assert "Cure: a smaller optimizer.learningRate" in told
+
+    def test_a_model_that_no_step_changed_has_not_collapsed(self):
+        metrics = metrics_of([0.5] * 20, [0.8, 0.1])
+        assert ended_phase(metrics) == "collapsed"
+        steps = tuple(replace(step, skipped="no_gradient") for step in metrics.steps)
+        assert ended_phase(replace(metrics, steps=steps)) == "no update"
+        assert lasting_collapse(replace(metrics, steps=steps)) == ""
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("taken", "kinds", "phase"),
+        [
+            ([], [], "no steps yet"),
+            ([1, 2, 3], [], "unfinished"),
+            ([1, 2, 3, 4], [], "complete"),
+            ([1, 2], ["Started", "Failed"], "failed"),
+            ([1, 2, 3, 4], ["Started", "Failed", "Started"], "complete"),
+        ],
+        ids=str,
+    )
+    def test_records_say_how_far_a_run_is(self, taken, kinds, phase):
+        events = [
+            EventRecord(time_unix_s=1.0, source="host", kind=kind, message="") for kind in kinds
+        ]
+        steps = tuple(replace(STEP, step=number) for number in taken)
+        metrics = Metrics(steps=steps, evaluations=())
+        assert recorded_phase(RUN.spec, metrics, events) == phase
+
+    @pytest.mark.parametrize(
+        ("skipped", "status", "words"),
+        [
+            ([None, "no_gradient", None], 0, ""),
+            (["no_gradient"] * 8, 3, "No step made an update (8 of 8 were skipped): all"),
+            ([None, *["no_gradient"] * 10], 0, "The last 10 steps made no update: all responses"),
+            ([None, *["no_gradient"] * 9], 0, ""),
+            ([], 0, ""),
+        ],
+        ids=str,
+    )
+    def test_a_run_of_skipped_steps_says_so(self, skipped, status, words):
+        steps = steps_of(*({"skipped": reason} for reason in skipped))
+        outcome = outcome_of_complete(RUN, Metrics(steps=tuple(steps), evaluations=()))
+        assert int(outcome.ending) == status
+        assert outcome.message.startswith(words) if words else outcome.message == ""
+
+    @pytest.mark.parametrize(
+        ("accuracies", "level", "ending", "words"),
+        [
+            ([0.9, 0.1], "ok", Ending.COLLAPSED, "The run collapsed: the accuracy on held-out"),
+            ([0.9, 0.1, 0.8], "ok", Ending.COMPLETE, "The run collapsed, and recovered: the"),
+            ([0.9], "critical", Ending.COMPLETE, "The early warning is critical"),
+            ([0.9], "ok", Ending.COMPLETE, ""),
+        ],
+    )
+    def test_a_collapse_has_its_exit_status_and_its_words(self, accuracies, level, ending, words):
+        told = [replace(EVALUATION, step=at, accuracy=each) for at, each in enumerate(accuracies)]
+        metrics = Metrics(steps=tuple(steps_of({"warning_level": level})), evaluations=tuple(told))
+        outcome = outcome_of_complete(RUN, metrics)
+        assert outcome.ending is ending
+        assert outcome.message.startswith(words) if words else outcome.message == ""
+
+
+@pytest.mark.parametrize(
+    "reason", ["no_gradient", "non_finite_weight", "non_finite_gradient", "low_ess"]
+)
+def test_every_reason_to_skip_a_step_comes_with_a_cure(reason):
+    assert "Cure: " in no_update_notice(12, reason)
+    assert no_update_notice(9, reason) == ""
+
+
+def test_a_reason_of_a_later_version_is_given_as_it_is():
+    assert no_update_notice(12, "unheard_of").endswith(": unheard_of.")
