@@ -28,7 +28,6 @@ from vcpo_learner.follower import run_follower
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
-from vcpo_learner.training.tensor_thread import StuckWorkError
 
 
 def main() -> int:
@@ -61,11 +60,6 @@ def main() -> int:
         record_cause(str(error))
         logs.report_end(str(error))
         return RANK_LOST
-    except StuckWorkError as error:
-        record_cause(str(error))
-        logs.report_end(f"{type(error).__name__}: {error}")
-        # Python's own end would wait for the thread.
-        os._exit(1)
     except Exception as error:  # a model's own code may raise anything
         record_cause(f"{type(error).__name__}: {error}")
         raise

@@ -18,7 +18,6 @@ from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
     StartError,
-    end_within,
     freeze_loaded,
     on_parent_exit,
     on_stop_request,
@@ -193,7 +192,6 @@ class _Learner:
             traces=self.traces,
             clock=time.monotonic,
             weight_server=self.weight_server,
-            end_within=end_within,
         ).loop()
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(

@@ -6,9 +6,7 @@ dies crash-loops just like a process that dies after a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 SILENCE_DEADLINE_S = 60.0
 """Seconds without an answer after which a process is hung; the pods' liveness probes agree."""
@@ -57,24 +55,3 @@ def is_hung(*, silent_s: float, has_started: bool, startup_deadline_s: float) ->
         model, and `startup_deadline_s` applies.
     """
     return silent_s >= (SILENCE_DEADLINE_S if has_started else startup_deadline_s)
-
-
-LEAST_LIMIT_S: Final = 120.0
-"""Shortest limit, in seconds: a busy machine may delay work of milliseconds by as much."""
-_TIMES_THE_LONGEST: Final = 10.0
-"""A batch of the longest responses takes several times as long as a usual one, never as many."""
-REMEMBERED: Final = 32
-"""So many of the last durations count, or one odd piece would set the limit for ever."""
-
-
-def work_limit_s(durations_s: Sequence[float], *, first_s: float, least_s: float) -> float:
-    """Return for how long a piece of work may run until it counts as stuck, in seconds.
-
-    durations_s: of earlier pieces of the same kind, the newest last.
-    first_s: limit of a first piece, which may compile kernels or fill caches.
-    least_s: below which no limit is; `LEAST_LIMIT_S`, or more where the work has deadlines of its
-        own that say more.
-    """
-    if not durations_s:
-        return max(first_s, least_s)
-    return max(_TIMES_THE_LONGEST * max(durations_s[-REMEMBERED:]), least_s)

@@ -37,7 +37,7 @@ _WARNINGS: Final = frozenset(
     (  # noqa: SIM905 - one word a line would be a page
         "CalibrationStale CheckpointDamaged CollapseWarning Collapsed DiskFull"
         " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
-        " GenerationFailed GroupQuarantined LearnerRestarted LearnerStuck LogDamaged LogFull"
+        " GenerationFailed GroupQuarantined LearnerRestarted LogDamaged LogFull"
         " LogMarkLost NoUpdate NotRolledBack RedoDiffers RedoStopped RewardsFar RolledBack"
         " SelfCheckWaits SignalsStale Throttled Warning WorkerLost WorkerSetAside"
     ).split()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import json
 import os
@@ -113,14 +112,6 @@ def record_cause(cause: str) -> None:
     with contextlib.suppress(OSError), Path(path).open("r+", encoding="utf-8") as file:
         if not file.read(1):
             file.write(cause)
-
-
-def end_within(seconds: float) -> None:
-    """End this process with status 1 after that time, whatever its threads do until then.
-
-    The log gets a traceback of every thread.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

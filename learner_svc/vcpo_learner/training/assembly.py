@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,14 +31,10 @@ from vcpo_learner.training.quarantine import Exclusion, Quarantine, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.tensor_thread import StuckWorkError, TensorThread
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
-
-_LOGGER = logging.getLogger(__name__)
-_END_S: Final = 60.0
-"""Time in which the process of a stuck thread ends in order; then it ends at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,13 +61,11 @@ class TrainingAssembly:
     """None: all workers see the folder of the versions."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits a number of seconds of `clock`."""
-    end_within: Callable[[float], None] = lambda _: None
-    """Ends the process after a number of seconds, whatever its threads do."""
 
     def loop(self) -> TrainingLoop:
         """Return the loop; call once."""
         spec = self.run.spec
-        thread = TensorThread(spec, self.clock, self._report_stuck)
+        thread = TensorThread()
         quarantine = Quarantine(self.run_dir / "quarantine")
         exclusion = Exclusion(
             update=self.update,
@@ -113,13 +105,6 @@ class TrainingAssembly:
             ),
             clock=self.clock,
         )
-
-    def _report_stuck(self, error: StuckWorkError) -> None:
-        """Say where the tensor thread stands, and see to it that the process ends."""
-        self.end_within(_END_S)
-        self.commands.is_broken = True  # nothing is asked of the other ranks any more
-        _LOGGER.error("%s", error.where)
-        self.records.event("LearnerStuck", str(error))
 
     def _saver(self, thread: TensorThread) -> RunSaver:
         name, model = self.run.metadata.name, self.run.spec.model

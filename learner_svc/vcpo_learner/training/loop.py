@@ -49,7 +49,7 @@ from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.samples import evaluation_samples, step_samples
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.run_health import RunHealth
 
@@ -124,7 +124,6 @@ class TrainingLoop:
         Raises:
             MismatchError: if workers and learner do not compute the same policy.
             TooManyFailuresError: if every generation fails; the steps taken so far are saved.
-            StuckWorkError: if the tensor thread does not return; the process must end.
         """
         if self._saver.is_complete:
             await self._end("complete before this start")
@@ -224,10 +223,8 @@ class TrainingLoop:
             BrokenBatchError: naming the groups that break it now.
         """
         version = step.policy_version
-        await self._thread.run(
-            TensorWork.GRADIENT, lambda: self._guard.begin(step.groups, policy_version=version)
-        )
-        return await self._thread.run(TensorWork.STEP, lambda: self._guard.finish(step.fresh))
+        await self._thread.run(lambda: self._guard.begin(step.groups, policy_version=version))
+        return await self._thread.run(lambda: self._guard.finish(step.fresh))
 
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
@@ -303,11 +300,11 @@ class TrainingLoop:
         version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
         try:
             pending = await self._thread.run(
-                TensorWork.GRADIENT, lambda: self._guard.begin(groups, policy_version=version)
+                lambda: self._guard.begin(groups, policy_version=version)
             )
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            result = await self._thread.run(TensorWork.STEP, lambda: self._guard.finish(newest))
+            result = await self._thread.run(lambda: self._guard.finish(newest))
         except BrokenBatchError as error:
             ledger.return_batch(groups)
             self._exclusion.exclude(error.reasons, error.reasons, version)

@@ -45,7 +45,7 @@ from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.traces import TrajectoryTraces
-from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 
@@ -106,9 +106,7 @@ class Publication:
         version = self._dispatcher.policy_version
         with self._gauges.stage(Stage.PUBLISH):
             await self.join()
-            weights = await self._tensor_thread.run(
-                TensorWork.WEIGHTS, lambda: self._take_weights(version)
-            )
+            weights = await self._tensor_thread.run(lambda: self._take_weights(version))
         self._announcing = asyncio.create_task(self._announce(version, weights))
 
     def _take_weights(self, version: int) -> bytearray | dict[str, ChangedElements]:

@@ -27,7 +27,7 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -99,7 +99,7 @@ class Rollback:
             self._update.load_tensors(folder=checkpoint.tensors)
             self._update.load_state_dict(state)
 
-        await self._tensor_thread.run(TensorWork.RESTORE, restore)
+        await self._tensor_thread.run(restore)
         self._signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )

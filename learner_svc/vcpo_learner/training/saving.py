@@ -35,7 +35,7 @@ from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
-from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -161,9 +161,7 @@ class RunSaver:
         self._failure = None
         try:
             with self._gauges.stage(Stage.CHECKPOINT):
-                staged = await self._tensor_thread.run(
-                    TensorWork.CHECKPOINT, lambda: self._stage(step, ledger)
-                )
+                staged = await self._tensor_thread.run(lambda: self._stage(step, ledger))
         except WriteError as error:
             self._report(error)
             return

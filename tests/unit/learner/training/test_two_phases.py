@@ -33,7 +33,7 @@ from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.work import PolicyService
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.tensor_thread import TensorThread, TensorWork
+from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
 from vcpo_rollout.engines.payload_tensors import joined_tensors
@@ -84,7 +84,7 @@ class Leader(Rank):
             run_in(run_dir).spec.weights, "run", run_dir, incarnation=ranks.incarnation, shard=0
         )
         self.policies = PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic)
-        self.thread = TensorThread(make_run().spec, time.monotonic, pytest.fail)
+        self.thread = TensorThread()
         self.publication = Publication(
             Precision.BFLOAT16,
             commands=self.commands,
@@ -107,9 +107,7 @@ class Leader(Rank):
 
     async def on_ranks(self, name, work, **fields):
         """Do something on all ranks, and return what it is on this one."""
-        return await self.thread.run(
-            TensorWork.STEP, lambda: self.commands.call(name, work, **fields)
-        )
+        return await self.thread.run(lambda: self.commands.call(name, work, **fields))
 
     async def begin_next(self):
         """Change the parameters and begin to publish them."""
