@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import socket
 from pathlib import Path
@@ -122,4 +123,6 @@ def _options() -> Options:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # a hung call of the environment would keep the process

@@ -16,14 +16,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from vcpo import tracing
 from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
 from vcpo.wire.limits import MAX_ID_CHARACTERS, MAX_REWARD_PARTS
@@ -135,42 +133,15 @@ class EnvironmentCalls(Protocol):
 
 
 class HungCallsError(RuntimeError):
-    """Too many calls of the environment hang in this process, and others return."""
-
-
-class _Call(Generic[_Result]):
-    """A call of a function on its way through a thread."""
-
-    def __init__(self, function: Callable[[], _Result]) -> None:
-        self.future: Future[_Result] = Future()
-        self.thread: int | None = None
-        """The thread in which it runs; None until it has started."""
-        self.is_hung = False
-        """Whether its thread was given up."""
-        self._function = function
-
-    def run(self) -> None:
-        """Run it in this thread, unless nobody waits for it any more."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        self.thread = threading.get_ident()
-        try:
-            result = self._function()
-        except BaseException as error:  # noqa: BLE001 - user code; its caller gets it
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+    """Too many calls of the environment hang in this process."""
 
 
 class EnvironmentThreads:
     """Threads for the calls of `num_sequences` concurrent sequences; each starts when needed.
 
-    A call that takes longer than it may gives up its thread: another one takes its place, and the
-    thread ends when the call returns, if it ever does. As many calls may hang as there are threads.
-    With more, one is tried at a time. If a lease succeeds then, the environment works, and this
-    process is worn out. If none does, a new process would work no better: a reward server is down.
-
-    The threads do not keep the process from ending.
+    A call that takes longer than it may is left behind in its thread. There are two threads for
+    each call at once, so as many calls may hang as are made at once; with more, the process must
+    end.
 
     timeout_s: limit of one call, including the wait for a free thread; None sets no limit.
     """
@@ -179,19 +150,11 @@ class EnvironmentThreads:
         self, num_sequences: int, *, gauges: RolloutGauges, timeout_s: float | None = None
     ) -> None:
         self._most = num_threads(num_sequences)
+        self._pool = ThreadPoolExecutor(2 * self._most, thread_name_prefix=THREAD_NAME)
         self._gauges = gauges
         self._timeout_s = timeout_s
-        self._queue: SimpleQueue[_Call[Any] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        """Guards all below."""
-        self._num_threads = 0
-        """Threads that take calls from the queue."""
-        self._num_idle = 0
-        """Threads that wait for a call."""
-        self._num_queued = 0
-        """Calls that no thread has taken."""
-        self._num_hung = 0
-        self._is_worn_out = False
+        self._left: dict[Future[Any], float] = {}
+        """Running calls that nobody waits for any more, and when their time is over."""
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
         """Call a function in one of the threads; its exceptions pass through.
@@ -201,119 +164,66 @@ class EnvironmentThreads:
         Raises:
             EnvironmentFailedError: when the call takes too long, with the line it is at.
         """
-        call = _Call(function)
+        threads: list[int] = []
+
+        def run() -> _Result:
+            threads.append(threading.get_ident())
+            return function()
+
         started_s = time.monotonic()
-        self._submit(call)
-        future = asyncio.wrap_future(call.future)
+        running = self._pool.submit(run)
+        future = asyncio.wrap_future(running)
         try:
-            with tracing.child("environment"):
-                done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+            done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         finally:
-            if not future.done():
-                self._leave(call, started_s)
-            future.cancel()  # has no effect on a finished call
+            future.cancel()  # has no effect on a finished call, or on one that has begun
+            if not running.done() and self._timeout_s is not None:
+                self._left[running] = started_s + self._timeout_s
         self._gauges.observe_environment(time.monotonic() - started_s)
         if not done:
+            self._count_hung()
             self._gauges.count_environment_failure(EnvironmentFault.TIMEOUT)
-            raise EnvironmentFailedError(self._timeout_failure(call.thread))
+            raise EnvironmentFailedError(self._timeout_failure(threads))
         try:
             return future.result()
         except EnvironmentFailedError:
             self._gauges.count_environment_failure(EnvironmentFault.RAISED)
             raise
 
-    def record_success(self) -> None:
-        """Record that all calls for a lease have returned, so that the environment works."""
-        with self._lock:
-            self._is_worn_out = self._is_worn_out or self._num_hung > self._most
-
     def check(self) -> None:
         """Check that hung calls leave this process able to work.
 
         Raises:
-            HungCallsError: if too many hang, and others return.
+            HungCallsError: if too many hang.
         """
-        if self._is_worn_out:
+        if (num_hung := self._count_hung()) > self._most:
             raise HungCallsError(
-                f"{self._num_hung} calls have not returned after {self._limit}, and others have:"
-                f" a process may leave {self._most} behind. Give the environment's own calls, such"
-                " as those of a client, a timeout"
+                f"{num_hung} calls have not returned after {self._limit}: a process may leave"
+                f" {self._most} behind. Give the environment's own calls, such as those of a"
+                " client, a timeout"
             )
 
     def close(self) -> None:
         """Take no further call; do not wait for running ones, which may block for ever."""
-        with self._lock, contextlib.suppress(Empty):
-            while (call := self._queue.get_nowait()) is not None:
-                self._num_queued -= 1
-                call.future.cancel()
-        for _ in range(self._num_threads):
-            self._queue.put(None)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, call: _Call[_Result]) -> None:
-        """Queue a call; start a thread for it if none is idle and there is room for one."""
-        with self._lock:
-            self._queue.put(call)
-            self._num_queued += 1
-            if self._num_idle < self._num_queued:
-                self._start_thread()
-
-    def _start_thread(self) -> None:
-        """Start a thread if there is room; the lock is held."""
-        if self._num_threads >= (1 if self._num_hung > self._most else self._most):
-            return
-        self._num_threads += 1
-        threading.Thread(target=self._run_calls, name=THREAD_NAME, daemon=True).start()
-
-    def _run_calls(self) -> None:
-        """Run calls from the queue, in a thread of their own, until one of them hung."""
-        while True:
-            with self._lock:
-                self._num_idle += 1
-            call = self._queue.get()
-            with self._lock:
-                self._num_idle -= 1
-                self._num_queued -= call is not None
-            if call is None:
-                return
-            call.run()
-            with self._lock:
-                if call.is_hung:
-                    self._count_hung(-1)
-                    return
-            del call  # or its result would live as long as the thread waits
-
-    def _leave(self, call: _Call[_Result], started_s: float) -> None:
-        """Give up the thread of a call that nobody waits for, once its time is over."""
-        if self._timeout_s is None or call.future.cancel():
-            return
-        left_s = started_s + self._timeout_s - time.monotonic()
-        asyncio.get_running_loop().call_later(max(0.0, left_s), self._give_up, call)
-
-    def _give_up(self, call: _Call[_Result]) -> None:
-        with self._lock:
-            if call.future.done():
-                return
-            call.is_hung = True
-            self._num_threads -= 1
-            self._count_hung(1)
-            if self._num_idle < self._num_queued:
-                self._start_thread()
-
-    def _count_hung(self, change: int) -> None:
-        """Count hung calls; the lock is held."""
-        self._num_hung += change
-        self._gauges.set_hung_calls(self._num_hung)
+    def _count_hung(self) -> int:
+        now_s = time.monotonic()
+        self._left = {call: end_s for call, end_s in self._left.items() if not call.done()}
+        num_hung = sum(end_s <= now_s for end_s in self._left.values())
+        self._gauges.set_hung_calls(num_hung)
+        return num_hung
 
     @property
     def _limit(self) -> str:
         return f"{self._timeout_s:g} s (half of lease.timeoutSeconds)"
 
-    def _timeout_failure(self, thread: int | None) -> Failure:
-        """Describe a call that took too long; thread: where it runs, None if it did not start."""
-        if thread is None:
+    def _timeout_failure(self, threads: Sequence[int]) -> Failure:
+        """Describe a call that took too long; threads: that in which it runs, if it started."""
+        if not threads:
             message = f"no thread was free within {self._limit}: earlier calls have not returned"
             return Failure(cause=FailureCause.TIMEOUT, message=message)
-        stack = traceback.extract_stack(sys._current_frames().get(thread))
+        stack = traceback.extract_stack(sys._current_frames().get(threads[0]))
         return Failure(
             cause=FailureCause.TIMEOUT,
             message=f"a call has not returned after {self._limit}",

@@ -113,7 +113,7 @@ class Worker:
 
         Raises:
             EngineError: when the engine refuses a version, or fails for too many leases in a row.
-            HungCallsError: when too many calls of the environment hang in this process alone.
+            HungCallsError: when too many calls of the environment hang in this process.
             LearnerFailedError, SetAsideError, grpc.aio.AioRpcError: as the calls of
                 `LearnerClient`.
         """
@@ -256,7 +256,6 @@ class Worker:
             gauges.count_expired(lease.num_trajectories)
         else:
             self._is_failing = False
-            self._threads.record_success()
             gauges.count_submitted(trajectories, num_accepted)
         finally:
             timer.cancel()
