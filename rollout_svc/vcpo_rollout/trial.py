@@ -1,55 +1,86 @@
-"""`python -m vcpo_rollout.trial NUMBER < run.yaml`: samples and judges answers of a run's model.
+"""`python -m vcpo_rollout.trial WHAT < run.yaml`: tries a run with the parts of a worker.
 
-It takes the first prompts of a run, and samples and judges a group of responses to each, with the
-parts of a worker. What a worker has of the learner is missing: the weights are those of the model
-as it lies on the disk, and nothing is trained. New adapters (`model.lora`) change nothing of a
-model, so they are left out.
+--environment  makes the environment, asks for prompts and has a small response judged
+--engine       imports the engines of the user's own, and loads no model
+--samples N    samples and judges answers to the first N prompts; the weights are the model's own,
+               as it lies on the disk, and new adapters are left out, as they change nothing
 
-Standard output gets one line of JSON for each message of `vcpo.records.trial`. What the user's code
-prints goes to standard error, and so does an error that the user must correct, after its mark.
+It ends with 0, with `CANNOT_START` where a worker would fail, or with `NOT_TRIED` where a service
+does not answer or a call takes long. The message then follows the mark of start errors in the log,
+and begins with the field. With `--samples` standard output gets one line of JSON for each message
+of `vcpo.records.trial`; what the user's code prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import Final, NoReturn, TextIO
-
-import safetensors.torch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
 
 from vcpo.api import VCPORun, VCPORunSpec, parse_run
 from vcpo.api.workloads import OverlongPrompts
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.samples import Sample
 from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, message_line
-from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import NOT_TRIED, StartError, report_start_error, start_errors
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
-from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.failures import FailureCause
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.app import Sampler, load_sampler
-from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.engine import EngineError, PolicyWeights
-from vcpo_rollout.engines.loading import load_state
+from vcpo_rollout.environments.environment import (
+    Conversation,
+    Environment,
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+)
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
-from vcpo_rollout.generation.responses import ResponseGenerator
-from vcpo_rollout.generation.rewards import make_task
+from vcpo_rollout.generation.environment_pool import (
+    EnvironmentFailedError,
+    EnvironmentThreads,
+    check_judgement,
+    environment_errors,
+    require_type,
+)
+from vcpo_rollout.generation.rewards import JudgedEnvironment, make_task
 
+if TYPE_CHECKING:  # an environment is tried without torch
+    from vcpo.wire.trajectory import Trajectory
+    from vcpo_rollout.app import Sampler
+    from vcpo_rollout.engines.chat_codec import PromptCodec
+
+_Result = TypeVar("_Result")
+
+RESPONSE: Final = "The answer is 42."
+"""The response that the environment judges; it must judge any text."""
+_CALL_S: Final = 20.0
+"""Longest wait for one call; a worker waits for half of a lease."""
+_UNREACHABLE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
 _NOBODY: frozenset[int] = frozenset()
 """No end tokens: a text keeps all of its own."""
 
 
+class NotTriedError(Exception):
+    """The trial did not come to its end here; a worker may have more luck."""
+
+
 def main() -> NoReturn:
-    """Read a run from standard input, sample from its model, and exit."""
+    """Read a run from standard input, try what the command line names, and exit."""
     parser = argparse.ArgumentParser(prog="python -m vcpo_rollout.trial")
-    parser.add_argument("prompts", type=int, help="number of prompts")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--environment", action="store_true", help="try the environment")
+    what.add_argument("--engine", action="store_true", help="try engines of the user's own")
+    what.add_argument("--samples", type=int, metavar="N", help="answer the first N prompts")
     parser.add_argument("--tokens", action="store_true", help="show prompts token by token")
     options = parser.parse_args()
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -59,13 +90,191 @@ def main() -> NoReturn:
         with start_errors():
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
-        asyncio.run(try_run(run, options.prompts, messages, shows_tokens=options.tokens))
+        if options.environment:
+            asyncio.run(try_environment(run))
+        elif options.engine:
+            _try_engines(run)
+        else:
+            asyncio.run(try_run(run, options.samples, messages, shows_tokens=options.tokens))
     except StartError as error:
         status = report_start_error(error)
+    except NotTriedError as error:
+        report_start_error(StartError(str(error)))
+        status = NOT_TRIED
     messages.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads of the environment may never return
+
+
+def _try_engines(run: VCPORun) -> None:
+    """Import the classes of a run's own engines, and check their methods and arguments."""
+    from vcpo_rollout.engines.factory import find_engine
+
+    with start_errors():
+        for group in run.spec.rollouts:
+            if ":" in group.engine_name:
+                find_engine(run.spec, group)
+
+
+async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:
+    """Make a run's environment, and make each kind of call that a worker makes.
+
+    call_s: longest wait for one call.
+
+    Raises:
+        StartError: naming the field, where a worker would fail in the same way.
+        NotTriedError: naming the field, where a service did not answer, or a call takes long.
+    """
+    settings = run.spec.environment
+    try:
+        environment = make_task(settings, run.spec.seed)
+    except ValueError as error:
+        raise (NotTriedError if _is_unanswered(error) else StartError)(str(error)) from error
+    calls = _Calls.of(run, environment, call_s)
+    prompt = await calls.prompt(Split.TRAIN, 0)
+    await calls.prompt(Split.TRAIN, 1)
+    await calls.prompt(Split.EVALUATION, 0)
+    again = await calls.prompt(Split.TRAIN, 0)
+    if (again.text, again.messages) != (prompt.text, prompt.messages):
+        calls.refuse(
+            f"prompt('train', 0) returned {prompt.text!r:.100} and then {again.text!r:.100}; it"
+            " must return the same prompt for the same seed, split and index"
+        )
+    await calls.judge(prompt)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Calls:
+    """The calls of a trial; an error names the environment's class and the call."""
+
+    environment: Environment
+    owner: str
+    """What stands before a method in errors."""
+    field: str
+    cure: str
+    most_reward: float
+    allowed_s: float
+    waited_s: float
+    threads: EnvironmentThreads
+
+    @classmethod
+    def of(cls, run: VCPORun, environment: Environment, call_s: float) -> _Calls:
+        spec = run.spec
+        own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
+        gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
+        waited_s = min(call_s, spec.environment_timeout_s)
+        return cls(
+            environment=environment,
+            owner=f"{type(own).__name__}.",
+            field="environment.name",
+            cure="the class" if ":" in spec.environment.name else "environment.parameters",
+            most_reward=spec.environment.max_absolute_reward,
+            allowed_s=spec.environment_timeout_s,
+            waited_s=waited_s,
+            threads=EnvironmentThreads(1, gauges=gauges, timeout_s=waited_s),
+        )
+
+    async def prompt(self, split: Split, index: int) -> Prompt:
+        """Return a prompt of the environment."""
+        make = self.environment.prompt
+        return await self._call(
+            f"prompt('{split}', {index})",
+            FailureCause.PROMPT,
+            lambda: require_type(make(split, index), Prompt, make),
+        )
+
+    async def judge(self, prompt: Prompt) -> None:
+        """Have a response judged; in a conversation, after one turn."""
+        name, method = "reward(prompt, response)", self.environment.reward
+        if isinstance(self.environment, JudgedEnvironment):
+            name, self.owner = "a function", ""
+            self.field, self.cure = "environment.rewards", "the function"
+        judge: Callable[[], object] = partial(method, prompt, RESPONSE)
+        if isinstance(self.environment, MultiTurnEnvironment):
+            conversation = await self._first_turn(self.environment, prompt)
+            name, judge = "reward()", conversation.reward
+        judgement = await self._call(
+            name, FailureCause.REWARD, lambda: check_judgement(judge(), judge)
+        )
+        if abs(judgement.reward) > self.most_reward:
+            self.refuse(
+                f"{name} returned {judgement.reward:g}, and a response with more than"
+                f" {self.most_reward:g} counts as failed (environment.maxAbsoluteReward)"
+            )
+
+    async def _first_turn(self, environment: MultiTurnEnvironment, prompt: Prompt) -> Conversation:
+        conversation: Conversation = await self._call(
+            "converse(prompt)", FailureCause.PROMPT, partial(environment.converse, prompt)
+        )
+        for method in ("next_turn", "reward"):
+            if not callable(getattr(conversation, method, None)):
+                self.refuse(
+                    f"converse(prompt) returned {conversation!r:.100}; it must return an object"
+                    f" with the methods next_turn and reward, and this one has no {method}"
+                )
+        take = conversation.next_turn
+
+        def reply() -> None:
+            if (text := take(RESPONSE)) is not None:
+                require_type(text, str, take)
+
+        await self._call("next_turn(response)", FailureCause.REPLY, reply)
+        return conversation
+
+    async def _call(
+        self, name: str, cause: FailureCause, function: Callable[[], _Result]
+    ) -> _Result:
+        """Call a function of the environment in a thread.
+
+        Raises:
+            StartError, NotTriedError: if it fails.
+        """
+
+        def guarded() -> _Result:
+            with environment_errors(cause):
+                return function()
+
+        try:
+            return await self.threads.call(guarded)
+        except EnvironmentFailedError as error:
+            failure = error.failure
+            where = f" ({failure.location})" if failure.location else ""
+            if failure.cause is FailureCause.TIMEOUT:
+                self._refuse_slow(name, where)
+            what = failure.message + where  # what the method must return, and what it returned
+            if failure.exception_type:
+                what = f"{self.owner}{name} raised {failure.exception_type}: {what}"
+            if _is_unanswered(error):
+                raise NotTriedError(f"{self.field}: {what}") from error
+            self._blame(what)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise an error about a method; `what` begins with its name."""
+        self._blame(f"{self.owner}{what}")
+
+    def _blame(self, what: str) -> NoReturn:
+        raise StartError(f"{self.field}: {what}; correct {self.cure}")
+
+    def _refuse_slow(self, name: str, where: str) -> NoReturn:
+        allowed = f"{self.allowed_s:g} s (half of lease.timeoutSeconds)"
+        if self.allowed_s <= self.waited_s:
+            self.refuse(f"{name} had not returned after {allowed}{where}")
+        raise NotTriedError(
+            f"{self.field}: {self.owner}{name} had not returned after {self.waited_s:g} s"
+            f"{where}; a worker waits for {allowed}"
+        )
+
+
+def _is_unanswered(error: BaseException | None) -> bool:
+    """Return whether an error, or what it was raised from, is that a service does not answer."""
+    while error is not None:
+        if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 async def try_run(
@@ -76,6 +285,10 @@ async def try_run(
     Raises:
         StartError: when the user must correct something.
     """
+    from vcpo_rollout.app import load_sampler
+    from vcpo_rollout.engines.engine import EngineError
+    from vcpo_rollout.generation.responses import ResponseGenerator
+
     with start_errors():
         spec = await asyncio.to_thread(_local_spec, run.spec)
         run = run.model_copy(update={"spec": spec})
@@ -125,6 +338,11 @@ def _local_spec(spec: VCPORunSpec) -> VCPORunSpec:
 
 async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:
     """Have the engine use the model's own weights, prepared as a worker prepares a version."""
+    import safetensors.torch
+
+    from vcpo_rollout.engines.engine import PolicyWeights
+    from vcpo_rollout.engines.loading import load_state
+
     model = spec.model
 
     def read() -> PolicyWeights:

@@ -23,7 +23,8 @@ from vcpo.tracking.services import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 """Modules that a local run needs."""
-_ROLLOUT_PACKAGE, _LEARNER_PACKAGE = "vcpo_rollout", "vcpo_learner"
+_ROLLOUT_PACKAGE = "vcpo_rollout"
+_ROLLOUT_TRIAL, _LEARNER_TRIAL = "vcpo_rollout.trial", "vcpo_learner.estimator.trial"
 _TENSORS = "torch"
 """Module that engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
@@ -139,8 +140,14 @@ def _own_functions(run: VCPORun) -> dict[str, str]:
 def _try_environment(run: VCPORun) -> MachineFindings:
     """Return the error that a rollout worker would report of its environment, or a warning."""
     name = run.spec.environment.name
-    module = f"{_ROLLOUT_PACKAGE}.generation.environment_trial"
-    return _try(run, module, needs=_ROLLOUT_PACKAGE, field="spec.environment.name", name=name)
+    return _try(
+        run,
+        _ROLLOUT_TRIAL,
+        "--environment",
+        needs=_ROLLOUT_PACKAGE,
+        field="spec.environment.name",
+        name=name,
+    )
 
 
 def _try_engines(run: VCPORun) -> MachineFindings:
@@ -148,21 +155,21 @@ def _try_engines(run: VCPORun) -> MachineFindings:
     for index, group in enumerate(run.spec.rollouts):
         if ":" in group.engine_name:
             field = f"spec.rollouts[{index}].engine"
-            module = f"{_ROLLOUT_PACKAGE}.engines.engine_trial"
-            return _try(run, module, needs=_TENSORS, field=field, name=group.engine_name)
+            return _try(
+                run, _ROLLOUT_TRIAL, "--engine", needs=_TENSORS, field=field, name=group.engine_name
+            )
     return MachineFindings()
 
 
 def _try_algorithm(run: VCPORun) -> MachineFindings:
     """Return the error that a learner would report of a loss or baseline of the user's own."""
     for field, name in _own_functions(run).items():
-        module = f"{_LEARNER_PACKAGE}.estimator.trial"
-        return _try(run, module, needs=_TENSORS, field=field, name=name)
+        return _try(run, _LEARNER_TRIAL, needs=_TENSORS, field=field, name=name)
     return MachineFindings()
 
 
-def _try(run: VCPORun, module: str, *, needs: str, field: str, name: str) -> MachineFindings:
-    """Return what a trial says of a run, a module that reads its file.
+def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> MachineFindings:
+    """Return what a trial says of a run: a module that reads its file, and its options.
 
     Another process does it, because that runs the user's code. Nothing is downloaded.
 
@@ -177,7 +184,7 @@ def _try(run: VCPORun, module: str, *, needs: str, field: str, name: str) -> Mac
         return MachineFindings(warnings=(warning,) if ":" in name else ())
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", *command],
             input=run_to_yaml(run),
             env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
             capture_output=True,

@@ -31,7 +31,7 @@ def try_run(
     Raises:
         TrialError: when the run cannot be tried, or the process ends before.
     """
-    command = [sys.executable, "-m", _MODULE, str(num_prompts)]
+    command = [sys.executable, "-m", _MODULE, "--samples", str(num_prompts)]
     process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
         command + ["--tokens"] * shows_tokens,
         env={**SERVICE_ENVIRONMENT, **os.environ},

@@ -33,7 +33,8 @@ MOST_THREADS: Final = 256
 """Largest number of calls at once; others wait. Each call may start costly work of its own."""
 THREAD_NAME: Final = "environment"
 """Prefix of the threads' names."""
-_OUR_FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "engines")
+_ROOT: Final = Path(__file__).parents[1]
+_OUR_FOLDERS: Final = (_ROOT, _ROOT / "generation", _ROOT / "engines")
 """Folders whose code calls an environment, or a chat template for it."""
 
 

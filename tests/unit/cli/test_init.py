@@ -13,7 +13,7 @@ from vcpo.api import load_run
 from vcpo.cli.main import app
 from vcpo.local.preflight import with_local_paths
 from vcpo.service.plugins import import_from_run_folder
-from vcpo_rollout.generation.environment_trial import try_environment
+from vcpo_rollout.trial import try_environment
 
 TINY = Path(__file__).parents[3] / "examples" / "models" / "tiny"
 

@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 from vcpo.api import VCPORun
 from vcpo_rollout.environments import Split
 from vcpo_rollout.environments.environment import MultiTurnEnvironment
-from vcpo_rollout.generation.environment_trial import try_environment
 from vcpo_rollout.generation.rewards import make_task
+from vcpo_rollout.trial import try_environment
 
 GUIDE = Path("docs/environments.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+)`:\n```\w+\n(.*?)^```", GUIDE, flags=re.M | re.S))

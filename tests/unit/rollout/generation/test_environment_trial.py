@@ -11,7 +11,7 @@ import pytest
 
 from vcpo.api import VCPORun, parse_run
 from vcpo.service.lifecycle import StartError
-from vcpo_rollout.generation.environment_trial import NotTriedError, try_environment
+from vcpo_rollout.trial import NotTriedError, try_environment
 
 HEAD = """
 from vcpo_rollout.environments import Prompt
