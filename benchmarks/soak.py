@@ -50,7 +50,7 @@ from safetensors.torch import save
 from benchmarks.harness.changes import prepare
 from benchmarks.learner.ingest import make_responses
 from vcpo.api import VCPORun, VCPORunSpec
-from vcpo.metrics import LearnerMetrics, RolloutMetrics
+from vcpo.metrics import RolloutMetrics
 from vcpo.wire.deltas import chain_to
 from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
 from vcpo.wire.server import WireServer
@@ -142,7 +142,7 @@ class Learner:
             dispatcher=self.dispatcher,
             clock=time.monotonic,
         )
-        self.server = WireServer(keys=None, meter=LearnerMetrics(run="soak").calls)
+        self.server = WireServer(keys=None)
         callers, grpc_server = Callers(self.dispatcher), self.server.grpc_server
         bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
         work_pb2_grpc.add_WorkServiceServicer_to_server(

@@ -1,19 +1,16 @@
-"""The page of all metrics, made of the catalogue; `make site` shows it.
+"""The page of all metrics, made of their declarations; `make site` shows it.
 
 What uses a metric is read from the chart's alerts and dashboards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tools.monitoring.catalogue import ALL, BUILD_INFO, PARTS, Metric
 from tools.monitoring.metric_usage import MetricUsage, metric_usage
-from vcpo.metrics import LearnerMetrics, Metric, MetricKind, catalogue
-from vcpo.metrics.metric import Label
-from vcpo.wire.call_meter import METHODS
 
-_HEADER = """\
+_HEADER: Final = """\
 # Metrics
 
 Every process serves its metrics at `/metrics`. `vcpo run` prints where its host serves them and
@@ -25,80 +22,40 @@ and PodMonitors (`docs/kubernetes.md`).
   `honorLabels`; the namespace of a local run is empty.
 - **A number of the last step** that the step lacks is absent. A skipped step leaves learning rate,
   scale and gradient norm of the last step that was taken.
-- **A counter** starts at 0 for every value of its labels that the table names. One with a label
-  whose values are open, such as a status code, starts at its first event, which `increase()` does
-  not count.
-- **Quantiles** of `vcpo_policy_lag_steps` never exceed what the spec allows: its last bucket ends
-  at `algorithm.maxPolicyLagSteps`. The table has the buckets of the default spec. Other runs have
-  others: aggregate them `by (namespace, run, le)`.
-- **Series of one run**, at most, with 8 rollout groups: {sizes}. Each RPC
-  method that learner or worker serves adds {series_of_a_method}.
+- **A counter** starts at 0 for every value of its labels that the table names.
+- **Quantiles** of `vcpo_policy_lag_steps` never exceed `algorithm.maxPolicyLagSteps`, where its
+  last bucket ends. Buckets differ between runs: aggregate them `by (namespace, run, le)`.
 - Python's client adds `process_*` (memory, CPU time, open files, start) and `python_info`.
 
 Boards: `off-policy`, `run`, `rollout`, `operator`. Alerts: [runbooks](runbooks/README.md).
 """
-_COLUMNS = "| metric | type, unit | labels | what it says | used by |\n|---|---|---|---|---|\n"
-_MOST_ALERTS = 10
+_COLUMNS: Final = "| metric | type | labels | what it says | used by |\n|---|---|---|---|---|\n"
+_MOST_ALERTS: Final = 10
 """Metrics of more alerts only say whether a run is active."""
-_SECTIONS: Final = (
-    ("Learner", (*catalogue.LEARNER,)),
-    ("Rollout worker", (*catalogue.ROLLOUT, *catalogue.ROLLOUT_ENGINE)),
-    ("Learner and rollout worker: calls", catalogue.SERVER),
-    ("Host (`vcpo run` or the operator), for each run", catalogue.HOST),
-    ("Operator", catalogue.OPERATOR),
-    ("Every process", (catalogue.BUILD_INFO,)),
-)
-_OF_SPEC: Final = {
-    LearnerMetrics.policy_lag_steps.name: "`algorithm.maxPolicyLagSteps`",
+_SECTIONS: Final = {
+    "Learner": PARTS["learner"],
+    "Rollout worker": PARTS["rollout"],
+    "Host (`vcpo run` or the operator), for each run": PARTS["host"],
+    "Operator": PARTS["operator"],
+    "Every process": (BUILD_INFO,),
 }
 
 
 def rendered_page() -> str:
     """Text of the page."""
-    usage = metric_usage(frozenset(metric.name for metric in catalogue.ALL))
-    sections = [_section(title, metrics, usage) for title, metrics in _SECTIONS]
-    sizes = ", ".join(
-        f"{part} {sum(metric.most_series for metric in metrics)}"
-        for part, metrics in (
-            ("learner", catalogue.LEARNER),
-            ("each worker", (*catalogue.ROLLOUT, *catalogue.ROLLOUT_ENGINE)),
-            ("host", catalogue.HOST),
-        )
-    )
-    calls = sum(metric.most_series for metric in catalogue.SERVER) // len(METHODS)
-    return "\n".join([_HEADER.format(sizes=sizes, series_of_a_method=calls), *sections])
-
-
-def _section(title: str, metrics: Sequence[Metric], usage: Mapping[str, MetricUsage]) -> str:
-    rows = "".join(_row(metric, usage[metric.name]) for metric in metrics)
-    return f"## {title}\n\n{_COLUMNS}{rows}"
+    usage = metric_usage(frozenset(metric.name for metric in ALL))
+    sections = [
+        f"## {title}\n\n{_COLUMNS}{''.join(_row(each, usage[each.name]) for each in metrics)}"
+        for title, metrics in _SECTIONS.items()
+    ]
+    return "\n".join([_HEADER, *sections])
 
 
 def _row(metric: Metric, usage: MetricUsage) -> str:
-    meaning = metric.help
-    if metric.appears_with is not None:
-        meaning += f" Only with {metric.appears_with}."
     alerts = ", ".join(usage.alerts) if len(usage.alerts) <= _MOST_ALERTS else "nearly every alert"
     boards = ", ".join(board.removeprefix("vcpo-") for board in usage.boards)
-    used = "; ".join(part for part in (boards, alerts) if part)
-    cells = (
-        f"`{metric.name}`",
-        f"{metric.kind}, {metric.unit}",
-        _labels(metric),
-        meaning,
-        used or f"none: {metric.not_shown}",
+    labels = "; ".join(
+        f"`{name}` {', '.join(sorted(metric.values[name]))}".rstrip() for name in metric.labels
     )
-    return f"| {' | '.join(cells)} |\n"
-
-
-def _labels(metric: Metric) -> str:
-    described = [_label(label) for label in metric.labels]
-    if metric.kind is MetricKind.HISTOGRAM:
-        edges = ", ".join(f"{edge:g}" for edge in metric.buckets)
-        spec = _OF_SPEC.get(metric.name)
-        described.append(f"`le` {edges}" + (f" (by {spec})" if spec else ""))
-    return "; ".join(described)
-
-
-def _label(label: Label) -> str:
-    return f"`{label.name}` {', '.join(label.values)}".rstrip()
+    used = "; ".join(filter(None, (boards, alerts))) or "the operator, with signals by Prometheus"
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {used} |\n"

@@ -50,7 +50,6 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from vcpo.api import VCPORun, VCPORunSpec
-from vcpo.metrics import LearnerMetrics
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
@@ -195,7 +194,7 @@ async def over_grpc(
     dispatcher: Dispatcher, spec: VCPORunSpec, certificates: CertificateFolder | None = None
 ) -> AsyncIterator[Submit]:
     """Submit with the worker's client to the learner's service; certificates: over TLS."""
-    server = WireServer(keys=None, meter=LearnerMetrics(run="benchmark").calls)
+    server = WireServer(keys=None)
     bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server

@@ -13,7 +13,7 @@ from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
-from vcpo.metrics.catalogue.learner import lag_edges
+from vcpo.metrics.learner import lag_edges
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
@@ -209,7 +209,7 @@ class _Learner:
 
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
-        server = WireServer(keys=self.keys or None, meter=self.metrics.calls)
+        server = WireServer(keys=self.keys or None)
         callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self._spec, self._bounds, self.traces, callers),
@@ -250,7 +250,7 @@ class _Learner:
             if weights is not None:
                 weights.start()
             freeze_loaded()
-            refreshing = asyncio.create_task(self._refresh(server))
+            refreshing = asyncio.create_task(self._refresh())
             try:
                 return await self._train(options.linger_s)
             finally:
@@ -297,7 +297,7 @@ class _Learner:
             async with asyncio.timeout(linger_s):
                 await self._stop_requested.wait()
 
-    async def _refresh(self, server: WireServer) -> None:
+    async def _refresh(self) -> None:
         """Keep metrics and events up to date until cancelled.
 
         An error does not end the run. It is logged, unless it repeats the one before.
@@ -306,11 +306,8 @@ class _Learner:
         while True:
             try:
                 self.gauges.refresh()
-                refusals = server.guard.refusals
                 if (weights := self.weight_server) is not None:
-                    refusals = refusals + weights.refusals
                     self.gauges.count_served_weights(weights.sent_bytes)
-                self.gauges.count_refused_calls(refusals)
                 self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
                 self.training.report_log()

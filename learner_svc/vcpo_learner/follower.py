@@ -74,9 +74,7 @@ async def _follow(
         )
         weight_server = options.weight_server(folder, keys=keys, number=environment.local_rank)
         host, port = split_address(_own_port(options.metrics_listen, environment))
-        endpoint = serve_metrics(
-            PartRegistry("learner", {"run": run.metadata.name}).exported, host, port
-        )
+        endpoint = serve_metrics(PartRegistry("learner", run=run.metadata.name), host, port)
     with endpoint:
         with start_errors():
             health = options.health_listen

@@ -12,7 +12,6 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
-from vcpo.metrics.label_values import SignalSource as Source
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
@@ -55,22 +54,19 @@ class Operator:
         login: Login = login,
     ) -> None:
         self._options = options
-        self._metrics = metrics
         view = IndexedView()
         queue = RunQueue(clock=time.monotonic, most_of_namespace=max(1, options.workers * 3 // 4))
-        connections = LearnerConnections(metrics, clock=time.monotonic, address_of=address_of)
+        connections = LearnerConnections(clock=time.monotonic, address_of=address_of)
         self._signals: SignalSource = connections
-        source = Source.LEARNER
         if options.prometheus_url is not None:
             prometheus = Prometheus(options.prometheus_url)
-            self._signals = ScrapedSignals(metrics, prometheus, connections, clock=time.time)
-            source = Source.PROMETHEUS
+            self._signals = ScrapedSignals(prometheus, connections, clock=time.time)
         reconciler = Reconciler(
             view=view,
             executor=Executor(cluster, connections),
             signals=self._signals,
             defaults=options.defaults,
-            exports=RunExports(metrics, source=source),
+            exports=RunExports(metrics),
             clock=time.time,
         )
         self._loop = ReconcileLoop(queue, reconciler, metrics, workers=options.workers)
@@ -83,7 +79,6 @@ class Operator:
         handlers = Handlers(
             view=view,
             queue=queue,
-            metrics=metrics,
             health=health,
             namespaced=bool(options.namespaces),
             login=login,
@@ -103,11 +98,9 @@ class Operator:
             liveness_endpoint=self._options.liveness_endpoint,
             stop_flag=stop,
         )
-        self._metrics.leader.set(1)
         try:
             await _run_until_one_ends(watch, self._loop.run(), stop)
         finally:
-            self._metrics.leader.set(0)
             await self._signals.close()
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import kopf
 
-from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import GROUP, PLURAL, RUN_LABEL, VERSION, RunKey
 from vcpo_operator.observed.index_view import (
     INDICES,
@@ -69,7 +67,6 @@ class Handlers:
 
     view: IndexedView
     queue: RunQueue
-    metrics: OperatorMetrics
     health: Health
     namespaced: bool
     """Whether single namespaces are watched; then nothing cluster-wide is requested."""
@@ -91,13 +88,11 @@ class Handlers:
         self._generations[key] = generation
         if type == "DELETED":
             self._generations.pop(key, None)
-        self._record_event(RUNS)
         self.queue.add(key)
 
-    async def child_event(self, body: kopf.Body, resource: kopf.Resource, **_: Any) -> None:
+    async def child_event(self, body: kopf.Body, **_: Any) -> None:
         """Enqueue the run that a child or pod belongs to."""
         key = run_key(body)
-        self._record_event(resource.plural)
         if key is not None:
             self.queue.add(key)
 
@@ -110,9 +105,6 @@ class Handlers:
         if problem:
             raise kopf.PermanentError(problem)
         return "ok"
-
-    def _record_event(self, resource: str) -> None:
-        self.metrics.watch_event_timestamp_s.labels(resource).set(time.time())
 
 
 def register(registry: kopf.OperatorRegistry, handlers: Handlers) -> None:

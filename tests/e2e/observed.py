@@ -8,28 +8,18 @@ from typing import Any
 from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE
 from tests.fakes.kubelet.client import KubeClient
-from tests.fixtures.observation.exposure import compare, exposed_names, most_series
-from tests.fixtures.observation.panel_queries import OPERATOR_HOST
-from tests.fixtures.observation.panels import answer_panels
+from tests.fixtures.observation.exposure import compare, exposed_names
+from tests.fixtures.observation.panels import panels_without_data
 from tests.fixtures.observation.prometheus_server import PrometheusServer
-from vcpo.metrics import catalogue
-from vcpo.metrics.metric import Feature, Metric
+from tools.monitoring.catalogue import BUILD_INFO, PARTS
 
-PARTS: dict[str, tuple[Metric, ...]] = {
-    "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),
-    "rollout": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.ROLLOUT),
-    "operator": (catalogue.BUILD_INFO, *catalogue.HOST, *catalogue.OPERATOR),
+ABSENT = {
+    "vcpo_learner_device_memory_bytes",
+    "vcpo_rollout_device_memory_bytes",
+    "vcpo_sink_dropped_total",
+    "vcpo_reward_part",
 }
-"""What each part of a run in a cluster declares; its workers have the engine `hf`."""
-
-FEATURES = (
-    Feature.EVALUATION,
-    Feature.CHECKPOINT,
-    Feature.CERTIFICATES,
-    Feature.STARTING,
-    Feature.GRADIENT_NORMS,
-)
-"""What the run has, of what a metric may need to appear."""
+"""Metrics that a run without GPU, failing sinks and parts of its reward lacks."""
 
 _EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 
@@ -46,28 +36,22 @@ class SeenRun:
 
 def observe(run: SeenRun) -> dict[str, Any]:
     """Compare what each part exposed with its declarations, and ask every panel's queries."""
-    undeclared, missing, series = [], [], {}
-    for part, declared in PARTS.items():
-        selector = f'{{part="{part}"}}'
-        names = exposed_names(run.server, selector, run.start_s, run.end_s)
-        exposure = compare(names, declared, FEATURES)
+    undeclared, missing = [], []
+    for part in ("learner", "rollout", "operator"):
+        own = PARTS["host"] if part == "operator" else ()
+        exposed = exposed_names(run.server, f'{{part="{part}"}}', run.start_s, run.end_s)
+        exposure = compare(exposed, (BUILD_INFO, *own, *PARTS[part]), ABSENT)
         undeclared += exposure.undeclared
         missing += exposure.missing
-        series[part] = most_series(run.server, selector, run.start_s, run.end_s)
-    panels = answer_panels(
+    empty = panels_without_data(
         run.server,
         namespace=NAMESPACE,
         run=run.name,
         start_s=run.start_s,
         end_s=run.end_s,
-        features=(*FEATURES, OPERATOR_HOST),
+        absent=ABSENT,
     )
-    return {
-        "undeclared": undeclared,
-        "missing": missing,
-        "series_per_run": series,
-        "panels_with_data": sorted("/".join(panel) for panel in panels.with_data),
-    }
+    return {"undeclared": undeclared, "missing": missing, "panels_without_data": sorted(empty)}
 
 
 async def throttle_is_told(run: SeenRun, seen: Sightings, client: KubeClient) -> bool:

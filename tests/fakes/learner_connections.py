@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vcpo.control.signals import RunSignals
-from vcpo.metrics import HostMetrics
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
@@ -17,7 +16,7 @@ class FakeConnections(LearnerConnections):
     """Every learner returns `signals`; the commands that the operator sends are recorded."""
 
     def __init__(self) -> None:
-        super().__init__(HostMetrics(), clock=lambda: 0.0)
+        super().__init__(clock=lambda: 0.0)
         self.signals: RunSignals | None = None
         self.throttles: list[int] = []
         self.reasons: list[str] = []

@@ -14,16 +14,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.observation.panels import all_panels
 from tests.fixtures.rules.paces import PACES_S, alerts_at
 from tests.observation.findings import (
     alarm,
+    empty_panels,
     exposures,
-    local_panels,
-    series_per_run,
 )
 from tests.observation.local_runs import ROOT, observed_runs
 from tests.observation.rule_files import alerts_with_runbook, defined_alerts, tested_alerts
-from tools.monitoring.dashboards import BOARDS
 
 CLUSTER_LIMIT_S = 900.0
 _START_S = 60.0
@@ -35,14 +34,13 @@ def observe_all(root: Path) -> dict[str, Any]:
     _say("1 to 3 of 4: a healthy run, one that collapses, one with vLLM (about 5 minutes)")
     with observed_runs(root) as observation:
         local = exposures(observation)
-        panels = local_panels(observation)
-        found, series = alarm(observation), series_per_run(observation)
+        empty, found = empty_panels(observation), alarm(observation)
     _say("4 of 4: a run under the operator (about 2 minutes)")
     cluster = observed_cluster()
     _say("alerts at a second, a minute and a quarter of an hour a step")
     paces = {f"alerts_at_{pace_s}s": sorted(alerts_at(pace_s, root)) for pace_s in PACES_S}
-    with_data = {"/".join(each) for each in panels.with_data} | {*cluster["panels_with_data"]}
-    everywhere = {f"{board.uid}/{panel.slug}" for board in BOARDS for panel in board.panels}
+    everywhere = all_panels()
+    empty &= {(uid, number) for uid, number in cluster["panels_without_data"]}
     return {
         "alerts_defined": len(defined_alerts()),
         "alerts_with_runbook": len(alerts_with_runbook()),
@@ -53,15 +51,14 @@ def observe_all(root: Path) -> dict[str, Any]:
         "throttle_reason_visible": found["throttle_reason_visible"]
         and cluster["throttle_reason_visible"],
         "panels": len(everywhere),
-        "panels_with_data": len(with_data),
-        "panels_without_data": sorted(everywhere - with_data),
+        "panels_with_data": len(everywhere - empty),
+        "panels_without_data": sorted(empty),
         "undeclared": sorted(
             {name for each in local.values() for name in each.undeclared} | {*cluster["undeclared"]}
         ),
         "missing": sorted(
             {name for each in local.values() for name in each.missing} | {*cluster["missing"]}
         ),
-        "series_per_run": {**cluster["series_per_run"], **series},
     }
 
 

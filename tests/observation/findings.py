@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from tests.fixtures.observation.exposure import Exposure, compare, exposed_names, most_series
-from tests.fixtures.observation.panels import PanelAnswers, answer_panels
+from tests.fixtures.observation.exposure import Exposure, compare, exposed_names
+from tests.fixtures.observation.panels import Panel, panels_without_data
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
 from tests.observation.alerts import fired_alerts
@@ -16,34 +15,20 @@ from tests.observation.local_runs import (
     Observation,
     ObservedRun,
 )
+from tools.monitoring.catalogue import BUILD_INFO, PARTS
 from vcpo.api import load_run
 from vcpo.control.limits import ChangeKind
-from vcpo.metrics import catalogue
-from vcpo.metrics.metric import Feature, Metric
 
-LOCAL_PARTS: dict[str, tuple[Metric, ...]] = {
-    "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),
-    "rollout": (
-        catalogue.BUILD_INFO,
-        *catalogue.ROLLOUT,
-        *catalogue.ROLLOUT_ENGINE,
-    ),
-    "host": (catalogue.BUILD_INFO, *catalogue.HOST),
+LOCAL_PARTS = ("learner", "rollout", "host")
+ABSENT = {
+    "vcpo_learner_device_memory_bytes",
+    "vcpo_rollout_device_memory_bytes",
+    "vcpo_run_certificate_end_timestamp_seconds",
+    "vcpo_sink_dropped_total",
 }
-"""What each part of a local run declares."""
-
-LOCAL_FEATURES = (
-    Feature.VLLM,
-    Feature.EVALUATION,
-    Feature.CHECKPOINT,
-    Feature.LOCAL,
-    Feature.STARTING,
-    Feature.CALLED,
-    Feature.GRADIENT_NORMS,
-    Feature.REWARD_PARTS,
-)
-"""What the runs together have, of what a metric may need to appear."""
-
+"""Metrics that runs without GPU, certificates and failing sinks lack."""
+OF_THE_OPERATOR = {metric.name for metric in PARTS["operator"]} | {"operator", "Ready"}
+"""Words of queries that only a run under the operator answers."""
 _STEP_S = SCRAPE_INTERVAL_MS / 1000
 """Step of queries, so that none of them passes over what a single scrape saw."""
 
@@ -54,36 +39,27 @@ def exposures(observation: Observation) -> dict[str, Exposure]:
     return {
         part: compare(
             exposed_names(observation.server, f'{{part="{part}"}}', start_s, end_s),
-            declared,
-            LOCAL_FEATURES,
+            (BUILD_INFO, *PARTS[part]),
+            ABSENT,
         )
-        for part, declared in LOCAL_PARTS.items()
-    }
-
-
-def series_per_run(observation: Observation) -> dict[str, int]:
-    """The largest number of series of one process of each part."""
-    start_s, end_s = observation.runs[0].started_s, observation.runs[-1].ended_s
-    return {
-        part: most_series(observation.server, f'{{part="{part}"}}', start_s, end_s)
         for part in LOCAL_PARTS
     }
 
 
-def local_panels(observation: Observation) -> PanelAnswers:
-    """Ask every panel's query over the time of each local run."""
+def empty_panels(observation: Observation) -> frozenset[Panel]:
+    """Panels that no local run answers, though it has their metrics."""
     answers = [
-        answer_panels(
+        panels_without_data(
             observation.server,
             namespace="",
             run=run.name,
             start_s=run.started_s,
             end_s=run.ended_s,
-            features=LOCAL_FEATURES,
+            absent=ABSENT | OF_THE_OPERATOR,
         )
         for run in observation.runs
     ]
-    return functools.reduce(PanelAnswers.merge, answers)
+    return frozenset.intersection(*answers)
 
 
 def alarm(observation: Observation) -> dict[str, Any]:

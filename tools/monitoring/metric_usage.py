@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tools.monitoring.metric_names import names_in
 from tools.monitoring.rules import rules
 
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_OF_HISTOGRAM: Final = ("_bucket", "_count", "_sum")
 DASHBOARDS: Final = Path(__file__).parents[2] / "charts" / "vcpo" / "files" / "dashboards"
 
 
@@ -68,3 +70,10 @@ def _expressions(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for each in node:
             yield from _expressions(each)
+
+
+def names_in(expression: str) -> frozenset[str]:
+    """Return every word of an expression, among them its series; of `x_bucket` also `x`."""
+    words = set(_NAME.findall(expression))
+    families = {word.removesuffix(end) for word in words for end in _OF_HISTOGRAM}
+    return frozenset(words | families)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from vcpo.control.run_limits import (
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
-from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check
+from vcpo.local.processes.child import Liveness, answers_health_check
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
@@ -42,7 +41,6 @@ from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.view import LiveView
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
-from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.service.lifecycle import DRAINED, on_parent_exit
 from vcpo.wire.client import open_channel
@@ -126,9 +124,7 @@ class Host:
         self._started_s = clock()
         self._started_unix_s = time.time()
         self._name = (_LOCAL, run.metadata.name)
-        self._hosted_runs = HostedRuns(self._metrics, source=SignalSource.LEARNER)
-        for role, fault in itertools.product(RunRole, ProcessFault):
-            self._metrics.failures.labels(*self._name, role, fault)
+        self._hosted_runs = HostedRuns(self._metrics)
         self._interrupted = asyncio.Event()
 
     async def run(self) -> RunOutcome:
@@ -224,7 +220,6 @@ class Host:
         if ended is not None:
             if ended.is_complete:
                 return True
-            self._count_failure(RunRole.LEARNER, ended.child)
             self._learner_restarts += 1
             self._event("LearnerRestarted", ended.message)
         self._learner.start_when_due(self._port)
@@ -247,7 +242,6 @@ class Host:
         message = f"{lost.child.name} {lost.child.describe_failure()}; {released} leases released"
         if lost.pause_s:
             message += f"; the next worker starts in {lost.pause_s:g} s"
-        self._count_failure(RunRole.ROLLOUT, lost.child)
         self._event("WorkerLost", message)
 
     async def _poll_processes(self) -> None:
@@ -270,8 +264,6 @@ class Host:
         if self._control is None:
             return
         signals = await self._control.poll(timeout_s=self._options.answer_timeout_s)
-        result = SignalResult.ERROR if signals is None else SignalResult.OK
-        self._metrics.signal_requests.labels(*self._name, SignalSource.LEARNER, result).inc()
         if signals is not None:
             self._furthest_step = max(self._furthest_step, signals.step)
             workers = signals.workers.items()
@@ -311,9 +303,7 @@ class Host:
             try:
                 await control.throttle(decision.lag_limit_steps, decision.lag_reason)
             except grpc.aio.AioRpcError:
-                self._count_order(OrderResult.ERROR)
                 return  # the signals will still differ, so the next turn repeats the call
-            self._count_order(OrderResult.OK)
         for change in decision.changes:
             if change.kind is ChangeKind.SCALED:  # of the lag limit the learner writes the event
                 self._event(change.kind, change.sentence)
@@ -418,13 +408,6 @@ class Host:
         """Write where to scrape; on a full disk the next turn tries again, and the run goes on."""
         with contextlib.suppress(OSError):
             self._scrape_targets.write(targets)
-
-    def _count_failure(self, role: RunRole, child: ChildProcess) -> None:
-        fault = ProcessFault.HUNG if child.hung_s else ProcessFault.ENDED
-        self._metrics.failures.labels(*self._name, role, fault).inc()
-
-    def _count_order(self, result: OrderResult) -> None:
-        self._metrics.throttle_orders.labels(*self._name, result).inc()
 
     def _export(self, decision: ControlDecision) -> None:
         run = HostedRun(

@@ -9,25 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
+
+from prometheus_client import Gauge
 
 from vcpo.api import VCPORunSpec
-from vcpo.control.conditions import ConditionStatus, ConditionType
+from vcpo.control.conditions import ConditionStatus
 from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import ChangeKind
-from vcpo.metrics.catalogue.host import HostMetrics
-from vcpo.metrics.label_values import (
-    ReplicaState,
-    SignalSource,
-    ThrottleDirection,
-)
-from vcpo.metrics.metric import Metric
+from vcpo.metrics.host import HostMetrics
+from vcpo.metrics.label_values import ReplicaState, ThrottleDirection
 
 RunName = tuple[str, str]
 """Namespace and name of a run; the namespace of a local run is empty."""
 
-Series = Mapping[tuple[Metric[Any], tuple[str, ...]], float]
-"""Values by metric and labels; without the labels `namespace` and `run`, which all of them have."""
+Series = Mapping[tuple[Gauge, tuple[str, ...]], float]
+"""Values by gauge and labels; without the labels `namespace` and `run`, which all of them have."""
 
 _THROTTLES: Final = {
     ChangeKind.THROTTLED: ThrottleDirection.TIGHTEN,
@@ -85,39 +82,40 @@ class HostedRun:
     """Unix time at which the first certificate of its pods ends."""
 
 
-def gauge_series(run: HostedRun) -> Series:
-    """Return every gauge of a run."""
+def gauge_series(metrics: HostMetrics, run: HostedRun) -> Series:
+    """Return every series of a run but its counters."""
     return {
-        **_spec_series(run.spec, run.labels),
+        **_spec_series(metrics, run.spec, run.labels),
         **{
-            (HostMetrics.run_condition, (condition.type, status)): float(condition.status == status)
+            (metrics.run_condition, (condition.type, status)): float(condition.status == status)
             for condition in run.conditions
             for status in ConditionStatus
         },
         **{
-            (HostMetrics.run_condition_reason, (each.type, each.reason)): 1.0
-            for each in run.conditions
+            (metrics.run_condition_reason, (each.type, each.reason)): 1.0 for each in run.conditions
         },
         **{
-            (HostMetrics.run_replicas, (group, state)): float(getattr(workers, state))
+            (metrics.run_replicas, (group, state)): float(getattr(workers, state))
             for group, workers in run.workers.items()
             for state in ReplicaState
         },
         **{
-            (metric, ()): float(value)
-            for metric, value in (
-                (HostMetrics.run_lag_limit, run.lag_limit_steps),
-                (HostMetrics.run_signals_age, run.signals_age_s),
-                (HostMetrics.run_start_timestamp, run.start_s),
-                (HostMetrics.run_startup_deadline, run.startup_deadline_s),
-                (HostMetrics.run_certificate_end, run.certificate_end_s),
+            (gauge, ()): float(value)
+            for gauge, value in (
+                (metrics.run_lag_limit, run.lag_limit_steps),
+                (metrics.run_signals_age, run.signals_age_s),
+                (metrics.run_start_timestamp, run.start_s),
+                (metrics.run_startup_deadline, run.startup_deadline_s),
+                (metrics.run_certificate_end, run.certificate_end_s),
             )
             if value is not None
         },
     }
 
 
-def _spec_series(spec: VCPORunSpec | None, labels: Mapping[str, str]) -> Series:
+def _spec_series(
+    metrics: HostMetrics, spec: VCPORunSpec | None, labels: Mapping[str, str]
+) -> Series:
     if spec is None:
         return {}
     info = (
@@ -128,11 +126,11 @@ def _spec_series(spec: VCPORunSpec | None, labels: Mapping[str, str]) -> Series:
         labels.get("vcpo.dev/team", ""),
     )
     return {
-        (HostMetrics.run_info, info): 1.0,
-        (HostMetrics.run_steps, ()): float(spec.steps),
-        (HostMetrics.run_checkpoint_interval, ()): float(spec.checkpoint.every_steps),
-        (HostMetrics.run_max_policy_lag, ()): float(spec.algorithm.max_policy_lag_steps),
-        (HostMetrics.run_ess_floor, ()): spec.control.ess_floor_ratio,
+        (metrics.run_info, info): 1.0,
+        (metrics.run_steps, ()): float(spec.steps),
+        (metrics.run_checkpoint_interval, ()): float(spec.checkpoint.every_steps),
+        (metrics.run_max_policy_lag, ()): float(spec.algorithm.max_policy_lag_steps),
+        (metrics.run_ess_floor, ()): spec.control.ess_floor_ratio,
     }
 
 
@@ -142,20 +140,14 @@ class _Shown:
 
     run: HostedRun = field(default_factory=HostedRun)
     series: Series = field(default_factory=dict)
-    scaling: tuple[str, str] | None = None
-    """Direction and reason of the last decision about workers."""
     learner_restarts: int = 0
 
 
 class HostedRuns:
-    """Exports the runs of one host. One owner: the host's event loop.
+    """Exports the runs of one host. One owner: the host's event loop."""
 
-    source: where the host asks for signals.
-    """
-
-    def __init__(self, metrics: HostMetrics, *, source: SignalSource) -> None:
+    def __init__(self, metrics: HostMetrics) -> None:
         self._metrics = metrics
-        self._source = source
         self._shown: dict[RunName, _Shown] = {}
 
     def show(self, name: RunName, run: HostedRun) -> None:
@@ -163,12 +155,12 @@ class HostedRuns:
         shown = self._shown.get(name)
         if shown is None:
             shown = self._shown[name] = _Shown()
-            self._metrics.count_from_zero(*name, source=self._source)
-        series = gauge_series(run)
-        for metric, labels in shown.series.keys() - series.keys():
-            self._metrics.made[metric.name].remove(*name, *labels)
-        for (metric, labels), value in series.items():
-            self._metrics.made[metric.name].labels(*name, *labels).set(value)
+            self._metrics.count_from_zero(*name)
+        series = gauge_series(self._metrics, run)
+        for gauge, labels in shown.series.keys() - series.keys():
+            gauge.remove(*name, *labels)
+        for (gauge, labels), value in series.items():
+            gauge.labels(*name, *labels).set(value)
         self._count_changes(name, shown, run)
         shown.run, shown.series = run, series
 
@@ -180,19 +172,16 @@ class HostedRuns:
 
     def forget(self, name: RunName) -> None:
         """Remove every series of a deleted run."""
-        self._shown.pop(name, None)
-        self._metrics.forget(*name)
+        if (shown := self._shown.pop(name, None)) is not None:
+            for gauge, labels in shown.series:
+                gauge.remove(*name, *labels)
+            self._metrics.forget_counts(*name)
 
     def _count_changes(self, name: RunName, shown: _Shown, run: HostedRun) -> None:
         if run.decision is not None:
             for change in run.decision.changes:
                 if (direction := _THROTTLES.get(change.kind)) is not None:
                     self._metrics.throttles.labels(*name, direction).inc()
-            fed = run.decision.condition(ConditionType.LEARNER_FED)
-            scaling = (run.decision.direction.value, fed.reason.value)
-            if scaling != shown.scaling:
-                self._metrics.decisions.labels(*name, *scaling).inc()
-            shown.scaling = scaling
         new_restarts = max(0, run.learner_restarts - shown.learner_restarts)
         self._metrics.learner_restarts.labels(*name).inc(new_restarts)
         shown.learner_restarts += new_restarts

@@ -73,48 +73,11 @@ class ReplicaState(StrEnum):
     READY = "ready"
 
 
-class RunRole(StrEnum):
-    """What a process of a run does; as the label `vcpo.dev/role` of a pod says it."""
-
-    LEARNER = "learner"
-    ROLLOUT = "rollout"
-
-
-class ProcessFault(StrEnum):
-    """How a process failed."""
-
-    ENDED = "ended"
-    HUNG = "hung"
-
-
 class ThrottleDirection(StrEnum):
     """Direction in which the lag limit changed."""
 
     TIGHTEN = "tighten"
     RELAX = "relax"
-
-
-class SignalSource(StrEnum):
-    """Where a host asked for a run's signals."""
-
-    LEARNER = "learner"
-    PROMETHEUS = "prometheus"
-
-
-class SignalResult(StrEnum):
-    """What came of asking for signals."""
-
-    OK = "ok"
-    NOTHING = "nothing"
-    """The source answered and knows nothing of the run."""
-    ERROR = "error"
-
-
-class OrderResult(StrEnum):
-    """What came of an order to the learner."""
-
-    OK = "ok"
-    ERROR = "error"
 
 
 class ReconcileResult(StrEnum):

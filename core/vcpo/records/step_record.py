@@ -1,39 +1,50 @@
-"""The record of one optimizer step, and where each of its numbers is shown.
+"""The record of one optimizer step, which everything that shows a run reads.
 
-A number of a step is declared here once, as a field. Its annotations say where it is shown:
-
-    StepGauge     a metric of the learner holds the last step's value
-    StepChart     the report draws a chart of it
-    StepSignal    the learner's signals carry the last step's value
-
-The journal (`metrics.jsonl`) holds every field under its own name, and the records of a study hold
-those by which stale data is judged. Metrics, signals and report read the tables at the end of this
-module. So a new number is written in two places: here, and in the update that computes it.
+A number of a step is added here, as a field, and computed in the update or in the training loop.
+The journal (`metrics.jsonl`), the learner's signals and the trackers hold every field under its own
+name. A field that is declared by `shown` or `entries_shown` is a metric of the learner too, which
+holds the last step's value. Numbers are finite; mappings hold plain JSON values.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Final
 
 from vcpo.records.effective_rate import EffectiveRate
-from vcpo.records.step_chart import ChartTopic, StepChart, StepGauge, StepSignal, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class StepGauge:
+    """The metric that holds a number of the last step."""
+
+    name: str
+    help: str
+    """One sentence: what it measures, and its unit where the name does not say it."""
+    is_of_update: bool = False
+    """Whether a skipped step leaves the value as it is."""
+    is_of_weights: bool = False
+    """Whether only steps whose importance weights all have a value have it."""
+
+
+def shown(name: str, text: str, *, default: Any = MISSING, **options: bool) -> Any:
+    """Declare a field whose value a metric shows; options: flags of `StepGauge`."""
+    return field(default=default, metadata={"gauge": StepGauge(name, text, **options)})
+
+
+def entries_shown(**gauges: tuple[str, str]) -> Any:
+    """Declare a mapping of which metrics show some entries: name and help by key."""
+    shown_entries = {key: StepGauge(*each) for key, each in gauges.items()}
+    return field(default_factory=dict, metadata={"entries": shown_entries})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:
-    """What one update did. Numbers are finite; mappings hold plain JSON values."""
+    """What one update did."""
 
-    reward_mean: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_reward_mean",
-            help="Mean reward of the last step's trajectories.",
-            unit=Unit.REWARD,
-        ),
-    ]
+    reward_mean: float = shown("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
     reward_window_mean: float | None = None
     """Mean reward of the last ten steps, which few rewards cannot bend, as collapses are judged by;
     None before there are ten."""
@@ -41,260 +52,98 @@ class UpdateRecord:
     """Standard error of that mean."""
     response_tokens_mean: float
     """Mean length of the batch's responses, in tokens."""
-    surprisal_nats: Annotated[
-        float | None,
-        StepGauge(
-            name="vcpo_surprisal_nats",
-            help="Mean of -log mu per sampled token of the last step; estimates policy entropy.",
-        ),
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Surprisal",
-            unit="nats per token",
-            label="surprisal",
-            caption="Estimates the behavior policy's entropy; near 0 it samples one response only.",
-        ),
-    ] = None
+    surprisal_nats: float | None = None
     """Mean of -log mu over the batch's sampled tokens, with mu as sampled from, temperature
-    included; None when one has no value."""
-    ess_ratio: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_ess_ratio",
-            help="Effective sample size of the last step's batch over its size, untruncated.",
-            is_of_weights=True,
-        ),
-    ] = 0.0
-    """ESS ratio of the batch in [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
-    on_policy_ess_ratio: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_on_policy_ess_ratio",
-            help="ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
-        ),
-    ]
-    """ESS ratio at lag 0, in (0, 1]."""
+    included; estimates the behavior policy's entropy. None when one has no value."""
+    ess_ratio: float = shown(
+        "vcpo_ess_ratio",
+        "Effective sample size of the last step's batch over its size, untruncated.",
+        default=0.0,
+        is_of_weights=True,
+    )
+    """In [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
+    on_policy_ess_ratio: float = shown(
+        "vcpo_on_policy_ess_ratio",
+        "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
+    )
+    """In (0, 1]."""
     ess_kind: str = "sequence"
     """Length at which both ESS ratios are read: whole trajectories, blocks or tokens."""
-    calibration_age_steps: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_calibration_age_steps",
-            help="Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
-        ),
-        StepSignal(),
-    ] = 0
+    calibration_age_steps: int = shown(
+        "vcpo_calibration_age_steps",
+        "Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
+        default=0,
+    )
     """Counts from the start of the run before there are fresh tokens, which are tokens scored with
     the version that sampled them; 0 where the run's spec gives the ratio."""
-    importance_weight_max: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_importance_weight_max",
-            help="Largest importance weight of the last step before truncation.",
-            unit=Unit.WEIGHT,
-            is_of_weights=True,
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            title="Largest weight",
-            unit="before truncation, log",
-            label="weight",
-            caption="One trajectory of a large weight can decide the whole update.",
-            is_log=True,
-            is_of_weights=True,
-        ),
-    ] = 0.0
+    importance_weight_max: float = shown(
+        "vcpo_importance_weight_max",
+        "Largest importance weight of the last step before truncation.",
+        default=0.0,
+        is_of_weights=True,
+    )
     """Largest weight of a trajectory, at most the largest float; 0 when a weight has no value."""
-    learning_rate_scale: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learning_rate_scale_ratio",
-            help="Factor of ESS or trust region on the learning rate of the last step that made an"
-            " update.",
-            is_of_update=True,
-        ),
-        StepSignal(is_of_update=True),
-    ] = 0.0
+    learning_rate_scale: float = shown(
+        "vcpo_learning_rate_scale_ratio",
+        "Factor of ESS or trust region on the learning rate of the last step that made an update.",
+        default=0.0,
+        is_of_update=True,
+    )
     """0 when the step was skipped."""
-    learning_rate: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learning_rate",
-            help="Learning rate of the last step that made an update, with warm-up, schedule,"
-            " backoff and scale.",
-            unit=Unit.RATE,
-            is_of_update=True,
-        ),
-        StepSignal(is_of_update=True),
-    ] = 0.0
-    """Rate of the step: the spec's rate times schedule, scale and backoff. 0 when it was
-    skipped."""
-    learning_rate_schedule: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learning_rate_schedule_ratio",
-            help="Factor of warm-up and schedule on the learning rate of the last step that made an"
-            " update.",
-            is_of_update=True,
-        ),
-        StepSignal(is_of_update=True),
-    ] = 1.0
-    learning_rate_backoff: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learning_rate_backoff_ratio",
-            help="Factor of early warnings and rollbacks on the learning rate of the last step that"
-            " made an update.",
-            is_of_update=True,
-        ),
-        StepSignal(is_of_update=True),
-    ] = 1.0
+    learning_rate: float = shown(
+        "vcpo_learning_rate",
+        "Learning rate of the last step that made an update, with warm-up, schedule, backoff and"
+        " scale.",
+        default=0.0,
+        is_of_update=True,
+    )
+    """The spec's rate times schedule, scale and backoff; 0 when the step was skipped."""
+    learning_rate_schedule: float = shown(
+        "vcpo_learning_rate_schedule_ratio",
+        "Factor of warm-up and schedule on the learning rate of the last step that made an update.",
+        default=1.0,
+        is_of_update=True,
+    )
+    learning_rate_backoff: float = shown(
+        "vcpo_learning_rate_backoff_ratio",
+        "Factor of early warnings and rollbacks on the learning rate of the last step that made an"
+        " update.",
+        default=1.0,
+        is_of_update=True,
+    )
     """Factor that warnings and rollbacks before the step have left."""
-    gradient_norm: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_gradient_norm",
-            help="L2 norm, before clipping, of the gradient of the last step that made an update.",
-            unit=Unit.NORM,
-            is_of_update=True,
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            is_of_update=True,
-            title="Gradient norm",
-            unit="before clipping",
-            label="norm",
-            caption="Spikes together with a low ESS ratio come from a few heavy weights.",
-        ),
-    ] = 0.0
+    gradient_norm: float = shown(
+        "vcpo_gradient_norm",
+        "L2 norm, before clipping, of the gradient of the last step that made an update.",
+        default=0.0,
+        is_of_update=True,
+    )
     """0 when there is no gradient, or no finite one."""
-    baseline_shift: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_baseline_shift",
-            help="Mean over trajectories of the baseline minus the mean reward of its group.",
-            unit=Unit.REWARD,
-            is_of_weights=True,
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            title="Baseline shift",
-            unit="reward",
-            label="shift",
-            caption="Distance of the baseline from its group's mean reward; 0 is no correction.",
-            is_signed=True,
-            is_of_weights=True,
-        ),
-    ] = 0.0
-    masked_share: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_masked_tokens_ratio",
-            help="Share of the last step's tokens that the method gives no gradient.",
-            is_of_weights=True,
-        ),
-    ] = 0.0
-    warning_level: Annotated[str, StepSignal()] = "ok"
+    baseline_shift: float = 0.0
+    """Mean over trajectories of the baseline minus the mean reward of its group."""
+    masked_share: float = 0.0
+    """Share of the tokens that the method gives no gradient, in [0, 1]."""
+    warning_level: str = "ok"
     """Early warning of a collapse, judged by the last steps: ok, warn, critical or dead."""
-    warning_score: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_collapse_warning_ratio",
-            help="Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
-        ),
-        StepSignal(),
-    ] = 0.0
+    warning_score: float = shown(
+        "vcpo_collapse_warning_ratio",
+        "Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
+        default=0.0,
+    )
     attention_calls: Mapping[str, int] = field(default_factory=dict)
     """Calls of attention without masks on rank 0, by way: `kernel` takes all trajectories of a row
     at once, `one_by_one` does not, `rows` have one trajectory each. Empty where the model has its
     own attention."""
-    diagnostics: Annotated[
-        Mapping[str, Any],
-        StepGauge(
-            entry="token_ess_ratio",
-            name="vcpo_token_ess_ratio",
-            help="ESS ratio of the last step's tokens, untruncated.",
+    diagnostics: Mapping[str, Any] = entries_shown(
+        token_ess_ratio=(
+            "vcpo_token_ess_ratio",
+            "ESS ratio of the last step's tokens, untruncated.",
         ),
-        StepGauge(
-            entry="truncated_ess_ratio",
-            name="vcpo_truncated_ess_ratio",
-            help="ESS ratio of the last step's trajectories after truncation.",
+        kl_per_token=(
+            "vcpo_divergence_nats",
+            "KL divergence from behavior to target policy in the last step, per token.",
         ),
-        StepGauge(
-            entry="kl_per_token",
-            name="vcpo_divergence_nats",
-            help="KL divergence from behavior to target policy in the last step, per token.",
-        ),
-        StepGauge(
-            entry="weight_concentration",
-            name="vcpo_weight_concentration_ratio",
-            help="Largest importance weight of the last step's trajectories over their sum.",
-        ),
-        StepGauge(
-            entry="baseline_weight_concentration",
-            name="vcpo_baseline_weight_concentration_ratio",
-            help="Largest weight of a reward in the baseline over a group's sum, mean over groups.",
-        ),
-        StepGauge(
-            entry="top_gradient_share",
-            name="vcpo_top_gradient_ratio",
-            help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
-        ),
-        StepGauge(
-            entry="advantage_p05",
-            name="vcpo_advantage_p05",
-            help="Fifth percentile of the advantages of the last step's trajectories.",
-            unit=Unit.REWARD,
-        ),
-        StepGauge(
-            entry="advantage_p95",
-            name="vcpo_advantage_p95",
-            help="95th percentile of the advantages of the last step's trajectories.",
-            unit=Unit.REWARD,
-        ),
-        StepChart(
-            topic=ChartTopic.OFF_POLICY,
-            entry="token_ess_ratio",
-            title="Token ESS ratio",
-            unit="effective share of the tokens",
-            label="token ESS",
-            caption="Speaks where responses are so long that the ESS ratio of trajectories is low.",
-        ),
-        StepChart(
-            topic=ChartTopic.OFF_POLICY,
-            entry="kl_per_token",
-            title="Divergence",
-            unit="KL, nats per token, log",
-            label="KL",
-            caption="Distance of the learner from the policy that sampled the batch.",
-            is_log=True,
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            entry="weight_concentration",
-            title="Weight concentration",
-            unit="largest weight over their sum",
-            label="concentration",
-            caption="At 1 one trajectory is the whole batch.",
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            entry="baseline_weight_concentration",
-            title="Baseline concentration",
-            unit="largest OPOB weight over their sum",
-            label="concentration",
-            caption="At 1 one trajectory is the whole baseline of its group.",
-        ),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            entry="top_gradient_share",
-            title="Top gradient share",
-            unit="share of the gradient norm",
-            label="top 1 %",
-            caption="Part of the update that comes from the top 1 % of the trajectories.",
-            is_of_update=True,
-        ),
-    ] = field(default_factory=dict)
+    )
     """`vcpo.algo.BatchDiagnostics` by field; empty when a weight has no value."""
     ess_by_lag: Mapping[str, float] = field(default_factory=dict)
     """ESS ratio of the trajectories in each bucket of lags, by the bucket's smallest lag; empty
@@ -332,81 +181,33 @@ class StepRecord(UpdateRecord):
     step: int
     """Number of the step, from 1; also the policy version that it published."""
     time_unix_s: float
-    lag_mean: Annotated[float, StepSignal()]
+    lag_mean: float
     """Mean age of the trained tokens, in policy versions."""
-    lag_p50: Annotated[int, StepSignal()]
-    lag_max: Annotated[int, StepSignal()]
-    cut_responses_ratio: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_cut_responses_ratio",
-            help="Share of the last step's responses that reached the largest length.",
-        ),
-        StepSignal(),
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Cut responses",
-            unit="share at sampling.maxNewTokens",
-            label="cut",
-            caption="A response that is cut before its answer is judged without it.",
-        ),
-    ] = 0.0
-    """Share of the batch's responses that reached the largest number of new tokens, in [0, 1]."""
-    equal_groups_ratio: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_equal_groups_ratio",
-            help="Share of the last step's groups whose rewards are equal, which teach nothing.",
-        ),
-        StepSignal(),
-        StepChart(
-            topic=ChartTopic.UPDATE,
-            title="Groups that teach nothing",
-            unit="share whose rewards are equal",
-            label="equal",
-            caption="Their responses have no gradient; at 1 the step is skipped.",
-        ),
-    ] = 0.0
-    """Share of the batch's groups whose rewards are all equal, in [0, 1]; groups that dynamic
-    sampling dropped are not in the batch."""
-    prompt_tokens_mean: Annotated[
-        float,
-        StepSignal(),
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Prompt length",
-            unit="tokens, mean",
-            label="tokens",
-            caption="With its template. Prompt and response share the model's context.",
-        ),
-    ] = 0.0
+    lag_p50: int = shown(
+        "vcpo_token_lag_median_steps", "Median age of the last step's tokens, in policy versions."
+    )
+    lag_max: int = shown(
+        "vcpo_token_lag_max_steps", "Largest age of a token of the last step, in policy versions."
+    )
+    cut_responses_ratio: float = shown(
+        "vcpo_cut_responses_ratio",
+        "Share of the last step's responses that reached the largest length.",
+        default=0.0,
+    )
+    """Of those that reached the largest number of new tokens, in [0, 1]."""
+    equal_groups_ratio: float = shown(
+        "vcpo_equal_groups_ratio",
+        "Share of the last step's groups whose rewards are equal, which teach nothing.",
+        default=0.0,
+    )
+    """In [0, 1]; groups that dynamic sampling dropped are not in the batch."""
+    prompt_tokens_mean: float = 0.0
     """Mean length of the batch's prompts, with their template, in tokens."""
     prompt_tokens_max: int = 0
     """Length of the longest of them."""
-    response_tokens_p05: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_response_tokens_p05",
-            help="Fifth percentile of the lengths of the last step's responses.",
-            unit=Unit.TOKENS,
-        ),
-    ] = 0
-    response_tokens_p50: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_response_tokens_p50",
-            help="Median of the lengths of the last step's responses.",
-            unit=Unit.TOKENS,
-        ),
-    ] = 0
-    response_tokens_p95: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_response_tokens_p95",
-            help="95th percentile of the lengths of the last step's responses.",
-            unit=Unit.TOKENS,
-        ),
-    ] = 0
+    response_tokens_p05: int = 0
+    response_tokens_p50: int = 0
+    response_tokens_p95: int = 0
     """Sampled tokens that 5 %, half and 95 % of the batch's responses stay below."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Mean of each part of the batch's rewards, by name; a response without a part has 0 of it."""
@@ -416,44 +217,19 @@ class StepRecord(UpdateRecord):
     """Seconds spent waiting for the batch before it."""
     stage_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of `step_s` by stage of the update: `score`, `backward`, `optimizer`."""
-    step_interval_s: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learner_step_interval_seconds",
-            help="Mean time of a step with the wait before it, over the last ten steps.",
-        ),
-    ] = 0.0
+    step_interval_s: float = shown(
+        "vcpo_learner_step_interval_seconds",
+        "Mean time of a step with the wait before it, over the last ten steps.",
+        default=0.0,
+    )
     """What a step usually takes; alerts count in it."""
-    tokens_per_s: Annotated[
-        float,
-        StepGauge(
-            name="vcpo_learner_tokens_per_second",
-            help="Response tokens that the learner accepted per second, over the last ten steps.",
-            unit=Unit.TOKENS,
-        ),
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Throughput",
-            unit="tokens per second",
-            label="tokens/s",
-            caption="Response tokens accepted by the learner.",
-        ),
-    ]
-    """Response tokens accepted per second, over the window of recent steps."""
+    tokens_per_s: float = shown(
+        "vcpo_learner_tokens_per_second",
+        "Response tokens that the learner accepted per second, over the last ten steps.",
+    )
     lag_limit_steps: int
     """Lag limit in force when the batch was taken; no token of it is older."""
-    workers: Annotated[
-        int,
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Rollout workers",
-            unit="heard of lately",
-            label="workers",
-            caption="The curve falls when workers are lost or removed.",
-            is_noisy=False,
-            is_whole=True,
-        ),
-    ]
+    workers: int
     """Workers that called the learner lately."""
     leased: int
     """Trajectories leased so far; `in_flight`, `buffered`, `consumed` and `dropped` sum to it."""
@@ -462,154 +238,68 @@ class StepRecord(UpdateRecord):
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
-    critical_steps: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_critical_steps_in_a_row",
-            help="Steps in a row after which the early warning was critical or dead.",
-            unit=Unit.STEPS,
-        ),
-    ] = 0
-    collapsed_steps: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_collapsed_steps_in_a_row",
-            help="Steps in a row with the reward below half of its best, beyond chance.",
-            unit=Unit.STEPS,
-        ),
-    ] = 0
+    critical_steps: int = shown(
+        "vcpo_critical_steps_in_a_row",
+        "Steps in a row after which the early warning was critical or dead.",
+        default=0,
+    )
+    collapsed_steps: int = shown(
+        "vcpo_collapsed_steps_in_a_row",
+        "Steps in a row with the reward below half of its best, beyond chance.",
+        default=0,
+    )
     """By the mean reward of ten steps; a rollback ends it."""
-    throttled_steps: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_throttled_steps_in_a_row",
-            help="Steps in a row with a lag limit below the spec's that did not rise.",
-            unit=Unit.STEPS,
+    throttled_steps: int = shown(
+        "vcpo_throttled_steps_in_a_row",
+        "Steps in a row with a lag limit below the spec's that did not rise.",
+        default=0,
+    )
+    unsaved_steps: int = shown(
+        "vcpo_learner_unsaved_steps",
+        "Steps since the newest checkpoint, or since the start of the run.",
+        default=0,
+    )
+    rollbacks: int = shown(
+        "vcpo_learner_rollbacks", "Rollbacks of the run to a good checkpoint so far.", default=0
+    )
+    """One after this step counts."""
+    mismatch: Mapping[str, Any] = entries_shown(
+        gap_nats=(
+            "vcpo_mismatch_nats",
+            "Mean absolute log pi - log mu of fresh tokens, of the median worker.",
         ),
-    ] = 0
-    unsaved_steps: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_learner_unsaved_steps",
-            help="Steps since the newest checkpoint, or since the start of the run.",
+        limit_nats=(
+            "vcpo_mismatch_limit_nats",
+            "Largest mean absolute log pi - log mu that is expected or that the spec allows.",
         ),
-    ] = 0
-    rollbacks: Annotated[
-        int,
-        StepGauge(
-            name="vcpo_learner_rollbacks",
-            help="Rollbacks of the run to a good checkpoint so far.",
+        worst_gap_nats=(
+            "vcpo_mismatch_worst_worker_nats",
+            "Mean absolute log pi - log mu of fresh tokens of the worker that has most of it.",
         ),
-        StepSignal(),
-    ] = 0
-    """Rollbacks so far; one after this step counts."""
-    mismatch: Annotated[
-        Mapping[str, Any],
-        StepGauge(
-            entry="gap_nats",
-            name="vcpo_mismatch_nats",
-            help="Mean absolute log pi - log mu of fresh tokens, of the median worker.",
+        is_exceeded=(
+            "vcpo_mismatch_exceeded",
+            "1 while the median worker differs from the learner by more than is expected.",
         ),
-        StepGauge(
-            entry="gap_p99_nats",
-            name="vcpo_mismatch_p99_nats",
-            help="99th percentile of absolute log pi - log mu of fresh tokens, median worker.",
-        ),
-        StepGauge(
-            entry="divergence_nats",
-            name="vcpo_mismatch_divergence_nats",
-            help="KL divergence from worker to learner at equal version, per token, of the median"
-            " worker.",
-        ),
-        StepGauge(
-            entry="limit_nats",
-            name="vcpo_mismatch_limit_nats",
-            help="Largest mean absolute log pi - log mu that is expected or that the spec allows.",
-        ),
-        StepGauge(
-            entry="worst_gap_nats",
-            name="vcpo_mismatch_worst_worker_nats",
-            help="Mean absolute log pi - log mu of fresh tokens of the worker that has most of it.",
-        ),
-        StepGauge(
-            entry="is_exceeded",
-            name="vcpo_mismatch_exceeded",
-            help="1 while the median worker differs from the learner by more than is expected.",
-            unit=Unit.FLAG,
-        ),
-    ] = field(default_factory=dict)
+    )
     """Fresh tokens, of the newest blocks of every worker: `gap_nats`, `gap_p99_nats`,
     `divergence_nats` and `scale_error` of the median worker, `worst_gap_nats`, `limit_nats`, gaps
     `by_worker` (the largest), `by_engine` and `by_position` (by the first position of a bin), and
     the `cause` of what exceeds a limit; `is_exceeded` is 1 if the median worker does.
     Empty before there are enough."""
-    learner_peak_gibibytes: Annotated[
-        float,
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Memory of the learner",
-            unit="GiB resident at most, rank 0",
-            label="GiB",
-            caption="It grows where a step or a checkpoint needs more than all before it.",
-            is_noisy=False,
-        ),
-    ] = 0.0
+    learner_peak_gibibytes: float = 0.0
     """Most memory that the process of rank 0 has had resident since its start."""
-    worker_peak_gibibytes: Annotated[
-        float,
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="Memory of a worker",
-            unit="GiB resident at most, the largest worker",
-            label="GiB",
-            caption="Of the worker's process; the processes of engine vllm are not in it.",
-            is_noisy=False,
-        ),
-    ] = 0.0
+    worker_peak_gibibytes: float = 0.0
     """Most memory that a worker's process has had resident since its start; of the largest
     worker."""
-    mfu: Annotated[
-        float | None,
-        StepGauge(
-            name="vcpo_learner_mfu_ratio",
-            help="Arithmetic that the last step's tokens need over the peak of the learner's GPUs.",
-        ),
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="MFU",
-            unit="share of the GPUs' peak",
-            label="MFU",
-            caption="6 x parameters x response tokens over the step's time, its wait included.",
-        ),
-    ] = None
+    mfu: float | None = None
     """Share of what the learner's GPUs could compute in the step and the wait before it; None
     without a GPU whose peak is known."""
-    learner_gpu_tokens_per_s: Annotated[
-        float | None,
-        StepGauge(
-            name="vcpo_learner_gpu_tokens_per_second",
-            help="Response tokens that the last step trained per second and GPU of the learner.",
-            unit=Unit.TOKENS,
-        ),
-    ] = None
+    learner_gpu_tokens_per_s: float | None = None
     """Response tokens of the batch, over the seconds of the step with its wait and over the
     learner's GPUs; None without one."""
-    worker_gpu_tokens_per_s: Annotated[
-        float | None,
-        StepGauge(
-            name="vcpo_worker_gpu_tokens_per_second",
-            help="Response tokens that the learner accepted per second and GPU of the workers.",
-            unit=Unit.TOKENS,
-        ),
-    ] = None
+    worker_gpu_tokens_per_s: float | None = None
     """`tokens_per_s` over the GPUs that the workers heard of ask for; None if they ask for none."""
-    gpu_s: Annotated[
-        float | None,
-        StepGauge(
-            name="vcpo_gpu_seconds",
-            help="Time of the GPUs of learner and workers so far, in steps and waits before them.",
-        ),
-    ] = None
+    gpu_s: float | None = None
     """GPUs of the learner, and those that the workers heard of ask for, times the seconds of the
     steps so far; steps that were undone do not count. None without a GPU."""
     ranks: int = 1
@@ -637,46 +327,26 @@ def update_fields(update: UpdateRecord) -> dict[str, Any]:
     return {each.name: getattr(update, each.name) for each in dataclasses.fields(UpdateRecord)}
 
 
-def gauge_value(record: UpdateRecord, field_name: str, gauge: StepGauge) -> float | None:
-    """Return what a gauge shows of a record; None when the record has no such number."""
-    if gauge.is_of_weights and not record.has_weights:
-        return None
-    return _number(record, field_name, gauge.entry)
+def _gauges() -> Iterator[tuple[str, str, StepGauge]]:
+    for each in dataclasses.fields(StepRecord):
+        if "gauge" in each.metadata:
+            yield each.name, "", each.metadata["gauge"]
+        for key, gauge in each.metadata.get("entries", {}).items():
+            yield each.name, key, gauge
 
 
-def chart_value(record: UpdateRecord, field_name: str, chart: StepChart) -> float | None:
-    """Return what a chart shows of a record; None is a gap."""
-    if chart.is_of_update and record.skipped is not None:
-        return None
-    if chart.is_of_weights and not record.has_weights:
-        return None
-    value = _number(record, field_name, chart.entry)
-    return None if value is None or (chart.is_log and value <= 0.0) else value
+GAUGES: Final = tuple(_gauges())
+"""The metrics of a step: name of the field, key of the entry or an empty text, and the gauge."""
 
 
-def _number(record: UpdateRecord, field_name: str, entry: str | None) -> float | None:
-    found = getattr(record, field_name)
-    value: float | None = found if entry is None else found.get(entry)
-    return value
+def gauge_values(record: StepRecord) -> Iterator[tuple[StepGauge, float | None]]:
+    """Yield the metrics of a record and their values; None: the step has no such number.
 
-
-_Use = TypeVar("_Use", StepGauge, StepChart, StepSignal)
-
-
-def _annotated_fields(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
-    """Return each field of a step record that is annotated with a use, in order of the fields."""
-    hints = get_type_hints(StepRecord, include_extras=True)
-    return tuple(
-        (name, note)
-        for name, hint in hints.items()
-        for note in getattr(hint, "__metadata__", ())
-        if isinstance(note, use)
-    )
-
-
-GAUGES: Final = _annotated_fields(StepGauge)
-"""Name of the field and the gauge that shows it."""
-CHARTS: Final = _annotated_fields(StepChart)
-"""Name of the field and the chart that draws it or an entry of it."""
-SIGNALS: Final = _annotated_fields(StepSignal)
-"""Name of the field and how signals carry it."""
+    A metric that the step leaves as it is is not yielded.
+    """
+    for name, key, gauge in GAUGES:
+        if gauge.is_of_update and record.skipped is not None:
+            continue
+        found = getattr(record, name)
+        is_missing = gauge.is_of_weights and not record.has_weights
+        yield gauge, None if is_missing else found.get(key) if key else found

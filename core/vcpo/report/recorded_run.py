@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun, load_run
@@ -23,7 +22,7 @@ from vcpo.records.journal import (
     read_metrics,
 )
 from vcpo.records.samples import Sample, read_samples, sampled_steps
-from vcpo.records.step_record import SIGNALS
+from vcpo.records.step_record import rate_fields
 
 SPEC_FILE = "spec.yaml"
 
@@ -99,18 +98,14 @@ def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals
         return signals
     last = metrics.steps[-1]
     taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
-    rate: dict[str, Any] = {
-        name: None if taken is None else getattr(taken, name)
-        for name, signal in SIGNALS
-        if signal.is_of_update
-    }
+    rate = None if taken is None else taken.effective_rate
     return replace(
         signals,
         step=last.step,
         policy_version=last.step,
         ess_ratio=last.ess_ratio if last.has_weights else None,
         on_policy_ess_ratio=last.on_policy_ess_ratio,
-        **rate,
+        **({} if rate is None else rate_fields(rate)),
         warning_score=last.warning_score,
         warning_level=WarningLevel(last.warning_level),
         reward_mean=last.reward_mean,

@@ -11,7 +11,6 @@ from grpc_reflection.v1alpha import reflection
 
 from vcpo.wire.access.roles import RoleKeys
 from vcpo.wire.access.tls import CertificateFolder
-from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import MAX_CALLS, probe_options, server_options
 
@@ -22,18 +21,15 @@ class WireServer:
     Register servicers on `grpc_server`, then call `start`.
     """
 
-    def __init__(
-        self, *, keys: RoleKeys | None, guard: Guard | None = None, meter: CallMeter | None = None
-    ) -> None:
+    def __init__(self, *, keys: RoleKeys | None, guard: Guard | None = None) -> None:
         """Create the server.
 
         keys: the key of each role that is let in; None accepts every caller.
         guard: replaces the default guard with these keys.
-        meter: counts and times the calls; None for a server without metrics.
         """
         self.guard = guard or Guard(keys)
         self.grpc_server = grpc.aio.server(
-            interceptors=[self.guard] if meter is None else [meter, self.guard],
+            interceptors=[self.guard],
             options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             maximum_concurrent_rpcs=MAX_CALLS,
         )

@@ -13,13 +13,11 @@ from prometheus_client import Counter as CounterMetric
 from prometheus_client import Gauge as GaugeMetric
 
 from vcpo.algo.health.collapse import num_low_at_end, share_error
-from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
-from vcpo.wire.guard import CallRefusal
+from vcpo.records.step_record import StepRecord, gauge_values
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
@@ -59,10 +57,7 @@ class LearnerGauges:
         """What counters with one label have counted, by label."""
 
     def skip_counted(self) -> None:
-        """Take the counts of a restored ledger as counted: they are no new events.
-
-        Wasted tokens are not part of it, because the ledger counts them from its own start.
-        """
+        """Take the counts of a restored ledger as counted: they are no new events."""
         counts = self._dispatcher.ledger.counts()
         self._leased = counts.leased
         self._counted[self._metrics.dropped] = counts.dropped
@@ -82,7 +77,8 @@ class LearnerGauges:
             metrics.skipped_steps.labels(record.skipped).inc()
         metrics.step_duration_s.observe(record.step_s)
         self._trained_on(record.step - 1, groups)
-        metrics.log_importance_weight.observe_all(log_weights)
+        for log_weight in log_weights:
+            metrics.log_importance_weight.observe(log_weight)
         self._show_stages()
         self.show_step(record)
 
@@ -95,12 +91,10 @@ class LearnerGauges:
     def _trained_on(self, policy_version: int, groups: Sequence[Lease]) -> None:
         """Count what a step consumed; policy_version: of the parameters before the step."""
         metrics = self._metrics
-        trajectories = [one for group in groups for one in group.trajectories]
-        metrics.consumed.inc(len(trajectories))
-        metrics.reward.observe_all([one.reward for one in trajectories])
-        metrics.policy_lag_steps.observe_all(
-            [policy_version - one.oldest_policy_version for one in trajectories]
-        )
+        for trajectory in (one for group in groups for one in group.trajectories):
+            metrics.reward.observe(trajectory.reward)
+            metrics.response_tokens.observe(trajectory.num_sampled_tokens)
+            metrics.policy_lag_steps.observe(policy_version - trajectory.oldest_policy_version)
 
     def _show_stages(self) -> None:
         """Show where the time since the step before went."""
@@ -113,17 +107,11 @@ class LearnerGauges:
     def _last_step(self, record: StepRecord) -> None:
         """Show the numbers of a step; those that it lacks are not shown."""
         metrics = self._metrics
-        for field, gauge in GAUGES:
-            if gauge.is_of_update and record.skipped is not None:
-                continue
-            value = gauge_value(record, field, gauge)
+        for gauge, value in gauge_values(record):
             metrics.last_step[gauge.name].set(math.nan if value is None else value)
-        mismatch = record.mismatch
         for gauge_of_label, values in (
             (metrics.lag_ess_ratio, record.ess_by_lag),
             (metrics.reward_part, record.reward_parts),
-            (metrics.mismatch_by_engine, mismatch.get("by_engine", {})),
-            (metrics.mismatch_by_position, mismatch.get("by_position", {})),
         ):
             shown = self._labels_shown.get(gauge_of_label, set())
             for label, number in values.items():
@@ -153,7 +141,6 @@ class LearnerGauges:
     def record_resume(self, step: int, *, now_unix_s: float, saved_unix_s: float) -> None:
         """Show that the learner resumed from the checkpoint of a step, saved at that time."""
         metrics = self._metrics
-        metrics.restored_step.set(step)
         metrics.checkpoint_timestamp_s.set(saved_unix_s)
         # A learner that resumes is not stalled, however long ago the step was.
         metrics.step_timestamp_s.set(now_unix_s)
@@ -179,10 +166,6 @@ class LearnerGauges:
         """Count that the run was to be rolled back and could not be."""
         self._metrics.rollbacks_refused.inc()
 
-    def count_disk_full(self) -> None:
-        """Count a write of a checkpoint or a model that failed because the disk was full."""
-        self._metrics.disk_full.inc()
-
     def count_accounting_error(self) -> None:
         """Count that the numbers of trajectories did not add up."""
         self._metrics.accounting_errors.inc()
@@ -196,7 +179,6 @@ class LearnerGauges:
         metrics.leased.inc(counts.leased - self._leased)
         self._leased = counts.leased
         self._raise(metrics.dropped, counts.dropped)
-        self._raise(metrics.wasted_tokens, dispatcher.ledger.wasted_tokens())
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
@@ -213,9 +195,6 @@ class LearnerGauges:
                 self._groups_seen.add(group)
         for group in self._groups_seen:
             metrics.workers.labels(group).set(by_group[group])
-        by_trust = Counter(worker.trust for worker in workers)
-        for trust in Trust:
-            metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
     def count_sink_drops(self, dropped: Mapping[str, int]) -> None:
         """Count the records that sinks did not get since the last call.
@@ -223,13 +202,6 @@ class LearnerGauges:
         dropped: records since the learner's start, by sink.
         """
         self._raise(self._metrics.sink_dropped, dropped)
-
-    def count_refused_calls(self, refusals: Mapping[CallRefusal, int]) -> None:
-        """Count the calls that the server has refused since this was called last.
-
-        refusals: calls refused since the server's start, by reason.
-        """
-        self._raise(self._metrics.calls_refused, refusals)
 
     def count_served_weights(self, served_bytes: Mapping[WeightForm, int]) -> None:
         """Count the bytes of policy versions sent since this was called last.
@@ -254,8 +226,6 @@ class LearnerGauges:
         metrics.idle_ratio.set(signals.learner_idle_ratio)
         metrics.ess_ratio_mean.set(_value_or_nan(signals, "ess_ratio_mean"))
         metrics.ess_ratio_low.set(_value_or_nan(signals, "ess_ratio_low"))
-        metrics.token_lag_median_steps.set(_value_or_nan(signals, "lag_p50"))
-        metrics.token_lag_max_steps.set(_value_or_nan(signals, "lag_max"))
 
 
 def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.judgement import num_skipped_at_end
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.step_record import SIGNALS, StepRecord
+from vcpo.records.step_record import StepRecord, rate_fields
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
@@ -23,6 +23,18 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.worker_registry import SetAsideWorker
 
 _LOW_QUANTILE = 0.1
+_OF_LAST_STEP = (
+    "calibration_age_steps",
+    "warning_level",
+    "warning_score",
+    "lag_mean",
+    "lag_p50",
+    "lag_max",
+    "cut_responses_ratio",
+    "equal_groups_ratio",
+    "prompt_tokens_mean",
+    "rollbacks",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +204,11 @@ class SignalWindow:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
-        for name, signal in SIGNALS:
-            record = self._last_taken if signal.is_of_update else last
-            if record is not None:
-                setattr(signals, name, getattr(record, name))
+        for name in _OF_LAST_STEP:
+            setattr(signals, name, getattr(last, name))
+        if self._last_taken is not None and (rate := self._last_taken.effective_rate) is not None:
+            for name, value in rate_fields(rate).items():
+                setattr(signals, name, value)
         signals.reward_mean = sum(record.reward_mean for record in self.steps) / len(self.steps)
 
     def waited_s(self) -> float:

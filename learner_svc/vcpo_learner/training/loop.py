@@ -32,7 +32,6 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.redo_log.progress import DISK_FULL
 from vcpo_learner.redo_log.redo import RecordedStep
 from vcpo_learner.telemetry.cost import StepCost
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -153,8 +152,6 @@ class TrainingLoop:
     def report_log(self) -> None:
         """Write the events of the redo log since the last call."""
         for kind, message in self._log.take_events():
-            if kind == DISK_FULL:
-                self._gauges.count_disk_full()
             self.event(kind, message)
 
     def report_failures(self) -> None:

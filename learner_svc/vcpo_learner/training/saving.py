@@ -227,7 +227,6 @@ class RunSaver:
 
     def _report(self, error: WriteError) -> None:
         self._failure = error
-        self._gauges.count_disk_full()
         self._records.event("DiskFull", f"{error}; the next checkpoint tries again")
 
     def _end_error(self) -> StartError:

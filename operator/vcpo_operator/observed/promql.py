@@ -21,15 +21,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from vcpo.algo.health.early_warning import warning_level
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.judgement import no_update_notice
-from vcpo.metrics import LearnerMetrics, Metric, RolloutMetrics
-from vcpo.metrics.catalogue import STEP_GAUGES
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 
@@ -41,22 +39,22 @@ _WHY_SKIPPED = "the learner's log says why"
 _LARGEST_COUNT = 2.0**53
 """A float holds every whole number up to this one."""
 
-_ESS: Final = STEP_GAUGES["vcpo_ess_ratio"]
-_ON_POLICY_ESS: Final = STEP_GAUGES["vcpo_on_policy_ess_ratio"]
-_LEARNING_RATE: Final = STEP_GAUGES["vcpo_learning_rate"]
-_RATE_SCHEDULE: Final = STEP_GAUGES["vcpo_learning_rate_schedule_ratio"]
-_RATE_SCALE: Final = STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
-_RATE_BACKOFF: Final = STEP_GAUGES["vcpo_learning_rate_backoff_ratio"]
-_REWARD: Final = STEP_GAUGES["vcpo_reward_mean"]
-_WARNING: Final = STEP_GAUGES["vcpo_collapse_warning_ratio"]
+_ESS: Final = "vcpo_ess_ratio"
+_ON_POLICY_ESS: Final = "vcpo_on_policy_ess_ratio"
+_LEARNING_RATE: Final = "vcpo_learning_rate"
+_RATE_SCHEDULE: Final = "vcpo_learning_rate_schedule_ratio"
+_RATE_SCALE: Final = "vcpo_learning_rate_scale_ratio"
+_RATE_BACKOFF: Final = "vcpo_learning_rate_backoff_ratio"
+_REWARD: Final = "vcpo_reward_mean"
+_WARNING: Final = "vcpo_collapse_warning_ratio"
 
 _OF_LEARNER: Final = (
-    LearnerMetrics.phase,
-    LearnerMetrics.step,
-    LearnerMetrics.policy_version,
+    "vcpo_learner_phase",
+    "vcpo_learner_step",
+    "vcpo_policy_version",
     _ESS,
-    LearnerMetrics.ess_ratio_mean,
-    LearnerMetrics.ess_ratio_low,
+    "vcpo_ess_mean_ratio",
+    "vcpo_ess_low_ratio",
     _ON_POLICY_ESS,
     _LEARNING_RATE,
     _RATE_SCHEDULE,
@@ -64,20 +62,20 @@ _OF_LEARNER: Final = (
     _RATE_BACKOFF,
     _REWARD,
     _WARNING,
-    LearnerMetrics.token_lag_median_steps,
-    LearnerMetrics.token_lag_max_steps,
-    LearnerMetrics.buffered,
-    LearnerMetrics.in_flight,
-    LearnerMetrics.batch_trajectories,
-    LearnerMetrics.lag_limit_steps,
-    LearnerMetrics.idle_ratio,
-    LearnerMetrics.workers,
-    LearnerMetrics.evaluation_accuracy,
-    LearnerMetrics.skipped_steps_in_a_row,
-    LearnerMetrics.failures_in_a_row,
-    LearnerMetrics.lost_changes,
+    "vcpo_token_lag_median_steps",
+    "vcpo_token_lag_max_steps",
+    "vcpo_trajectories_buffered",
+    "vcpo_trajectories_in_flight",
+    "vcpo_batch_trajectories",
+    "vcpo_admission_lag_steps",
+    "vcpo_learner_idle_ratio",
+    "vcpo_workers",
+    "vcpo_evaluation_accuracy",
+    "vcpo_skipped_steps_in_a_row",
+    "vcpo_failures_in_a_row",
+    "vcpo_learner_lost_changes",
 )
-_LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
+_LEARNER_NAMES = frozenset(_OF_LEARNER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ class DatedSignals:
 
 def run_query(key: RunKey) -> str:
     """Return the query for all series of a run's signals."""
-    names = "|".join(metric.name for metric in (*_OF_LEARNER, RolloutMetrics.in_flight))
+    names = "|".join((*_OF_LEARNER, "vcpo_rollout_in_flight"))
     matchers = (
         f'__name__=~"{names}"',
         f"namespace={_promql_string(key.namespace)}",
@@ -128,18 +126,18 @@ def parse_answer(answer: bytes, *, now_s: float) -> DatedSignals | None:
 
 def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignals:
     on_policy, score = scrape.value(_ON_POLICY_ESS), scrape.value(_WARNING)
-    groups = scrape.values(LearnerMetrics.workers, "group")
-    phase, step = scrape.phase(), scrape.count(LearnerMetrics.step)
-    skipped = scrape.count_or_none(LearnerMetrics.skipped_steps_in_a_row) or 0
+    groups = scrape.values("vcpo_workers", "group")
+    phase, step = scrape.phase(), scrape.count("vcpo_learner_step")
+    skipped = scrape.count_or_none("vcpo_skipped_steps_in_a_row") or 0
     has_never_updated = phase is RunPhase.COMPLETE and 0 < step <= skipped
     return RunSignals(
         phase=phase,
         step=step,
-        policy_version=scrape.count(LearnerMetrics.policy_version),
+        policy_version=scrape.count("vcpo_policy_version"),
         # A step whose weights have no value reports 0, which no batch can have.
         ess_ratio=scrape.value(_ESS) or None,
-        ess_ratio_mean=scrape.value(LearnerMetrics.ess_ratio_mean),
-        ess_ratio_low=scrape.value(LearnerMetrics.ess_ratio_low),
+        ess_ratio_mean=scrape.value("vcpo_ess_mean_ratio"),
+        ess_ratio_low=scrape.value("vcpo_ess_low_ratio"),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
         learning_rate=scrape.value(_LEARNING_RATE),
@@ -149,22 +147,20 @@ def _signals(scrape: _Scrape, workers: Mapping[str, WorkerSignals]) -> RunSignal
         warning_score=score,
         warning_level=None if score is None else warning_level(score),
         reward_mean=scrape.value(_REWARD),
-        accuracy=scrape.value(LearnerMetrics.evaluation_accuracy),
-        lag_p50=scrape.count_or_none(LearnerMetrics.token_lag_median_steps),
-        lag_max=scrape.count_or_none(LearnerMetrics.token_lag_max_steps),
-        lag_limit_steps=scrape.count(LearnerMetrics.lag_limit_steps),
-        buffered=scrape.count(LearnerMetrics.buffered),
-        in_flight=scrape.count(LearnerMetrics.in_flight),
-        batch_trajectories=scrape.count(LearnerMetrics.batch_trajectories),
-        learner_idle_ratio=scrape.required_value(LearnerMetrics.idle_ratio),
-        ready_workers={
-            group: _whole(LearnerMetrics.workers.name, each) for group, each in groups.items()
-        },
+        accuracy=scrape.value("vcpo_evaluation_accuracy"),
+        lag_p50=scrape.count_or_none("vcpo_token_lag_median_steps"),
+        lag_max=scrape.count_or_none("vcpo_token_lag_max_steps"),
+        lag_limit_steps=scrape.count("vcpo_admission_lag_steps"),
+        buffered=scrape.count("vcpo_trajectories_buffered"),
+        in_flight=scrape.count("vcpo_trajectories_in_flight"),
+        batch_trajectories=scrape.count("vcpo_batch_trajectories"),
+        learner_idle_ratio=scrape.required_value("vcpo_learner_idle_ratio"),
+        ready_workers={group: _whole("vcpo_workers", each) for group, each in groups.items()},
         workers=workers,
-        failures_in_a_row=scrape.count_or_none(LearnerMetrics.failures_in_a_row) or 0,
+        failures_in_a_row=scrape.count_or_none("vcpo_failures_in_a_row") or 0,
         no_update=no_update_notice(skipped, _WHY_SKIPPED, is_all=has_never_updated),
         has_never_updated=has_never_updated,
-        lost_changes=scrape.count_or_none(LearnerMetrics.lost_changes) or 0,
+        lost_changes=scrape.count_or_none("vcpo_learner_lost_changes") or 0,
     )
 
 
@@ -173,7 +169,7 @@ def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerSignal
     newest: dict[str, _Sample] = {}
     for sample in samples:
         pod = sample.labels.get("pod")
-        if sample.name != RolloutMetrics.in_flight.name or not pod:
+        if sample.name != "vcpo_rollout_in_flight" or not pod:
             continue
         if pod not in newest or sample.time_s > newest[pod].time_s:
             newest[pod] = sample
@@ -201,19 +197,19 @@ class _Scrape:
 
     samples: Sequence[_Sample]
 
-    def values(self, metric: Metric[Any], label: str) -> dict[str, float]:
+    def values(self, metric: str, label: str) -> dict[str, float]:
         """Return the values of a metric by one of its labels, `""` where it has none.
 
         Raises: ValueError when two series have the same label.
         """
         found: dict[str, float] = {}
         for sample in self.samples:
-            if sample.name != metric.name:
+            if sample.name != metric:
                 continue
             word = sample.labels.get(label, "")
             if word in found:
                 raise ValueError(
-                    f"two series of {metric.name} belong to the run; keep one scrape target"
+                    f"two series of {metric} belong to the run; keep one scrape target"
                 )
             found[word] = sample.value
         return found
@@ -223,41 +219,39 @@ class _Scrape:
 
         Raises: ValueError when no series is 1, or several are.
         """
-        phases = self.values(LearnerMetrics.phase, "phase")
+        phases = self.values("vcpo_learner_phase", "phase")
         current = [phase for phase, value in phases.items() if value == 1.0]
         if len(current) != 1:
-            name = LearnerMetrics.phase.name
+            name = "vcpo_learner_phase"
             raise ValueError(f"{name} must be 1 for one phase, not {current}")
         known = {phase.value: phase for phase in RunPhase}
         return known.get(current[0], RunPhase.RUNNING)
 
-    def value(self, metric: Metric[Any]) -> float | None:
+    def value(self, metric: str) -> float | None:
         """Return the value of a metric without labels; None when the scrape lacks it."""
         return self.values(metric, "").get("")
 
-    def required_value(self, metric: Metric[Any]) -> float:
+    def required_value(self, metric: str) -> float:
         """Return the value of a metric that signals need.
 
         Raises: ValueError when the scrape lacks it.
         """
         value = self.value(metric)
         if value is None:
-            raise ValueError(
-                f"the newest scrape lacks {metric.name}; is the learner's image older?"
-            )
+            raise ValueError(f"the newest scrape lacks {metric}; is the learner's image older?")
         return value
 
-    def count(self, metric: Metric[Any]) -> int:
+    def count(self, metric: str) -> int:
         """Return a whole number that signals need.
 
         Raises: ValueError when the scrape lacks it, or it is no whole number.
         """
-        return _whole(metric.name, self.required_value(metric))
+        return _whole(metric, self.required_value(metric))
 
-    def count_or_none(self, metric: Metric[Any]) -> int | None:
+    def count_or_none(self, metric: str) -> int | None:
         """Return a whole number; None while the learner has not measured it."""
         value = self.value(metric)
-        return None if value is None else _whole(metric.name, value)
+        return None if value is None else _whole(metric, value)
 
 
 def _whole(name: str, value: float) -> int:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from vcpo.control.decision import ControlDecision
 from vcpo.metrics import OperatorMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
-from vcpo.metrics.label_values import SignalSource
-from vcpo_operator.children.manifest import Kind
 from vcpo_operator.decisions.lifecycle import startup_deadline_s
 from vcpo_operator.decisions.snapshot import Snapshot
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
@@ -18,11 +16,8 @@ from vcpo_operator.names import RunKey
 class RunExports:
     """Exports runs as metrics, and removes those of deleted runs. One owner: the reconciler."""
 
-    def __init__(
-        self, metrics: OperatorMetrics, *, source: SignalSource = SignalSource.LEARNER
-    ) -> None:
-        self._metrics = metrics
-        self._runs = HostedRuns(metrics, source=source)
+    def __init__(self, metrics: OperatorMetrics) -> None:
+        self._runs = HostedRuns(metrics)
 
     def show(self, snapshot: Snapshot, status: RunStatus, decision: ControlDecision | None) -> None:
         """Export a run as its next status describes it.
@@ -34,10 +29,6 @@ class RunExports:
     def show_conditions(self, key: RunKey, conditions: Sequence[StatusCondition]) -> None:
         """Export conditions alone, of a run whose spec cannot be used."""
         self._runs.show_conditions(key, conditions)
-
-    def count_recreated(self, kind: Kind) -> None:
-        """Count a child that somebody deleted and the operator created again."""
-        self._metrics.recreated.labels(kind.kind).inc()
 
     def forget(self, key: RunKey) -> None:
         """Remove the series of a deleted run."""

@@ -68,7 +68,5 @@ class ReconcileLoop:
             slept_from_s = loop.time()
             await asyncio.sleep(_GAUGES_PERIOD_S)
             self.lag_s = max(0.0, loop.time() - slept_from_s - _GAUGES_PERIOD_S)
-            self._metrics.loop_lag_s.set(self.lag_s)
-            self._metrics.queue_depth.set(self._queue.depth())
             self._metrics.queue_oldest_s.set(self._queue.oldest_s())
             self._metrics.watch_lag_s.set(self._reconciler.observed_write_lag_s())

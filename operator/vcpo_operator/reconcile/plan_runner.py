@@ -27,7 +27,6 @@ from vcpo_operator.decisions.events import recreated_event, revision_event
 from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot
 from vcpo_operator.observed.records import ObservedChild
-from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.status_writer import StatusWriter
 from vcpo_operator.reconcile.upgrade_turns import UpgradeTurns
@@ -53,12 +52,10 @@ class PlanRunner:
         self,
         executor: Executor,
         writer: StatusWriter,
-        exports: RunExports,
         defaults: OperatorDefaults,
     ) -> None:
         self._executor = executor
         self._writer = writer
-        self._exports = exports
         self._defaults = defaults
         self._turns = UpgradeTurns()
 
@@ -198,6 +195,5 @@ class PlanRunner:
                 await self._writer.post_event(snapshot.record.key, event)
         memory.applied_versions[applied.uid] = applied.version
         if memory.record_child(applied):
-            self._exports.count_recreated(applied.kind)
             event = recreated_event(snapshot.record, applied, snapshot.now_s)
             await self._writer.post_event(snapshot.record.key, event)

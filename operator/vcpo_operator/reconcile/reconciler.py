@@ -71,7 +71,7 @@ class Reconciler:
         self._clock = clock
         self._observer = Observer(view, executor, signals)
         self._writer = StatusWriter(executor, exports)
-        self._runner = PlanRunner(executor, self._writer, exports, defaults)
+        self._runner = PlanRunner(executor, self._writer, defaults)
         self._memories: dict[RunKey, RunMemory] = {}
 
     async def reconcile(self, key: RunKey) -> ReconcileResult:

@@ -18,9 +18,6 @@ import grpc
 
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import LearnerControl, call_failure
-from vcpo.metrics import HostMetrics
-from vcpo.metrics.label_values import OrderResult, SignalResult
-from vcpo.metrics.label_values import SignalSource as Source
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.access import LearnerAccess
@@ -74,13 +71,8 @@ class LearnerConnections:
     """Connections to the learners of all runs. One owner: the operator's event loop."""
 
     def __init__(
-        self,
-        metrics: HostMetrics,
-        *,
-        clock: Callable[[], float],
-        address_of: AddressOf = learner_address,
+        self, *, clock: Callable[[], float], address_of: AddressOf = learner_address
     ) -> None:
-        self._metrics = metrics
         self._clock = clock
         self._address_of = address_of
         self._access: dict[RunKey, LearnerAccess] = {}
@@ -110,10 +102,8 @@ class LearnerConnections:
         connection.asked_s = now_s
         signals = await connection.control.poll()
         if signals is None:
-            self._count_request(key, SignalResult.ERROR)
             self._log_silence(key, connection)
             return connection.control.last_known()
-        self._count_request(key, SignalResult.OK)
         if connection.warned_of:
             _LOGGER.info("%s: the learner answers again", key)
             connection.warned_of.clear()
@@ -130,14 +120,8 @@ class LearnerConnections:
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        orders = self._metrics.throttle_orders
-        try:
-            with _command_errors("throttle"):
-                await self._connect(key).control.throttle(lag_limit_steps, reason)
-        except LearnerCommandError:
-            orders.labels(*key, OrderResult.ERROR).inc()
-            raise
-        orders.labels(*key, OrderResult.OK).inc()
+        with _command_errors("throttle"):
+            await self._connect(key).control.throttle(lag_limit_steps, reason)
 
     async def drain(self, key: RunKey, reason: str) -> None:
         """Tell the learner to finish its work, save and end.
@@ -175,9 +159,6 @@ class LearnerConnections:
     def _open(self, key: RunKey) -> grpc.aio.Channel:
         access = self._access.get(key, LearnerAccess())
         return open_channel(self._address_of(key), key=access.steering_key, trust=access.trust)
-
-    def _count_request(self, key: RunKey, result: SignalResult) -> None:
-        self._metrics.signal_requests.labels(*key, Source.LEARNER, result).inc()
 
     def _log_silence(self, key: RunKey, connection: _Connection) -> None:
         """Log why a learner gives no signals: each status once, as a warning."""

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import aiohttp
 
 from vcpo.control.signals import RunSignals
-from vcpo.metrics import HostMetrics
-from vcpo.metrics.label_values import SignalResult, SignalSource
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import DatedSignals, parse_answer, run_query
 from vcpo_operator.observed.records import Cause
@@ -132,13 +130,11 @@ class ScrapedSignals:
 
     def __init__(
         self,
-        metrics: HostMetrics,
         prometheus: Prometheus,
         connections: LearnerConnections,
         *,
         clock: Callable[[], float],
     ) -> None:
-        self._metrics = metrics
         self._prometheus = prometheus
         self._connections = connections
         self._clock = clock
@@ -188,7 +184,4 @@ class ScrapedSignals:
         if message and not last.error:  # once, not at every reconcile
             _LOGGER.warning("%s: no signals from Prometheus: %s", key, message)
         last.error = message
-        result = SignalResult.NOTHING if scraped is None else SignalResult.OK
-        result = SignalResult.ERROR if message else result
-        self._metrics.signal_requests.labels(*key, SignalSource.PROMETHEUS, result).inc()
         return scraped

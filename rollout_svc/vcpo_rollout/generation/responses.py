@@ -137,8 +137,6 @@ class ResponseGenerator:
         requests: Mapping[int, GenerationRequest],
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
-        starts = [each.partial_response for each in requests.values()]
-        self._gauges.count_resumed([start for start in starts if start is not None])
         started_s = time.monotonic()
         with tracing.child("generate"), self._count_engine_failures():
             generations = await sample_group(self._engine, requests, interrupt=interrupt)
@@ -217,9 +215,6 @@ class ResponseGenerator:
                     lease.prompt_index,
                     len(partial_response.token_ids),
                 )
-                self._gauges.count_restarted()
-            else:
-                self._gauges.count_resumed([partial_response])
         conversation, history = resumed or (await threads.call(begin), History(request=request))
         return await converse(
             lease.lease_id,
@@ -251,10 +246,7 @@ class ResponseGenerator:
             max_tokens = self._max_prompt_tokens(lease)
             if max_tokens is None or len(token_ids) <= max_tokens:
                 return prompt, token_ids
-            shortened = self._codec.encode(prompt, max_tokens=max_tokens)
-        if len(shortened) < len(token_ids):
-            self._gauges.count_truncated()
-        return prompt, shortened
+            return prompt, self._codec.encode(prompt, max_tokens=max_tokens)
 
     def _max_prompt_tokens(self, lease: work_pb2.Lease) -> int | None:
         """Return the length above which a prompt loses text; None if none does."""

@@ -250,7 +250,7 @@ class Worker:
         except GroupInterruptedError as error:
             released = error.partial_responses if _is_resumable(lease) else ()
             await learner.release(lease.lease_id, released)
-            gauges.count_released(lease.num_trajectories, released)
+            gauges.count_released(lease.num_trajectories)
         except TimeoutError:
             _LOGGER.warning("%s expired before its responses were submitted", lease.lease_id)
             gauges.count_expired(lease.num_trajectories)

@@ -113,8 +113,6 @@ class WeightReceiver:
             weights = await asyncio.to_thread(self._postprocess, weights)
         with tracing.child("swap"):
             num_running = await self._engine.swap_weights(weights)
-        if num_running > 0:
-            self._gauges.count_in_flight_update()
         self.weight_updates += WeightUpdates(
             in_flight=int(num_running > 0),
             adapter_swaps=int(self._adapters is AdapterUse.SERVED),

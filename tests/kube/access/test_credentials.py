@@ -19,7 +19,6 @@ from tests.fixtures.operator.operator import (
     run_body,
     signals,
 )
-from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.server import WireServer
@@ -223,7 +222,7 @@ async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answe
             stack.push_async_callback(server.stop, 0.0)
             addresses[key] = f"127.0.0.1:{port}"
         operator.connections = LearnerConnections(
-            OperatorMetrics(), clock=lambda: operator.now_s, address_of=lambda key: addresses[key]
+            clock=lambda: operator.now_s, address_of=lambda key: addresses[key]
         )
         stack.push_async_callback(operator.connections.close)
         operator.restart_operator()  # it reads what the one before it made

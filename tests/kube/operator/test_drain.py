@@ -7,7 +7,6 @@ import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault
 from tests.fixtures.operator.operator import RUN, USER_AGENT, operator_fixture, signals
-from vcpo.metrics import OperatorMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
@@ -202,7 +201,7 @@ async def test_a_run_suspended_just_after_its_learner_was_asked_is_drained_as_we
 ):
     servicer, address = learner
     operator.connections = LearnerConnections(
-        OperatorMetrics(), clock=lambda: operator.now_s, address_of=lambda _: address
+        clock=lambda: operator.now_s, address_of=lambda _: address
     )
     operator.restart_operator()
     await operator.edit(pods={"transport": "PlainText"})

@@ -140,7 +140,6 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
     await fixture.until(lambda: fixture.events("LearnerRestarted"))
     (restarted,) = fixture.events("LearnerRestarted")
     assert re.match(r"it did not answer for 6\d s and was killed \(log: ", restarted)
-    assert fixture.failures("learner", "hung") == 1.0
     await fixture.until(lambda: fixture.sample("vcpo_run_learner_restarts_total") == 1.0)
     (stale,) = fixture.events("SignalsStale")
     assert re.match(
@@ -182,8 +181,6 @@ async def test_a_worker_that_hangs_is_replaced(fixture):
     await fixture.until(lambda: fixture.pid_of("main-1"))
     (lost,) = fixture.events("WorkerLost")
     assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
-    assert fixture.failures("rollout", "hung") == 1.0
-    assert fixture.failures("learner", "hung") == 0.0
 
 
 async def test_an_answer_that_got_old_while_a_hung_worker_was_waited_for_is_no_silence(fixture):
@@ -221,7 +218,6 @@ async def test_the_host_exports_what_it_knows_of_the_run(fixture):
     fixture.start()
     await fixture.until_answered("main-0")
     await fixture.until(lambda: fixture.sample("vcpo_run_admission_lag_steps") == 8.0)
-    await fixture.until(lambda: fixture.sample("vcpo_run_throttle_orders_total", result="ok"))
     info = {"model": "m", "environment": "countdown", "method": "vcpo2", "owner": "", "team": ""}
     assert fixture.sample("vcpo_run_info", **info) == 1.0
     assert fixture.sample("vcpo_run_steps") == 300.0
@@ -230,8 +226,6 @@ async def test_the_host_exports_what_it_knows_of_the_run(fixture):
     assert fixture.sample("vcpo_run_signals_age_seconds") < PATIENCE_S
     fresh = {"condition": "SignalsFresh", "reason": "Fresh"}
     assert fixture.sample("vcpo_run_condition_reason", **fresh) == 1.0
-    requests = {"source": "learner", "result": "ok"}
-    assert fixture.sample("vcpo_run_signal_requests_total", **requests) >= 1.0
     assert fixture.sample("vcpo_run_learner_restarts_total") == 0.0
     # The learner of this fixture has taken 20 steps when it is first asked.
     assert fixture.sample("vcpo_run_startup_deadline_timestamp_seconds") is None

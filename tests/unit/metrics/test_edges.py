@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.metrics.catalogue.learner import lag_edges
+from vcpo.metrics.learner import lag_edges
 
 LARGEST_LAG = 1024
 """As the spec allows."""

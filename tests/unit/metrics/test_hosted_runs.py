@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.monitoring.catalogue import PARTS
 from vcpo.api import VCPORunSpec, parse_run
 from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import ChangeKind, LimitChange, lag_change
 from vcpo.control.scaling import Direction
-from vcpo.metrics import HostMetrics, MetricKind
-from vcpo.metrics.catalogue.host import HOST
+from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, RunName, Workers
-from vcpo.metrics.label_values import SignalSource
 
 NAME: RunName = ("ml", "demo")
 OTHER: RunName = ("ml", "other")
@@ -59,7 +58,7 @@ class Host:
 
     def __init__(self) -> None:
         self.metrics = HostMetrics()
-        self.runs = HostedRuns(self.metrics, source=SignalSource.LEARNER)
+        self.runs = HostedRuns(self.metrics)
 
     def samples(self, name: str, run: RunName = NAME) -> dict[tuple[str, ...], float]:
         """Values by the labels besides namespace and run."""
@@ -191,25 +190,6 @@ def test_a_decision_is_counted_once_though_its_conditions_are_shown_again(host: 
     assert host.samples("vcpo_run_throttles_total")["tighten",] == 1.0
 
 
-def test_decisions_are_counted_when_they_change_and_not_at_each_look(host: Host):
-    looks = [
-        decision(fed=Reason.NO_SIGNALS),
-        decision(fed=Reason.NO_SIGNALS),
-        decision(Direction.UP, Reason.SCALING_UP),
-        None,
-        decision(Direction.UP, Reason.SCALING_UP),
-        decision(),
-        decision(fed=Reason.NO_SIGNALS),
-    ]
-    for each in looks:
-        host.runs.show(NAME, replace(RUN, decision=each))
-    assert host.samples("vcpo_run_decisions_total") == {
-        ("hold", "NoSignals"): 2.0,
-        ("up", "ScalingUp"): 1.0,
-        ("hold", "Balanced"): 1.0,
-    }
-
-
 def test_restarts_of_the_learner_never_decrease(host: Host):
     for total in (2, 2, 5, 0, 6):
         host.runs.show(NAME, replace(RUN, learner_restarts=total))
@@ -219,19 +199,7 @@ def test_restarts_of_the_learner_never_decrease(host: Host):
 def test_the_first_event_of_a_run_is_an_increase(host: Host):
     host.runs.show(NAME, RUN)
     assert host.samples("vcpo_run_throttles_total") == {("tighten",): 0.0, ("relax",): 0.0}
-    assert host.samples("vcpo_run_throttle_orders_total") == {("ok",): 0.0, ("error",): 0.0}
     assert host.samples("vcpo_run_learner_restarts_total") == {(): 0.0}
-    assert host.samples("vcpo_run_signal_requests_total") == {
-        ("learner", "ok"): 0.0,
-        ("learner", "nothing"): 0.0,
-        ("learner", "error"): 0.0,
-    }
-
-
-def test_what_was_counted_before_the_run_was_first_shown_is_kept(host: Host):
-    host.metrics.signal_requests.labels(*NAME, "learner", "error").inc()
-    host.runs.show(NAME, RUN)
-    assert host.samples("vcpo_run_signal_requests_total")["learner", "error"] == 1.0
 
 
 def test_a_deleted_run_leaves_nothing_and_takes_no_other(host: Host):
@@ -274,5 +242,5 @@ def test_gauges_depend_on_the_last_view_alone(views: list[HostedRun]):
     for view in views:
         lived.runs.show(NAME, view)
     fresh.runs.show(NAME, views[-1])
-    for metric in (one for one in HOST if one.kind is MetricKind.GAUGE):
+    for metric in (one for one in PARTS["host"] if one.kind == "gauge"):
         assert lived.samples(metric.name) == fresh.samples(metric.name)

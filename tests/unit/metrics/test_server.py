@@ -12,7 +12,6 @@ from tests.fixtures.rules.promtool import needs_promtool, run_promtool
 from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.metrics import HostMetrics, LearnerMetrics, RolloutMetrics, serve_metrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns
-from vcpo.metrics.label_values import SignalSource
 
 
 def exercised_learner() -> LearnerMetrics:
@@ -32,14 +31,14 @@ def exercised_rollout() -> RolloutMetrics:
 def exercised_host() -> HostMetrics:
     metrics = HostMetrics()
     fresh = condition(ConditionType.SIGNALS_FRESH, Reason.FRESH)
-    runs = HostedRuns(metrics, source=SignalSource.LEARNER)
+    runs = HostedRuns(metrics)
     runs.show(("ml", "countdown"), HostedRun(conditions=(fresh,), lag_limit_steps=8))
     return metrics
 
 
-def scrape(part: LearnerMetrics | RolloutMetrics | HostMetrics, query: str = "") -> str:
+def scrape(part: LearnerMetrics | RolloutMetrics | HostMetrics) -> str:
     with serve_metrics(part.registry, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.port}/metrics{query}"
+        url = f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as response:
             return response.read().decode()
 
@@ -61,11 +60,6 @@ def test_a_scrape_gives_the_values_that_were_set():
 
 def test_a_scrape_holds_no_creation_times():
     assert not [name for name in values(scrape(exercised_learner())) if name.endswith("_created")]
-
-
-def test_a_scrape_can_ask_for_one_metric():
-    scraped = scrape(exercised_learner(), "?name[]=vcpo_ess_ratio")
-    assert values(scraped) == {"vcpo_ess_ratio": 0.25}
 
 
 def test_a_closed_server_has_given_its_port_back():

@@ -61,9 +61,7 @@ async def test_a_run_created_before_the_operator_started_is_reconciled():
         operator.create_run(rollouts=ROLLOUTS)
         async with run_operator(operator):
             await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
-            assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 1.0
         assert operator.replicas() == 2
-        assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 0.0
 
 
 async def test_a_scrape_does_not_read_the_runs_while_the_operator_changes_them(

@@ -70,13 +70,12 @@ _MAY_WE_STEP: Final = Row(
             question="Which share of a batch does its effective sample size reach?",
             reading="Of the last step, and mean and tenth percentile of ten steps. On policy it "
             "lies on the reference; below the floor the host halves the lag. Tokens far above "
-            "trajectories: long responses. Truncated far above: heavy weights are hidden.",
+            "trajectories: long responses.",
             maximum=1.0,
             queries=(
                 Query(value("vcpo_ess_ratio"), "last", role=Role.FAINT),
                 Query(value("vcpo_ess_mean_ratio"), "recent mean"),
                 Query(value("vcpo_ess_low_ratio"), "low tenth"),
-                Query(value("vcpo_truncated_ess_ratio"), "truncated", role=Role.FAINT),
                 Query(value("vcpo_token_ess_ratio"), "tokens", role=Role.FAINT),
                 Query(_ON_POLICY, "on policy", role=Role.REFERENCE),
                 Query(f"{_LOW_ESS} * on (namespace, run) {_ON_POLICY}", "floor", role=Role.LIMIT),
@@ -134,23 +133,16 @@ _MAY_WE_STEP: Final = Row(
             title="Mismatch and divergence",
             question="Do workers and learner compute the same policy?",
             reading="Of fresh tokens, which hold no staleness; up to the limit it is rounding. The "
-            "worst alone: that worker. Late tokens apart from early ones: positions or cache. "
-            "One engine: its precision. The divergence is of all tokens, stale ones too. "
+            "worst alone: that worker. The divergence is of all tokens, stale ones too. "
             "Zeros are drawn at 1e-9.",
             unit=AxisUnit.NATS,
             minimum=None,
             is_logarithmic=True,
             queries=(
                 Query(above_zero("vcpo_mismatch_nats"), "mean gap"),
-                Query(above_zero("vcpo_mismatch_p99_nats"), "99th percentile"),
-                Query(above_zero("vcpo_mismatch_divergence_nats"), "KL of fresh tokens"),
                 Query(above_zero("vcpo_divergence_nats"), "KL of all tokens"),
                 Query(
                     above_zero("vcpo_mismatch_worst_worker_nats"), "worst worker", role=Role.FAINT
-                ),
-                Query(above_zero("vcpo_mismatch_engine_nats", "engine"), "engine {{engine}}"),
-                Query(
-                    above_zero("vcpo_mismatch_position_nats", "position"), "from token {{position}}"
                 ),
                 Query(above_zero("vcpo_mismatch_limit_nats"), "limit", role=Role.LIMIT),
             ),
@@ -249,23 +241,6 @@ _WHO_MAKES_THE_UPDATE: Final = Row(
             queries=(Query(above_zero("vcpo_importance_weight_max"), "largest weight"),),
         ),
         Panel(
-            id=33,
-            slug="concentration",
-            title="Share of the few",
-            question="Do a few trajectories make the whole update?",
-            reading="The heaviest trajectory's share of all weights; the largest weight of a "
-            "baseline over its group's; the share of the gradient norm that the top 1 % have. "
-            "Masked: tokens that the method gives no gradient, none with VCPO itself.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(
-                Query(value("vcpo_weight_concentration_ratio"), "heaviest weight"),
-                Query(value("vcpo_baseline_weight_concentration_ratio"), "of a baseline"),
-                Query(value("vcpo_top_gradient_ratio"), "top 1 % of gradients"),
-                Query(value("vcpo_masked_tokens_ratio"), "masked tokens", role=Role.FAINT),
-            ),
-        ),
-        Panel(
             id=34,
             slug="gradient-norm",
             title="Gradient norm",
@@ -287,20 +262,14 @@ _CONTROLLER: Final = Row(
             id=52,
             slug="throttles",
             title="Decisions",
-            question="When was the lag limit changed, the run rolled back, a worker added, "
-            "and why?",
-            reading="Tightened often and never relaxed: the lag is not the cause. Of workers: "
-            "changes of the decision, by direction and reason.",
+            question="When was the lag limit changed, or the run rolled back?",
+            reading="Tightened often and never relaxed: the lag is not the cause.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
                 Query(increase("vcpo_run_throttles_total", "direction"), "{{direction}}"),
                 Query(ROLLBACKS, "rolled back"),
                 Query(increase("vcpo_learner_rollbacks_refused_total"), "rollback refused"),
-                Query(
-                    increase("vcpo_run_decisions_total", "direction", "reason"),
-                    "{{direction}}: {{reason}}",
-                ),
             ),
         ),
     ),
@@ -316,17 +285,12 @@ _DID_IT_HELP: Final = Row(
             title="Reward",
             question="Does the run still learn?",
             reading="A collapse is a reward that falls and does not return. The evaluation is on "
-            "held-out prompts; a gap that grows is overfitting. Parts add up to the reward. The "
-            "shift is the baseline minus the mean reward of its group: 0 on policy with equal "
-            "gradients. Advantages of one sign come from a baseline beyond most rewards.",
+            "held-out prompts; a gap that grows is overfitting. Parts add up to the reward.",
             minimum=None,
             queries=(
                 Query(value("vcpo_reward_mean"), "training"),
                 Query(value("vcpo_evaluation_accuracy"), "evaluation"),
                 Query(value("vcpo_reward_part", "part"), "part {{part}}"),
-                Query(value("vcpo_baseline_shift"), "baseline shift", role=Role.FAINT),
-                Query(value("vcpo_advantage_p05"), "advantage, p5", role=Role.FAINT),
-                Query(value("vcpo_advantage_p95"), "advantage, p95", role=Role.FAINT),
             ),
         ),
         Panel(

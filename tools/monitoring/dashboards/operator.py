@@ -21,7 +21,6 @@ from tools.monitoring.dashboards.promql import (
     operator_quantile,
     operator_rate,
     operator_value,
-    rate,
     selector,
     value,
 )
@@ -37,11 +36,6 @@ _DELAYS: Final = (
 """The alerts act beyond these, and so does the liveness probe of the operator."""
 
 
-_SINCE_EVENT: Final = "time() - " + operator_value(
-    "max", "vcpo_operator_watch_event_timestamp_seconds", "resource"
-)
-
-
 _API_REQUESTS: Final = operator_rate(
     "vcpo_operator_api_requests_total", "verb", "code", over=("resource",)
 )
@@ -54,16 +48,18 @@ _IS_IT_UP: Final = Row(
             id=11,
             slug="up",
             title="Operators",
-            question="Is there exactly one operator that acts?",
-            reading="Without a leader nothing is steered; runs go on within their last limits. "
+            question="Is there exactly one operator?",
+            reading="Without one nothing is steered; runs go on within their last limits. "
             "With two, both change every run.",
             kind=Kind.STAT,
             unit=AxisUnit.COUNT,
             bands=(Band(None, Color.BAD), Band(1.0, Color.GOOD), Band(2.0, Color.BAD)),
             queries=(
                 Query(
-                    f"sum(max by (instance) ({selector('vcpo_operator_leader', scope=OPERATOR)}))",
-                    "leading",
+                    "count(max by (instance) ("
+                    + selector("vcpo_build_info", 'part="operator"', scope=OPERATOR)
+                    + "))",
+                    "operators",
                 ),
             ),
         ),
@@ -86,30 +82,6 @@ _IS_IT_UP: Final = Row(
                     )
                     + " == 1)",
                     "{{reason}}",
-                ),
-            ),
-        ),
-        Panel(
-            id=13,
-            slug="throttle-orders",
-            title="Orders and requests to learners",
-            question="Do orders reach the learners, and do they answer?",
-            reading="An order that fails is sent again; alerts compare what was ordered with what "
-            "is in force. `error` or `nothing` from all runs: the network, or the Prometheus. "
-            "From one: its learner.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
-                Query(
-                    "sum by (result) ("
-                    + rate("vcpo_run_throttle_orders_total", "result", scope=RUNS)
-                    + ")",
-                    "order: {{result}}",
-                ),
-                Query(
-                    "sum by (source, result) ("
-                    + rate("vcpo_run_signal_requests_total", "source", "result", scope=RUNS)
-                    + ")",
-                    "{{source}}: {{result}}",
                 ),
             ),
         ),
@@ -140,15 +112,11 @@ _DOES_IT_KEEP_UP: Final = Row(
             title="Reconciles",
             question="Do reconciles succeed?",
             reading="`error` is repeated with a growing delay. `bug` is one: its log has the "
-            "traceback. Objects created again: another controller, a clean-up job or a person "
-            "deletes them. Of the API: 403 is a missing right, 409 a conflict that is "
+            "traceback. Of the API: 403 is a missing right, 409 a conflict that is "
             "repeated, 422 an invalid object, 429 and 0 a server that cannot keep up.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(operator_rate("vcpo_operator_reconciles_total", "result"), "{{result}}"),
-                Query(
-                    operator_rate("vcpo_operator_recreated_total", "kind"), "{{kind}} created again"
-                ),
                 Query(
                     f"{threshold('reconcileErrorsRatio'):g}"
                     f" * {operator_rate('vcpo_operator_reconciles_total', over=('result',))}",
@@ -159,23 +127,12 @@ _DOES_IT_KEEP_UP: Final = Row(
             ),
         ),
         Panel(
-            id=23,
-            slug="queue",
-            title="Queue",
-            question="How many runs wait for a reconcile?",
-            reading="A queue that empties is healthy, however long it was.",
-            unit=AxisUnit.COUNT,
-            queries=(Query(operator_value("max", "vcpo_operator_queue_depth"), "runs"),),
-        ),
-        Panel(
             id=24,
             slug="queue-oldest",
             title="Delays",
             question="What makes the operator late?",
             reading="Beyond two minutes of wait the liveness probe restarts the operator; a watch "
-            "that lags as long is deaf: it acts on an old picture. A loop that lags for "
-            "seconds is a call that blocks, or too little CPU. A quiet cluster sends no "
-            "events.",
+            "that lags as long is deaf: it acts on an old picture.",
             unit=AxisUnit.SECONDS,
             bands=_DELAYS,
             queries=(
@@ -184,12 +141,10 @@ _DOES_IT_KEEP_UP: Final = Row(
                     "longest wait in the queue",
                 ),
                 Query(operator_value("max", "vcpo_operator_watch_lag_seconds"), "watch"),
-                Query(operator_value("max", "vcpo_operator_loop_lag_seconds"), "event loop"),
                 Query(
                     operator_quantile(0.99, "vcpo_operator_reconcile_duration_seconds"),
                     "reconcile, p99",
                 ),
-                Query(_SINCE_EVENT, "newest event of {{resource}}", role=Role.FAINT),
             ),
         ),
     ),

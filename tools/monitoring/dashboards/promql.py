@@ -74,11 +74,6 @@ def hourly_share(counter: str, by: str, of: str) -> str:
     )
 
 
-def total_rate(counter: str, by: str) -> str:
-    """Return increases per second of the learner's counter, summed over all values of a label."""
-    return f"sum by (namespace, run) ({rate(counter, by)})"
-
-
 def quantile(share_below: float, histogram: str, *by: str) -> str:
     """Return a quantile of a histogram of the learner."""
     buckets = rate(f"{histogram}_bucket", *by, "le")
@@ -109,12 +104,6 @@ def worker_quantile(share_below: float, histogram: str, *by: str) -> str:
     """Return a quantile of a histogram over all processes of a run that have it."""
     rates = worker_rates("sum", f"{histogram}_bucket", *by, "le")
     return f"histogram_quantile({share_below}, {rates})"
-
-
-def worker_mean(histogram: str, *by: str) -> str:
-    """Return the mean of a histogram over all processes of a run that have it."""
-    total, count = (worker_rates("sum", f"{histogram}_{part}", *by) for part in ("sum", "count"))
-    return f"{total} / {count}"
 
 
 def operator_value(operation: str, gauge: str, *by: str) -> str:

@@ -28,12 +28,6 @@ def _replicas(state: str) -> str:
     return f"sum by (namespace, run) ({each})"
 
 
-_PREFIX_HITS: Final = (
-    f"{worker_rates('sum', 'vcpo_rollout_engine_prefix_cache_hits_total')}"
-    " / on (namespace, run)"
-    f" {worker_rates('sum', 'vcpo_rollout_engine_prefix_cache_queries_total')}"
-)
-
 _FAILING: Final = (
     f"{threshold('environmentFailuresRatio'):g}"
     f" * {worker_rates('sum', 'vcpo_rollout_environment_seconds_count')}"
@@ -53,14 +47,12 @@ _ARE_THEY_THERE: Final = Row(
             title="Workers",
             question="Are as many workers ready as the host wants?",
             reading="Ready below desired: pods that start, crash or find no node. Heard of below "
-            "ready: workers that do not reach the learner. A doubted worker let a lease "
-            "expire; it gets few until it delivers.",
+            "ready: workers that do not reach the learner.",
             unit=AxisUnit.COUNT,
             queries=(
                 Query(_replicas("desired"), "desired", role=Role.REFERENCE),
                 Query(_replicas("ready"), "ready"),
                 Query(f"sum by (namespace, run) ({value('vcpo_workers', 'group')})", "heard of"),
-                Query(value("vcpo_workers_by_trust", "trust"), "{{trust}}", role=Role.FAINT),
             ),
         ),
     ),
@@ -88,17 +80,14 @@ _DO_THEY_GENERATE: Final = Row(
             id=22,
             slug="in-flight",
             title="In flight on a worker",
-            question="Are all workers busy, and does their engine keep up?",
-            reading="0 for a worker that has no lease: admission is full, or it is not trusted. "
-            "Sequences that wait in the engine age before their first token (vLLM only). Hung "
-            "calls that only rise: a client in the environment lacks a timeout.",
+            question="Are all workers busy?",
+            reading="0 for a worker that has no lease: admission is full. Hung calls that only "
+            "rise: a client in the environment lacks a timeout.",
             unit=AxisUnit.COUNT,
             queries=(
                 Query(worker_values("max", "vcpo_rollout_in_flight"), "most"),
                 Query(worker_values("avg", "vcpo_rollout_in_flight"), "mean"),
                 Query(worker_values("min", "vcpo_rollout_in_flight"), "least"),
-                Query(worker_values("sum", "vcpo_rollout_engine_running"), "run in the engines"),
-                Query(worker_values("sum", "vcpo_rollout_engine_waiting"), "wait in the engines"),
                 Query(
                     worker_values("max", "vcpo_rollout_environment_hung_calls"), "hung calls, most"
                 ),
@@ -116,26 +105,6 @@ _DO_THEY_GENERATE: Final = Row(
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(worker_rates("sum", "vcpo_rollout_samples_total", "outcome"), "{{outcome}}"),
-            ),
-        ),
-        Panel(
-            id=27,
-            slug="partial",
-            title="Interrupted work",
-            question="Is the work of interrupted responses kept?",
-            reading="Another lease resumes released tokens; a restarted response loses its own. A "
-            "swap of weights in flight costs no generation; a sequence that the engine "
-            "preempts is computed again.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
-                Query(worker_rates("sum", "vcpo_rollout_tokens_released_total"), "released tokens"),
-                Query(worker_rates("sum", "vcpo_rollout_tokens_resumed_total"), "resumed tokens"),
-                Query(worker_rates("sum", "vcpo_rollout_restarted_total"), "restarted responses"),
-                Query(
-                    worker_rates("sum", "vcpo_rollout_weight_updates_in_flight_total"),
-                    "swaps in flight",
-                ),
-                Query(worker_rates("sum", "vcpo_rollout_engine_preemptions_total"), "preemptions"),
             ),
         ),
     ),
@@ -208,7 +177,7 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
 
 _WHAT_HOLDS_THEM_UP: Final = Row(
     id=40,
-    question="Is it the environment, or the engine?",
+    question="What holds them up?",
     panels=(
         Panel(
             id=42,
@@ -217,7 +186,7 @@ _WHAT_HOLDS_THEM_UP: Final = Row(
             question="Do the environment or generations fail, and why?",
             reading="Calls: `raised` is an exception of the environment's code. "
             "Generations: `prompt` and `reward` are its code, "
-            "`timeout` a slow one. Truncated prompts lost text and were answered.",
+            "`timeout` a slow one.",
             kind=Kind.STACK,
             unit=AxisUnit.PER_SECOND,
             queries=(
@@ -229,31 +198,7 @@ _WHAT_HOLDS_THEM_UP: Final = Row(
                     worker_rates("sum", "vcpo_rollout_failures_total", "cause"),
                     "generation: {{cause}}",
                 ),
-                Query(worker_rates("sum", "vcpo_rollout_truncated_total"), "truncated prompts"),
                 Query(_FAILING, "alert: calls", role=Role.LIMIT),
-            ),
-        ),
-        Panel(
-            id=45,
-            slug="kv-cache",
-            title="Caches of the engine",
-            question="Does the engine's memory limit how many responses run, and are "
-            "prompts found?",
-            reading="Near 1 with sequences that wait: a larger `gpu_memory_utilization`, or fewer "
-            "at once. Responses of one group share their prompt, so most of it is found. vLLM "
-            "only.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(
-                Query(
-                    worker_values("avg", "vcpo_rollout_engine_kv_cache_used_ratio"),
-                    "keys and values, mean",
-                ),
-                Query(
-                    worker_values("max", "vcpo_rollout_engine_kv_cache_used_ratio"),
-                    "keys and values, most",
-                ),
-                Query(_PREFIX_HITS, "prompt tokens found"),
             ),
         ),
     ),

@@ -20,6 +20,7 @@ from tools.monitoring.dashboards.promql import (
     RUNS,
     buckets,
     effective_rate,
+    quantile,
     selector,
     value,
 )
@@ -118,9 +119,7 @@ _WHICH_RUN: Final = Row(
                     "checkpoint",
                     unit=AxisUnit.SECONDS,
                 ),
-                Query(f"{value('vcpo_gpu_seconds', scope=RUNS)} / 3600", "GPU hours"),
                 Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
-                Query(value("vcpo_learner_restored_step", scope=RUNS), "resumed at"),
             ),
         ),
         Panel(
@@ -171,27 +170,17 @@ _DOES_IT_LEARN: Final = Row(
             ),
         ),
         Panel(
-            id=24,
-            slug="surprisal",
-            title="Surprisal",
-            question="Does the policy still explore?",
-            reading="Mean of -log mu per token; estimates the entropy of the behavior policy. "
-            "Near 0 it samples one response only.",
-            unit=AxisUnit.NATS,
-            queries=(Query(value("vcpo_surprisal_nats"), "per token"),),
-        ),
-        Panel(
             id=25,
             slug="response-length",
             title="Length of responses",
             question="How long are the responses?",
-            reading="Of the last step. A longest twentieth at `sampling.maxNewTokens` is responses "
-            "that are cut. A fall of all three to a few tokens is a policy that gives up.",
+            reading="A longest twentieth at `sampling.maxNewTokens` is responses that are cut. A "
+            "fall of all three to a few tokens is a policy that gives up.",
             unit=AxisUnit.TOKENS,
             queries=(
-                Query(value("vcpo_response_tokens_p95"), "p95"),
-                Query(value("vcpo_response_tokens_p50"), "median"),
-                Query(value("vcpo_response_tokens_p05"), "p5"),
+                Query(quantile(0.95, "vcpo_response_tokens"), "p95"),
+                Query(quantile(0.5, "vcpo_response_tokens"), "median"),
+                Query(quantile(0.05, "vcpo_response_tokens"), "p5"),
             ),
         ),
     ),

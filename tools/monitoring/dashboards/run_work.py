@@ -20,9 +20,7 @@ from tools.monitoring.dashboards.promql import (
     of_part,
     quantile,
     selector,
-    total_rate,
     value,
-    worker_mean,
     worker_rates,
     worker_values,
 )
@@ -81,23 +79,11 @@ HOW_FAST: Final = Row(
             slug="throughput",
             title="Tokens",
             question="Do workers sample what the learner trains?",
-            reading="Sampled above trained for long: responses are dropped. Wasted: tokens that "
-            "reached the learner and were not trained on.",
+            reading="Sampled above trained for long: responses are dropped.",
             unit=AxisUnit.TOKENS_PER_SECOND,
             queries=(
                 Query(value("vcpo_learner_tokens_per_second"), "trained"),
                 Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
-                Query(total_rate("vcpo_tokens_wasted_total", "reason"), "wasted"),
-                Query(
-                    value("vcpo_learner_gpu_tokens_per_second"),
-                    "trained, a GPU of the learner",
-                    role=Role.FAINT,
-                ),
-                Query(
-                    value("vcpo_worker_gpu_tokens_per_second"),
-                    "accepted, a GPU of the workers",
-                    role=Role.FAINT,
-                ),
             ),
         ),
         Panel(
@@ -118,12 +104,11 @@ HOW_FAST: Final = Row(
             question="Who waits for whom?",
             reading="The learner for data: raise `maxReplicas`. The workers for leases: the "
             "learner is the bottleneck, and fewer workers do; under a throttle it is on purpose. "
-            "Above one half it alerts. MFU: what the trained tokens need of the GPUs' peak.",
+            "Above one half it alerts.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
             queries=(
                 Query(value("vcpo_learner_idle_ratio"), "learner"),
-                Query(value("vcpo_learner_mfu_ratio"), "learner, MFU", role=Role.FAINT),
                 Query(
                     worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"
                 ),
@@ -167,22 +152,13 @@ AFTER_A_CRASH: Final = Row(
             slug="restarts",
             title="What went wrong",
             question="What ended, was refused, lost, or set aside?",
-            reading="The events of the run name each cause. `key`: a process with another key; "
-            "`role`, `identity`: one that acts for another. A full disk keeps the last "
-            "checkpoint. Accounting errors are a bug: keep the run directory and report it.",
+            reading="The events of the run name each cause. Accounting errors are a bug: keep the "
+            "run directory and report it.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
                 Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
-                Query(
-                    increase("vcpo_run_process_failures_total", "role", "cause"),
-                    "{{role}} {{cause}}",
-                ),
                 Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
-                Query(
-                    increase("vcpo_learner_calls_refused_total", "reason"), "refused: {{reason}}"
-                ),
-                Query(increase("vcpo_learner_disk_full_total"), "disk full"),
                 Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
                 Query(increase("vcpo_sink_dropped_total", "sink"), "dropped by {{sink}}"),
                 Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
@@ -216,31 +192,6 @@ AFTER_A_CRASH: Final = Row(
                     role=Role.LIMIT,
                 ),
             ),
-        ),
-        Panel(
-            id=55,
-            slug="calls",
-            title="Calls",
-            question="Are the calls of the workers answered?",
-            reading="By status code of gRPC, of the learner. Codes other than OK that "
-            "last ask for a look at the logs.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
-                Query(
-                    worker_rates("sum", "vcpo_rpc_requests_total", "code", over=("method",)),
-                    "{{code}}",
-                ),
-            ),
-        ),
-        Panel(
-            id=56,
-            slug="call-duration",
-            title="Duration of calls",
-            question="Which calls are slow?",
-            reading="Mean by method. `Lease`, `Recall` and `GetManifest` wait until there is "
-            "something to say.",
-            unit=AxisUnit.SECONDS,
-            queries=(Query(worker_mean("vcpo_rpc_duration_seconds", "method"), "{{method}}"),),
         ),
     ),
 )

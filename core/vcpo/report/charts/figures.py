@@ -9,8 +9,7 @@ from itertools import cycle
 from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.api.optimizer import Optimizer, Schedule
-from vcpo.records.step_chart import ChartTopic, StepChart
-from vcpo.records.step_record import CHARTS, StepRecord, chart_value
+from vcpo.records.step_record import StepRecord
 from vcpo.report.charts.chart import (
     CATEGORIES,
     Band,
@@ -23,6 +22,7 @@ from vcpo.report.charts.chart import (
     Table,
 )
 from vcpo.report.charts.series import column, rolling_mean, smoothing_window
+from vcpo.report.charts.step_chart import CHARTS, ChartTopic, StepChart, chart_value
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun
 

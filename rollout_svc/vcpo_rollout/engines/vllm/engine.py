@@ -51,7 +51,6 @@ from vcpo_rollout.engines.vllm.start import (
     start_llm,
     with_table_length,
 )
-from vcpo_rollout.engines.vllm.statistics import step_logger
 from vcpo_rollout.gauges import RolloutGauges
 
 logger = logging.getLogger(__name__)
@@ -158,10 +157,8 @@ class VllmEngine:
         )
 
     def export_to(self, gauges: RolloutGauges) -> None:
-        """Export each decoding step, and the memory of the GPUs after each swap, from now on."""
-        gauges.watch_engine()
+        """Export the memory of the GPUs after each swap, from now on."""
         self._gauges = gauges
-        step_logger(self._llm).gauges = gauges
 
     @property
     def context_tokens(self) -> int | None:

@@ -28,7 +28,6 @@ from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 from vcpo_rollout.engines.vllm.last_error import LastError
-from vcpo_rollout.engines.vllm.statistics import StepLogger
 
 _ARGUMENTS_LOGGER: Final = logging.getLogger("vllm.engine.arg_utils")
 _GIBIBYTE: Final = 1 << 30
@@ -175,7 +174,7 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
     try:
         arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
         with _environment(variables | (_CPU_ENVIRONMENT if on_cpu else {})):
-            return AsyncLLM.from_engine_args(arguments, stat_loggers=[StepLogger])
+            return AsyncLLM.from_engine_args(arguments)
     except Exception as error:  # the code of any model runs there
         cause = last_error.read() or error
         given = f" with engineArguments {dict(settings.arguments)}" if settings.arguments else ""
@@ -226,7 +225,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend="vcpo"),
         "worker_extension_cls": f"{_WORKER_MODULE}.WorkerExtension",
-        "disable_log_stats": True,  # vLLM's own loggers; ours keeps statistics on
+        "disable_log_stats": True,
     }
     if settings.lora is not None:
         arguments |= {

@@ -129,7 +129,7 @@ def test_report_and_board_draw_the_rate_as_a_share_of_the_spec(steps, learner):
     )
     assert [drawn[name][1] for name in ("schedule", "ESS", "backoff")] == numbers(rate)[1:]
     panels = [each for row in OFF_POLICY.rows for each in row.panels]
-    (panel,) = (each for each in panels if each.slug == "effective-learning-rate")
+    (panel,) = (each for each in panels if each.title == "Effective learning rate")
     product = 1.0
     for query in panel.queries[1:]:
         (name,) = (name for name in learner[1] if f"({name}{{" in query.expression)

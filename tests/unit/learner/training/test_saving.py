@@ -39,10 +39,7 @@ async def test_training_goes_on_without_a_checkpoint_and_the_next_one_tries_agai
     assert names(tmp_path / "checkpoints") == ["step-00000003"]
     said = messages(tmp_path, "DiskFull")
     assert [f"step-0000000{step}: cannot be written" in said[step - 1] for step in (1, 2)]
-    failed = learner.gauges._metrics.registry.get_sample_value(
-        "vcpo_learner_disk_full_total", {"run": "run"}
-    )
-    assert failed == len(said) == 2
+    assert len(said) == 2
 
 
 async def test_without_room_at_the_end_the_run_fails_with_a_sentence_and_leaves_nothing(

@@ -46,13 +46,6 @@ async def test_a_throttle_is_counted_and_the_limit_is_exported(operator: Reconci
     assert ("EssHealthy", "BelowFloor") in operator.exported("vcpo_run_condition_reason")
 
 
-async def test_looking_again_is_no_new_decision(operator: ReconcilerFixture):
-    operator.create_run()
-    for _ in range(5):
-        await operator.reconcile()
-    assert operator.exported("vcpo_run_decisions_total") == {("hold", "NoSignals"): 1.0}
-
-
 async def test_the_deadline_of_the_start_goes_with_the_first_step(operator: ReconcilerFixture):
     operator.create_run(startupDeadlineSeconds=600)
     started_s = operator.now_s

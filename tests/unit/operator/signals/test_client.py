@@ -12,7 +12,6 @@ import pytest
 from tests.fixtures.operator.runs import KEY
 from tests.fixtures.ports import free_port
 from vcpo.learner_control import run_signals
-from vcpo.metrics import OperatorMetrics
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.server import WireServer
@@ -65,12 +64,7 @@ class ConnectionsFixture:
     learner: Learner
     server: grpc.aio.Server
     lines: LearnerConnections
-    metrics: OperatorMetrics
     now_s: float = 100.0
-
-    def counted(self, name: str, **labels: str) -> float | None:
-        labels = {"namespace": KEY.namespace, "run": KEY.name, **labels}
-        return self.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture(name="fixture")
@@ -80,9 +74,8 @@ async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     clock = lambda: fixture.now_s  # noqa: E731 - reads the fixture that is made next
-    metrics = OperatorMetrics()
-    lines = LearnerConnections(metrics, clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
-    fixture = ConnectionsFixture(learner=learner, server=server, lines=lines, metrics=metrics)
+    lines = LearnerConnections(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
+    fixture = ConnectionsFixture(learner=learner, server=server, lines=lines)
     yield fixture
     await lines.close()
     await server.stop(0)
@@ -183,7 +176,6 @@ async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
     await fixture.lines.throttle(KEY, 3, "because")
     assert fixture.learner.lags == [3]
-    assert fixture.counted("vcpo_run_throttle_orders_total", result="ok") == 1.0
 
 
 async def test_a_drain_reaches_the_learner_with_its_reason(fixture: ConnectionsFixture):
@@ -201,19 +193,6 @@ async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixtur
     await fixture.server.stop(0)
     with pytest.raises(LearnerCommandError, match="took no throttle"):
         await fixture.lines.throttle(KEY, 3, "because")
-    assert fixture.counted("vcpo_run_throttle_orders_total", result="error") == 1.0
-    assert fixture.counted("vcpo_run_throttle_orders_total", result="ok") is None
-
-
-async def test_requests_are_counted_by_what_came_of_them(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)  # from memory: no request
-    fixture.now_s += 2.0
-    await fixture.server.stop(0)
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    name, source = "vcpo_run_signal_requests_total", "learner"
-    assert fixture.counted(name, source=source, result="ok") == 1.0
-    assert fixture.counted(name, source=source, result="error") == 1.0
 
 
 def test_what_was_not_measured_is_none():
@@ -287,9 +266,7 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
     server = WireServer(keys={CallerRole.STEERING: "second"})
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
-    lines = LearnerConnections(
-        OperatorMetrics(), clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}"
-    )
+    lines = LearnerConnections(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
     await lines.set_access(KEY, LearnerAccess(steering_key="first"))
     assert await lines.fetch_signals(KEY, period_s=0.0) is None
     assert await lines.fetch_signals(KEY, period_s=0.0) is None
@@ -308,9 +285,7 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
 
 async def test_each_way_not_to_reach_a_learner_is_told_apart(fixture: ConnectionsFixture):
     async def reason(address: str, access: LearnerAccess | None = None) -> str | None:
-        lines = LearnerConnections(
-            fixture.metrics, clock=lambda: fixture.now_s, address_of=lambda key: address
-        )
+        lines = LearnerConnections(clock=lambda: fixture.now_s, address_of=lambda key: address)
         await lines.set_access(KEY, access)
         assert lines.silence(KEY) is None
         await lines.fetch_signals(KEY, period_s=0.0)

@@ -13,7 +13,6 @@ from aiohttp import web
 from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.operator.runs import KEY
 from vcpo.control.signals import RunSignals
-from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import run_query
 from vcpo_operator.signals.client import LearnerConnections
@@ -38,7 +37,6 @@ class PrometheusFixture:
     now_s: float = SCRAPED_S + 4.0
     url: str = ""
     source: ScrapedSignals = field(init=False)
-    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
 
     async def handle(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
@@ -48,11 +46,6 @@ class PrometheusFixture:
 
     async def ask(self, key: RunKey = KEY) -> RunSignals | None:
         return await self.source.fetch_signals(key, period_s=PERIOD_S)
-
-    def requests(self, result: str) -> float | None:
-        labels = {"namespace": KEY.namespace, "run": KEY.name}
-        labels |= {"source": "prometheus", "result": result}
-        return self.metrics.registry.get_sample_value("vcpo_run_signal_requests_total", labels)
 
     async def later(self, seconds: float) -> RunSignals | None:
         self.now_s += seconds
@@ -71,9 +64,9 @@ async def prometheus_fixture() -> AsyncIterator[PrometheusFixture]:
     await site.start()
     fixture.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     clock = lambda: fixture.now_s  # noqa: E731 - read at each call
-    lines = LearnerConnections(fixture.metrics, clock=clock, address_of=lambda key: "127.0.0.1:1")
+    lines = LearnerConnections(clock=clock, address_of=lambda key: "127.0.0.1:1")
     prometheus = Prometheus(fixture.url, timeout_s=5.0)
-    fixture.source = ScrapedSignals(fixture.metrics, prometheus, lines, clock=clock)
+    fixture.source = ScrapedSignals(prometheus, lines, clock=clock)
     yield fixture
     await fixture.source.close()
     await runner.cleanup()
@@ -120,19 +113,6 @@ async def test_series_that_ended_leave_what_was_read_last_and_its_age(fixture: P
     signals = await fixture.later(600.0)
     assert signals is not None
     assert (signals.step, signals.age_s) == (5, 604.0)
-
-
-async def test_requests_are_counted_by_what_came_of_them(fixture: PrometheusFixture):
-    await fixture.ask()
-    await fixture.later(0.5)  # from memory: no request
-    fixture.answers = answer([])
-    await fixture.later(PERIOD_S)
-    fixture.answers = b"<html>"
-    await fixture.later(PERIOD_S)
-    fixture.status = 503
-    await fixture.later(PERIOD_S)
-    counts = {result: fixture.requests(result) for result in ("ok", "nothing", "error")}
-    assert counts == {"ok": 1.0, "nothing": 1.0, "error": 2.0}
 
 
 async def test_a_run_that_was_never_scraped_says_nothing(fixture: PrometheusFixture):

@@ -17,7 +17,6 @@ from vcpo.control.signals import RunSignals
 from vcpo.metrics import (
     LearnerMetrics,
     MetricsServer,
-    OperatorMetrics,
     RolloutMetrics,
     serve_metrics,
 )
@@ -79,18 +78,14 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
     learner, worker = LearnerMetrics(run="demo"), RolloutMetrics(run="demo", group="main")
     set_step_metrics(learner)
     worker.in_flight.set(3)
-    lines = LearnerConnections(
-        OperatorMetrics(), clock=time.time, address_of=lambda key: "127.0.0.1:1"
-    )
+    lines = LearnerConnections(clock=time.time, address_of=lambda key: "127.0.0.1:1")
     with (
         serve_metrics(learner.registry, "127.0.0.1", 0) as endpoint,
         serve_metrics(worker.registry, "127.0.0.1", 0) as workers,
     ):
         text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
         with running_prometheus(tmp_path, text) as (prometheus, port):
-            source = ScrapedSignals(
-                OperatorMetrics(), Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time
-            )
+            source = ScrapedSignals(Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time)
             yield PrometheusFixture(learner, endpoint, prometheus, source)
             await source.close()
 

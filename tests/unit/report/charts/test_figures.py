@@ -5,9 +5,9 @@ import pytest
 
 from vcpo.api import VCPORunSpec
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import CHARTS
 from vcpo.report.charts.chart import CurveStyle
 from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
+from vcpo.report.charts.step_chart import CHARTS
 from vcpo.report.recorded_run import RecordedRun
 
 

@@ -29,7 +29,6 @@ async def test_sampled_tokens_are_resumed_after_the_lease_expired():
             time.advance(0.1)
             await eventually(lambda: len(fixture.engine.requests) == 4)
         assert fixture.ledger.expire() == []
-    assert fixture.count("vcpo_rollout_tokens_released_total") >= 2
     before, after = fixture.engine.requests[:2], fixture.engine.requests[2:]
     assert [request.partial_response for request in before] == [None, None]
     assert [request.partial_response.token_ids for request in after] == [(5,), (5,)]

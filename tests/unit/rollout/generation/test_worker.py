@@ -163,15 +163,12 @@ async def test_another_worker_resumes_the_responses_of_a_worker_that_shut_down(f
         await task
     assert counts(fixture).dropped == {"released": 2}
     # Two responses, one complete ("5, end") and one interrupted at its first token.
-    assert fixture.count("vcpo_rollout_tokens_released_total") == 3
-    assert fixture.count("vcpo_rollout_tokens_resumed_total") == 0
 
     fixture.engine.requests.clear()
     fixture.engine.gate.set()
     fixture.publish(1)
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered >= 4)
-    assert fixture.count("vcpo_rollout_tokens_resumed_total") == 3
     # One of the two was complete: it was judged, and nothing sampled for it.
     (resumed, *_) = fixture.engine.requests
     assert resumed.partial_response == PartialResponse(
@@ -223,7 +220,6 @@ async def test_the_responses_of_an_evaluation_restart(fixture):
     fixture.engine.gate.set()
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         assert (await evaluating).num_trajectories == 1
-    assert fixture.count("vcpo_rollout_tokens_released_total") == 0
     assert [request.partial_response for request in fixture.engine.requests[:2]] == [None, None]
 
 

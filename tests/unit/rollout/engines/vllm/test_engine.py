@@ -25,13 +25,11 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     with_changes,
 )
 from vcpo.api.workloads import KvCache
-from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.start import load_skeleton, start_llm
-from vcpo_rollout.gauges import RolloutGauges
 
 PROMPT = (5, 6, 7)
 END = 3
@@ -127,36 +125,6 @@ class TestEngine:
     ):
         models = {number: build(seed=number) for number in (11, 12, 13, 14)}
         await check_updates_in_flight(engine, models, make_request, publish, reference_logprobs)
-
-    async def test_its_steps_are_in_the_workers_metrics(self, engine, make_request, publish):
-        metrics = RolloutMetrics(run="run", group="main")
-
-        def value(name):
-            labels = {"run": "run", "group": "main"}
-            return metrics.registry.get_sample_value(f"vcpo_rollout_engine_{name}", labels)
-
-        engine.export_to(RolloutGauges(metrics))
-        assert (value("running"), value("prefix_cache_queries_total")) == (0.0, 0.0)
-        await engine.swap_weights(publish(build(seed=31), 31))
-        request = make_request(LONG_PROMPT, max_new_tokens=200)
-        surplus = 3
-        number = NUM_PLACES + surplus
-        generating = [asyncio.create_task(engine.generate(request)) for _ in range(number)]
-        peaks = dict.fromkeys(("running", "waiting", "kv_cache_used_ratio"), 0.0)
-        async with asyncio.timeout(PATIENCE_S):
-            while not all(task.done() for task in generating):
-                peaks = {name: max(peak, value(name)) for name, peak in peaks.items()}
-                await asyncio.sleep(0)
-            while value("running"):
-                await asyncio.sleep(0)
-        # How many overlap depends on how fast the requests reach the engine.
-        assert 1 <= peaks["running"] <= NUM_PLACES
-        assert 0 <= peaks["waiting"] <= surplus
-        assert 0.0 < peaks["kv_cache_used_ratio"] <= 1.0
-        assert (value("waiting"), value("preemptions_total")) == (0.0, 0.0)
-        assert value("prefix_cache_queries_total") == number * len(LONG_PROMPT)
-        # Those that waited found the first block of 128 tokens, which the first ones had read.
-        assert value("prefix_cache_hits_total") >= surplus * 128
 
     async def test_vllm_adds_no_metrics_of_its_own(self, engine):
         names = {family.name for family in REGISTRY.collect()}

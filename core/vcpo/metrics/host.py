@@ -1,0 +1,133 @@
+"""What a host, local or operator, exports for each of its runs; `hosted_runs` sets the gauges."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+from vcpo.metrics.label_values import ThrottleDirection
+from vcpo.metrics.registry import PartRegistry
+
+_RUN = ("namespace", "run")
+"""First labels of each metric of a host, which has several runs."""
+
+
+class HostMetrics:
+    """What a host exports for all of its runs.
+
+    A local run has an empty namespace. The scrape needs `honorLabels`.
+    """
+
+    def __init__(self, registry: PartRegistry | None = None) -> None:
+        self.registry = PartRegistry("host") if registry is None else registry
+        self._declare_spec()
+        self._declare_state()
+        self._declare_times()
+
+    def _declare_spec(self) -> None:
+        self.run_info = Gauge(
+            "vcpo_run_info",
+            "Always 1; the labels name model, environment and method, and the run's owner and"
+            " team.",
+            (*_RUN, "model", "environment", "method", "owner", "team"),
+            registry=self.registry,
+        )
+        self.run_steps = Gauge(
+            "vcpo_run_steps",
+            "Optimizer steps that the run's spec asks for.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_max_policy_lag = Gauge(
+            "vcpo_run_max_policy_lag_steps",
+            "Largest lag of a token that the run's spec allows, in policy versions.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_checkpoint_interval = Gauge(
+            "vcpo_run_checkpoint_interval_steps",
+            "Optimizer steps from one checkpoint to the next, as the run's spec asks for.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_ess_floor = Gauge(
+            "vcpo_run_ess_floor_ratio",
+            "Share of the on-policy ESS ratio below which the host throttles.",
+            _RUN,
+            registry=self.registry,
+        )
+
+    def _declare_state(self) -> None:
+        self.run_lag_limit = Gauge(
+            "vcpo_run_admission_lag_steps",
+            "Lag limit that the host has set; below the spec's while the run is throttled.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.throttles = Counter(
+            "vcpo_run_throttles_total",
+            "Changes of the lag limit by the host, by direction.",
+            (*_RUN, "direction"),
+            registry=self.registry,
+        )
+        self.run_condition = Gauge(
+            "vcpo_run_condition",
+            "1 for the current status of a condition, 0 for the others.",
+            (*_RUN, "condition", "status"),
+            registry=self.registry,
+        )
+        self.run_condition_reason = Gauge(
+            "vcpo_run_condition_reason",
+            "1 for the current reason of a condition; other reasons are absent.",
+            (*_RUN, "condition", "reason"),
+            registry=self.registry,
+        )
+        self.run_replicas = Gauge(
+            "vcpo_run_replicas",
+            "Rollout workers of a rollout group, by state: desired or ready.",
+            (*_RUN, "group", "state"),
+            registry=self.registry,
+        )
+        self.learner_restarts = Counter(
+            "vcpo_run_learner_restarts_total",
+            "Times that the run's learner was restarted.",
+            _RUN,
+            registry=self.registry,
+        )
+
+    def _declare_times(self) -> None:
+        self.run_signals_age = Gauge(
+            "vcpo_run_signals_age_seconds",
+            "Age of the newest signals of the learner that the host has.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_start_timestamp = Gauge(
+            "vcpo_run_start_timestamp_seconds",
+            "Unix time at which the run was started, resumed or retried last.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_startup_deadline = Gauge(
+            "vcpo_run_startup_deadline_timestamp_seconds",
+            "Unix time at which the run fails unless it has taken a step; absent once it has.",
+            _RUN,
+            registry=self.registry,
+        )
+        self.run_certificate_end = Gauge(
+            "vcpo_run_certificate_end_timestamp_seconds",
+            "Unix time at which the first certificate of the run's pods ends.",
+            _RUN,
+            registry=self.registry,
+        )
+
+    def count_from_zero(self, namespace: str, run: str) -> None:
+        """Export the counters of a run at 0, so that `increase()` sees their first event."""
+        for direction in ThrottleDirection:
+            self.throttles.labels(namespace, run, direction)
+        self.learner_restarts.labels(namespace, run)
+
+    def forget_counts(self, namespace: str, run: str) -> None:
+        """Remove the counters of a deleted run."""
+        for direction in ThrottleDirection:
+            self.throttles.remove(namespace, run, direction)
+        self.learner_restarts.remove(namespace, run)
