@@ -33,13 +33,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
+from research.alarms import watched_run
 from research.cells.records import CellRecord, table_records
-from research.results.alarms import watched_run
-from research.results.measures import collapse_step
+from research.measures import collapse_step
 from vcpo.algo.health.collapse import RECOVERED_SHARE, num_low_at_end, share_error
 from vcpo.algo.health.early_warning import WarningLevel
 
-RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
+RESULTS: Final = Path(__file__).parents[1] / "research" / "records"
 TUNED_TASKS: Final = ("countdown", "countdown-k128", "sort-long")
 OTHER_TASK: Final = "tool"
 DEFAULT: Final = "vcpo2"

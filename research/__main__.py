@@ -42,8 +42,8 @@ def _options(arguments: list[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m research",
         description="Runs in parallel every cell of the studies that has no record yet, and writes "
-        "results.md, results.json and figures. Ctrl-C loses the cells that are running; the same "
-        "command resumes the studies.",
+        "results.md, results.json and two figures a study. Ctrl-C loses the running cells; "
+        "the same command resumes the studies.",
     )
     parser.add_argument(
         "files", metavar="FILE", nargs="+", type=Path, help="YAML file of a study (kind VCPOStudy)"
@@ -52,7 +52,7 @@ def _options(arguments: list[str]) -> Options:
         "--output",
         type=Path,
         default=Path("runs") / "studies",
-        help="directory of the report; records are in results/NAME below it [%(default)s]",
+        help="directory of the report; records are in records/NAME below it [%(default)s]",
     )
     parser.add_argument(
         "--jobs",

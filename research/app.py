@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Final
 
 from research.cells.cell import (
     Cell,
@@ -23,13 +24,15 @@ from research.cells.cell import (
 from research.cells.pool import run_cells
 from research.cells.records import CellRecord, CellStore, model_identity
 from research.progress import Clock, StudyProgress
-from research.results.report import RESULTS_FOLDER, StudyData, write_report
-from research.results.summary import claim_records
-from research.results.tuning import TunedRate, synchronous_rates, tuned_rates
+from research.report import StudyData, write_report
+from research.results import cell_frame, tuning
 from research.study import StudySpec, VCPOStudy, load_study, model_directory
 from vcpo.api import SpecError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.service.lifecycle import StartError, start_errors
+
+RECORDS_FOLDER: Final = "records"
+"""Folder beside the report with the records of each study, in a folder of its name."""
 
 Say = Callable[[str], None]
 
@@ -76,28 +79,20 @@ class _Study:
         cells = [*tuning_cells(spec), *plane_cells(spec), *claims]
         return list({cell.name: cell for cell in cells}.values())
 
-    def missing(self, cells: Iterable[Cell], part: Part) -> list[Cell]:
-        """Return the cells of a part that have not been run."""
-        is_claimed = part is Part.CLAIMS
-        return [cell for cell in cells if not self.store.holds(cell, with_log_weights=is_claimed)]
-
-    def tuned_rates(self) -> list[TunedRate]:
-        """Return what the finished tuning cells say of each method and rate."""
-        return tuned_rates(self.records(tuning_cells(self.spec)))
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Return the cells that have not been run."""
+        return [cell for cell in cells if not self.store.holds(cell)]
 
     def synchronous_rates(self) -> Mapping[str, float]:
         """Return the rate of each method that the finished tuning cells decide."""
-        return synchronous_rates(self.tuned_rates())
+        tuned = tuning(self.spec, cell_frame(self.records(tuning_cells(self.spec))))
+        return {} if tuned is None else tuned.rates
 
     def pack_if_complete(self) -> None:
-        """Gather the records in one table once every cell has been run.
-
-        Before that nobody knows which of them are claims.
-        """
+        """Gather the records in one table once every cell has been run."""
         cells = self.cells()
-        if not self.missing(cells, Part.PLANE):
-            claimed = claim_records(self.spec, self.records(cells), self.tuned_rates())
-            self.store.pack(cells, claimed)
+        if not self.missing(cells):
+            self.store.pack(cells)
 
 
 def run_studies(options: Options, say: Say, clock: Clock = time.monotonic) -> bool:
@@ -165,7 +160,7 @@ class _Runner:
         spec, selection = self.study.spec, self.options.selection
         self._run(Part.TUNING, tuning_cells(spec, selection))
         self._run(Part.PLANE, plane_cells(spec, selection))
-        if untuned := len(self.study.missing(tuning_cells(spec), Part.TUNING)):
+        if untuned := len(self.study.missing(tuning_cells(spec))):
             self.say(f"{self._title(Part.CLAIMS)}: wait for {untuned} cells of the tuning")
         else:
             rates = self.study.synchronous_rates()
@@ -175,7 +170,7 @@ class _Runner:
         store, jobs, device = self.study.store, self.options.jobs, self.options.device
         model_name = self.study.model_name
         assert model_name is not None  # only a report does without
-        missing = self.study.missing(cells, part)
+        missing = self.study.missing(cells)
         progress = StudyProgress(
             self._title(part),
             total=len(cells),
@@ -203,7 +198,7 @@ def _load(file: Path, options: Options) -> _Study:
     model_name = _model_name(document, file, options)
     # Processes of cells inherit the path; model code beside the file is imported from there.
     sys.path.insert(0, str(file.parent.resolve()))
-    folder = options.output / RESULTS_FOLDER / document.metadata.name
+    folder = options.output / RECORDS_FOLDER / document.metadata.name
     identity = None
     if model_name is not None:
         identity = model_identity(model_name, document.spec.run.model.revision)

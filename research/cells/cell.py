@@ -77,14 +77,14 @@ class Cell:
     def has_settings(self, recorded: Settings) -> bool:
         """Return whether a record with these settings is one of this cell.
 
-        A setting that the record does not name is newer than the record. It must be at its default
-        then, so that a new field of runs leaves finished cells valid.
+        A setting that the record does not name is newer than the record; it must be at its default
+        then. A field of runs that only the record names is gone since, and is not compared.
         """
         own = self.settings
         loss = asdict(self.spec.algorithm.loss_config).items() - asdict(LossConfig()).items()
         given = self._document(_section(self.spec, with_defaults=False), dict(loss))
         return given.keys() <= recorded.keys() and all(
-            name in own and own[name] == value for name, value in recorded.items()
+            own[name] == value if name in own else "." in name for name, value in recorded.items()
         )
 
     def _document(self, spec: Mapping[str, Any], loss: Mapping[str, Any]) -> Settings:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
 
-import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
@@ -23,7 +21,7 @@ from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.held_region import HeldRegion
 from research.cells.lag_control import LagControl
-from research.cells.records import LOG_WEIGHT_QUANTILES, CellRecord, EvaluationRow, StepColumns
+from research.cells.records import CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
 from research.cells.versions import Versions
 from vcpo.wire.trajectory import Trajectory
@@ -32,9 +30,6 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment
-
-_LEAST_LOG_WEIGHT: Final = -1e4
-"""Floor of recorded log weights, nats."""
 
 
 def run_cell(cell: Cell, model_name: str, device: torch.device = CPU) -> CellRecord:
@@ -72,20 +67,7 @@ def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
         kl_per_token=tuple(each.diagnostics.get("kl_per_token") for each in updates),
         gradient_norm=tuple(each.gradient_norm for each in updates),
         learning_rate=tuple(each.learning_rate for each in updates),
-        log_weights=tuple(
-            log_weight_quantiles(each.log_weights) if each.log_weights else None for each in updates
-        ),
     )
-
-
-def log_weight_quantiles(log_weights: Sequence[float]) -> tuple[float, ...]:
-    """Return `LOG_WEIGHT_QUANTILES` of log weights; those below the floor count as the floor.
-
-    log_weights: at least one, nats, finite or -inf.
-    """
-    # A line between -inf and a number has no value, and no float tells such a weight from 0 anyway.
-    values = np.maximum(log_weights, _LEAST_LOG_WEIGHT)
-    return tuple(np.quantile(values, LOG_WEIGHT_QUANTILES).tolist())
 
 
 class Experiment:

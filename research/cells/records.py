@@ -1,13 +1,8 @@
 """The records of cells: a file for each until a study is complete, and then one table for all.
 
-```
-{"settings": {...}, "method": ..., "evaluations": [[0, 0.25], ...], "steps": {"ess": [...], ...}}
-```
-
-A record holds what a table, a figure or an alarm reads, in as many digits as they need.
 `CellStore.pack` gathers the records of a study in `cells.jsonl.bz2` and removes their files, so
-that a thousand cells fit into a repository. bzip2 makes numbers smaller than xz does. A failed cell
-leaves a file with its error, which is removed once the cell succeeds.
+that a thousand cells fit into a repository. A failed cell leaves a file with its error, which is
+removed once the cell succeeds.
 """
 
 from __future__ import annotations
@@ -24,9 +19,6 @@ from typing import Any, Final
 from research.cells.cell import Cell
 from vcpo.service.lifecycle import StartError
 
-LOG_WEIGHT_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-"""Quantiles of a batch's log weights that a record keeps; the last one is the largest."""
-
 _DIGITS: Final = {
     "ess_ratio": 5,
     "on_policy_ess_ratio": 5,
@@ -37,9 +29,6 @@ _DIGITS: Final = {
 }
 """Significant digits of each number of a step. The early warning asks of the last two only how many
 times larger they are than a threshold."""
-_LOG_WEIGHTS: Final = tuple(f"log_weight_{share}" for share in LOG_WEIGHT_QUANTILES)
-_LOG_WEIGHT_DECIMALS: Final = 3
-_COLUMNS: Final = (*_DIGITS, *_LOG_WEIGHTS)
 _MODEL_FILES: Final = ("*.json", "*.py", "*.safetensors")
 
 _Numbers = tuple[float, ...]
@@ -67,9 +56,6 @@ class StepColumns:
     """Before clipping; 0 when there is none."""
     learning_rate: _Numbers | None
     """At which each step was taken, 0 of a skipped one; None in a table that has no such column."""
-    log_weights: tuple[tuple[float, ...] | None, ...]
-    """Log importance weights of trajectories before truncation, nats, at `LOG_WEIGHT_QUANTILES`;
-    None when a weight has no value. Empty in a packed record that no claim reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +93,7 @@ class CellStore:
         """
         self._folder = folder
         self._model = model
+        self._table = folder / "cells.jsonl.bz2"
 
     def save(self, cell: Cell, record: CellRecord) -> None:
         """Write a cell's file atomically."""
@@ -139,7 +126,7 @@ class CellStore:
             return None
 
     def load(self, cell: Cell) -> CellRecord | None:
-        """Return a cell's record; None when there is none, or when it is of other settings.
+        """Return the record at a cell's place, whatever its settings were; None without one.
 
         Raises:
             StartError: when a file holds no records; it names the file.
@@ -147,56 +134,40 @@ class CellStore:
         document = self._document(cell)
         return None if document is None else _record(document)
 
-    def holds(self, cell: Cell, *, with_log_weights: bool = False) -> bool:
-        """Return whether the cell has been run with exactly these settings.
-
-        with_log_weights: whether its record must have them, as a claim's does.
+    def holds(self, cell: Cell) -> bool:
+        """Return whether the cell has been run with these settings.
 
         Raises:
             StartError: as `load`.
         """
         document = self._document(cell)
-        if document is None or not with_log_weights:
-            return document is not None
-        return _LOG_WEIGHTS[0] in document["steps"]
+        if document is None:
+            return False
+        settings = dict(document["settings"])
+        return self._model in {None, settings.pop("model")} and cell.has_settings(settings)
 
-    def pack(self, cells: Iterable[Cell], claimed: Iterable[CellRecord]) -> None:
-        """Gather the records of a study in its table, and remove their files.
-
-        cells: all of the study; the table keeps no other. claimed: the records at the synchronous
-        rates, whose log weights are kept.
-        """
-        kept = set(map(_place, claimed))
+    def pack(self, cells: Iterable[Cell]) -> None:
+        """Gather the records of a study's cells in its table, and remove their files."""
         found = [(cell, self._document(cell)) for cell in sorted(cells, key=lambda at: at.name)]
         packed = [(cell, document) for cell, document in found if document is not None]
-        text = _table_text(
-            document if _place(cell) in kept else _without_log_weights(document)
-            for cell, document in packed
-        )
         self._folder.mkdir(parents=True, exist_ok=True)
-        _write(self._table, bz2.compress(text.encode()))
+        _write(self._table, bz2.compress(_table_text(each for _, each in packed).encode()))
         for cell, _ in packed:
             self._path(cell).unlink(missing_ok=True)
 
     def _document(self, cell: Cell) -> _Document | None:
-        """Return the record of a cell with these settings as it was written, or None."""
+        """Return the record at a cell's place as it was written, or None."""
         path = self._path(cell)
-        document: _Document | None
         if path.exists():
-            document = _read_file(path)
-        elif self._table.exists():
-            document = _read_table(self._table, self._table.stat().st_mtime_ns).get(_place(cell))
-        else:
-            document = None
-        if document is None:
+            try:
+                document: _Document = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise _no_records(path, error) from None
+            return document
+        if not self._table.exists():
             return None
-        settings = dict(document["settings"])
-        is_same = self._model in {None, settings.pop("model")} and cell.has_settings(settings)
-        return document if is_same else None
-
-    @property
-    def _table(self) -> Path:
-        return self._folder / "cells.jsonl.bz2"
+        place = cell.method, cell.lag, cell.learning_rate, cell.seed
+        return _read_table(self._table, self._table.stat().st_mtime_ns).get(place)
 
     def _path(self, cell: Cell) -> Path:
         return self._folder / "cells" / f"{cell.name}.json"
@@ -206,7 +177,7 @@ class CellStore:
 
 
 def table_records(path: Path) -> list[CellRecord]:
-    """Return all records of a study's table, whatever the settings of today are.
+    """Return all records of a study's table.
 
     Raises:
         StartError: when the file holds no records.
@@ -228,10 +199,6 @@ def model_identity(name: str, revision: str | None) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _place(of: Cell | CellRecord) -> _Place:
-    return of.method, of.lag, of.learning_rate, of.seed
 
 
 def _record(document: _Document) -> CellRecord:
@@ -258,7 +225,7 @@ def _table_text(documents: Iterable[_Document]) -> str:
     """
     records = list(documents)
     heads = [{key: value for key, value in at.items() if key != "steps"} for at in records]
-    columns = [[name, [at["steps"].get(name) for at in records]] for name in _COLUMNS]
+    columns = [[name, [at["steps"].get(name) for at in records]] for name in _DIGITS]
     return "".join(map(_line, [heads, *columns]))
 
 
@@ -277,21 +244,8 @@ def _read_table(path: Path, _changed_ns: int) -> Mapping[_Place, _Document]:
     return found
 
 
-def _read_file(path: Path) -> _Document:
-    try:
-        document: _Document = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise _no_records(path, error) from None
-    return document
-
-
 def _no_records(path: Path, error: Exception) -> StartError:
     return StartError(f"{path} holds no records ({error}); delete it to run its cells again")
-
-
-def _without_log_weights(document: _Document) -> _Document:
-    steps = {name: each for name, each in document["steps"].items() if name not in _LOG_WEIGHTS}
-    return document | {"steps": steps}
 
 
 def _line(content: object) -> str:
@@ -319,18 +273,12 @@ def _written_columns(steps: StepColumns, trajectories: int) -> dict[str, Any]:
     columns["ess"] = [_rounded(share, _DIGITS["ess"]) for share in shares]
     if columns["ess"] == columns["ess_ratio"]:
         del columns["ess"]
-    rows = steps.log_weights
-    for index, name in enumerate(_LOG_WEIGHTS):
-        columns[name] = [
-            None if row is None else round(row[index], _LOG_WEIGHT_DECIMALS) for row in rows
-        ]
     return columns
 
 
 def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
     shares = columns.get("ess", columns["ess_ratio"])
     rates = columns.get("learning_rate")
-    rows = zip(*(columns.get(name, ()) for name in _LOG_WEIGHTS), strict=True)
     return StepColumns(
         ess_ratio=tuple(columns["ess_ratio"]),
         on_policy_ess_ratio=tuple(columns["on_policy_ess_ratio"]),
@@ -338,7 +286,6 @@ def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
         kl_per_token=tuple(columns["kl_per_token"]),
         gradient_norm=tuple(columns["gradient_norm"]),
         learning_rate=None if rates is None else tuple(rates),
-        log_weights=tuple(None if row[0] is None else row for row in rows),
     )
 
 

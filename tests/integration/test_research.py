@@ -58,10 +58,13 @@ def test_a_study_is_run_in_part_finished_later_and_reported(tmp_path):
     summary = json.loads((folder / "out" / "results.json").read_text())
     study, output = folder / "study.yaml", folder / "out"
     assert summary["command"] == f"python -m research {study} --output {output}"
-    claims = summary["collapse_probability"]["small"]
-    seeds = {method: {k: found[3] for k, found in own.items()} for method, own in claims.items()}
-    assert seeds == {"vcpo": {"0": 1, "2": 1}, "plain": {"0": 1, "2": 1}}
+    rows = summary["studies"]["small"]["by_lag"]
+    found = {(row["method"], row["lag"]): row["cells"] for row in rows}
+    assert found == {("vcpo", 0): 1, ("vcpo", 2): 1, ("plain", 0): 1, ("plain", 2): 1}
     assert summary["studies"]["small"]["cells"] == 2 + 4
-    files = {path.name for path in (output / "results" / "small").rglob("*") if path.is_file()}
-    figures = {f"{name}.svg" for name in ("accuracy", "by_lag", "heat_maps", "weights")}
-    assert files == {"cells.jsonl.bz2"} | figures
+    files = [path.name for path in (output / "records").rglob("*") if path.is_file()]
+    assert files == ["cells.jsonl.bz2"]
+    assert {path.name for path in output.glob("*.svg")} == {
+        "small-by_lag.svg",
+        "small-heat_maps.svg",
+    }

@@ -27,7 +27,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    folder = tmp_path / "out" / "results" / "small"
+    folder = tmp_path / "out" / "records" / "small"
     return CellStore(folder, model=model_identity(str(TINY), None))
 
 

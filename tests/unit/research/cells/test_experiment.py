@@ -12,7 +12,7 @@ import torch
 
 from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
-from research.cells.experiment import Experiment, log_weight_quantiles, run_cell
+from research.cells.experiment import Experiment, run_cell
 from research.cells.sampling import Sampler
 from research.cells.versions import Version
 from research.study import Ages
@@ -50,8 +50,7 @@ def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
 def test_without_lag_behavior_and_target_policy_agree_in_every_step():
     record = run_cell(cell_with(0), TINY)
     assert record.steps.kl_per_token == pytest.approx([0.0] * 5, abs=1e-9)
-    for weights in record.steps.log_weights:
-        assert weights == pytest.approx([0.0] * 8, abs=1e-4)
+    assert record.steps.ess == pytest.approx([16.0] * 5, rel=1e-4)
 
 
 ADAPTERS = {"name": "tiny", "lora": {"rank": 2, "targetModules": ["q_proj", "v_proj"]}}
@@ -79,8 +78,6 @@ def test_with_lag_they_part_from_the_second_step_on():
     steps = run_cell(cell_with(2), TINY).steps
     assert steps.kl_per_token[0] == pytest.approx(0.0, abs=1e-9)
     assert steps.kl_per_token[-1] > 1e-6
-    smallest, *_, largest = steps.log_weights[-1]
-    assert smallest < -1e-3 < 1e-3 < largest
     # 16 trajectories; the ESS is that of their weights, whatever the update reads.
     assert 1.0 <= steps.ess[-1] < 16.0
 
@@ -130,18 +127,6 @@ def test_a_model_without_finite_logits_is_an_error_and_no_record(monkeypatch):
     break_version(monkeypatch, 0)
     with pytest.raises(NonFiniteLogitsError, match="policy version 0"):
         run_cell(cell_with(0), TINY)
-
-
-def test_weights_are_kept_at_quantiles_between_the_sorted_ones():
-    # Of 101 weights every whole percentage is one.
-    found = log_weight_quantiles([float(-n) for n in range(101)])
-    assert found == pytest.approx((-99, -95, -75, -50, -25, -5, -1, 0))
-
-
-def test_a_quantile_between_weights_of_zero_is_the_floor():
-    found = log_weight_quantiles([-math.inf, -math.inf, 1.0, 2.0])
-    assert found[:3] == (-1e4, -1e4, -1e4)
-    assert found[-1] == 2.0
 
 
 @pytest.fixture(scope="module")

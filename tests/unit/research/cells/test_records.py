@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from research.cells.records import LOG_WEIGHT_QUANTILES, CellStore, model_identity
+from research.cells.records import CellStore, model_identity
 from tests.fixtures.study import cell, record, steps
 from vcpo.service.lifecycle import StartError
 
@@ -29,13 +28,11 @@ def test_a_saved_cell_is_read_back(store):
 
 
 def test_a_number_of_a_step_keeps_the_digits_that_are_read(store):
-    third = tuple(-1 / 3 for _ in LOG_WEIGHT_QUANTILES)
     numbers = {"ess_ratio": (2 / 3,), "kl_per_token": (2 / 3e4,), "gradient_norm": (2 / 3,)}
-    store.save(cell(), with_steps(steps(1, log_weights=(third,), **numbers)))
+    store.save(cell(), with_steps(steps(1, **numbers)))
     read = store.load(cell()).steps
     assert (read.ess_ratio, read.kl_per_token) == ((0.66667,), (6.667e-5,))
     assert read.gradient_norm == (0.67,)
-    assert read.log_weights == ((-0.333,) * len(LOG_WEIGHT_QUANTILES),)
 
 
 def test_an_accuracy_is_kept_exactly(store):
@@ -44,16 +41,10 @@ def test_an_accuracy_is_kept_exactly(store):
 
 
 def test_a_step_whose_weights_have_no_value_is_read_back(store):
-    nothing = {"ess": (None,), "kl_per_token": (None,), "log_weights": (None,)}
+    nothing = {"ess": (None,), "kl_per_token": (None,)}
     saved = with_steps(steps(1, ess_ratio=(0.0,), **nothing))
     store.save(cell(), saved)
     assert store.load(cell()) == saved
-
-
-def test_a_weight_of_zero_is_read_back(store):
-    weights = (-math.inf, *([0.0] * (len(LOG_WEIGHT_QUANTILES) - 1)))
-    store.save(cell(), with_steps(steps(1, log_weights=(weights,))))
-    assert store.load(cell()).steps.log_weights == (weights,)
 
 
 def test_an_ess_that_the_rule_reads_another_way_is_read_back(store):
@@ -72,10 +63,10 @@ def record_of(one):
 
 @pytest.fixture
 def packed(store):
-    """The store, with the records of the first two cells packed; the first is of a claim."""
+    """The store, with the records of the first two cells packed."""
     for one in CELLS[:2]:
         store.save(one, record_of(one))
-    store.pack(CELLS, [record_of(CELLS[0])])
+    store.pack(CELLS)
     return store
 
 
@@ -85,24 +76,17 @@ def test_packed_records_are_one_file(packed, tmp_path):
     assert [packed.holds(one) for one in CELLS] == [True, True, False]
 
 
-def test_a_packed_record_has_log_weights_where_a_claim_reads_them(packed):
-    claimed, other = record_of(CELLS[0]), record_of(CELLS[1])
-    assert packed.load(CELLS[0]) == claimed
-    assert packed.load(CELLS[1]) == replace(other, steps=replace(other.steps, log_weights=()))
-    assert [packed.holds(one, with_log_weights=True) for one in CELLS[:2]] == [True, False]
-
-
 def test_a_cell_that_is_run_again_counts_before_its_packed_record_and_is_packed_over_it(packed):
     again = replace(record_of(CELLS[1]), cpu_s=3.0)
     packed.save(CELLS[1], again)
     assert packed.load(CELLS[1]) == again
-    packed.pack(CELLS, [])
+    packed.pack(CELLS)
     assert packed.load(CELLS[1]).cpu_s == 3.0
 
 
 def test_records_are_packed_with_those_packed_before(packed):
     packed.save(CELLS[2], record_of(CELLS[2]))
-    packed.pack(CELLS, map(record_of, CELLS))
+    packed.pack(CELLS)
     assert all(packed.holds(one) for one in CELLS)
     assert packed.load(CELLS[0]) == record_of(CELLS[0])
 
@@ -126,7 +110,6 @@ def test_a_file_of_other_settings_does_not_count(store, tmp_path):
     store.save(cell(), record())
     (path,) = (tmp_path / "cells").iterdir()
     path.rename(tmp_path / "cells" / f"{cell(seed=2).name}.json")
-    assert store.load(cell(seed=2)) is None
     assert not store.holds(cell(seed=2))
 
 
@@ -136,9 +119,7 @@ def test_where_the_model_is_not_here_records_of_any_model_count(packed, tmp_path
 
 def test_a_file_of_another_model_does_not_count(store, tmp_path):
     store.save(cell(), record())
-    other = CellStore(tmp_path, model="larger")
-    assert other.load(cell()) is None
-    assert not other.holds(cell())
+    assert not CellStore(tmp_path, model="larger").holds(cell())
 
 
 def test_nothing_half_written_stays(store, tmp_path):
