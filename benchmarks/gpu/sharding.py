@@ -31,7 +31,6 @@ from benchmarks.harness.group_tokens import Groups
 from vcpo.api import VCPORunSpec
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.ranks.authenticity import RanksSecret, SignedStore
 from vcpo_learner.ranks.ranks import REPLICATE, SHARD, Communication, Ranks
 from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -74,7 +73,7 @@ def _compare(
 @contextmanager
 def one_rank(setting: Setting) -> Iterator[Ranks]:
     """The only rank of a process group: NCCL on a GPU, gloo on a CPU."""
-    store, secret = HashStore(), RanksSecret(key=b"")
+    store = HashStore()
     dist.init_process_group(
         backend="nccl" if setting.is_gpu else "gloo",
         store=PrefixStore("groups", store),
@@ -88,11 +87,12 @@ def one_rank(setting: Setting) -> Iterator[Ranks]:
             device=setting.device,
             communication=Communication(
                 mesh=mesh,
-                control=dist.new_group(backend="gloo", timeout=_TIMEOUT),
-                checkpoints=dist.new_group(backend="gloo", timeout=_TIMEOUT),
-                store=SignedStore(store, secret, "commands"),
-                reports=SignedStore(store, secret, "reports"),
+                errors=store,
                 timeout=_TIMEOUT,
+                **{
+                    name: dist.new_group(backend="gloo", timeout=_TIMEOUT)
+                    for name in ("commands", "control", "checkpoints", "publication")
+                },
             ),
         )
     finally:

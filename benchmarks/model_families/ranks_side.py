@@ -29,7 +29,6 @@ from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 _RANKS: Final = 2
-_SECRET: Final = b"of this benchmark"
 _CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -107,9 +106,7 @@ def _report(
     method: str,
     trajectories: Sequence[Trajectory],
 ) -> None:
-    environment = RankEnvironment(
-        rank=rank, size=_RANKS, port=port, hosts_store=rank == 0, secret=_SECRET
-    )
+    environment = RankEnvironment(rank=rank, size=_RANKS, port=port, hosts_store=rank == 0)
     try:
         gradient = _gradient(environment, folder, method, trajectories)
         pipe.send({name: each.numpy() for name, each in gradient.items()})

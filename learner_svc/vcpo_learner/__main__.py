@@ -73,8 +73,7 @@ def _parse_arguments() -> argparse.Namespace:
         prog="python -m vcpo_learner",
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
         "policy. With VCPO_WORKER_KEY and VCPO_STEERING_KEY set, every caller must show the key of "
-        "its role. Under torchrun every process is one rank of the learner; rank 0 leads, and all "
-        "need VCPO_STEERING_KEY.",
+        "its role. Under torchrun every process is one rank of the learner; rank 0 leads.",
     )
     parser.add_argument("run_file", type=Path, help="YAML file with the VCPORun")
     parser.add_argument(
@@ -132,4 +131,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    if status == RANK_LOST:
+        os._exit(status)  # gloo's threads would wait for ranks that are gone
+    raise SystemExit(status)

@@ -1,21 +1,20 @@
 """Commands: what rank 0 does together with the other ranks, one after another.
 
 ```
-rank 0      call("begin", work, ...)   header -> store        work()      outcomes
-rank 1..n   follow()                   waits for the header   handler()   own outcome
+rank 0      call("begin", work, ...)   name, arguments -> all    work()      how it ended -> all
+rank 1..n   follow()                   waits for them            handler()   how it ended -> all
 ```
 
-Every rank says in the store how a command ended on it. An error that all ranks have raised ends
-the command and nothing else: parameters and connections are as before. After any other error the
-ranks no longer agree about where they are, so all of them end, and say which rank was the cause.
+An error that all ranks have raised ends the command and nothing else: parameters and connections
+are as before. After any other error the ranks no longer agree about where they are, so all of them
+end, and say which rank was the cause.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -23,9 +22,8 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
-from vcpo.wire.v1 import work_pb2
-from vcpo_learner.ranks.ranks import Communication, LostRankError, Ranks, missing_keys
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.ranks.ranks import Communication, LostRankError, Ranks
 
 _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -33,17 +31,11 @@ _Given = ParamSpec("_Given")
 _OnRanks = TypeVar("_OnRanks", bound="OnRanks")
 
 Groups = Sequence[Sequence[Trajectory]]
-Handler = Callable[..., object]
-"""Does a command on a rank other than 0; takes its fields."""
-_SIZE_BYTES: Final = 8
-
-_STOP = "stop"
-_POLL: Final = timedelta(minutes=10)
-"""A rank that waits for a command asks again after this time, as rank 0 may wait for hours. Each
-time PyTorch writes two lines of its own to the log. The end of rank 0 ends the waiting at once."""
+_STOP: Final = "stop"
 _GRACE: Final = timedelta(seconds=10)
-"""Time that a rank with an error waits for the outcomes of the others. A rank that raised the same
-error is only the work between two collectives behind."""
+"""Time that a rank with an error waits for the others. One that raises the same error is only the
+work between two collectives behind; any other waits for this rank until it ends."""
+_TEXT_BYTES: Final = 512
 
 
 class Commands:
@@ -51,8 +43,7 @@ class Commands:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._handlers: dict[str, Handler] = {}
-        self._number = 0
+        self._handlers: dict[str, Callable[..., object]] = {}
         self.is_broken = False
         """Whether the ranks no longer agree; they have to start again."""
 
@@ -61,61 +52,34 @@ class Commands:
         """Whether this rank says what all do."""
         return self._ranks.is_leader
 
-    def on(self, name: str, handler: Handler) -> None:
+    def on(self, name: str, handler: Callable[..., object]) -> None:
         """Set what the other ranks do at a command."""
         self._handlers[name] = handler
 
-    def call(self, name: str, work: Callable[[], _Result], **fields: Any) -> _Result:
+    def call(self, name: str, work: Callable[[], _Result], *args: Any, **fields: Any) -> _Result:
         """Do `work` here while the other ranks do what is set for `name`; return its result.
 
-        fields: numbers and texts, for the handlers; a path arrives as text.
+        args, fields: for the handlers; anything that pickles.
 
         Raises:
-            LostRankError: naming the ranks that failed alone or did not answer.
+            LostRankError: naming the ranks that failed alone, or that one is gone.
             Exception: the error of `work`, if every rank raised one.
         """
         self._ranks.use_device()
         communication = self._ranks.communication
         if communication is None:
             return work()
-        self._require_whole()
-        self._number += 1
-        header = json.dumps({"name": name, "fields": fields}, default=str)
-        try:
-            communication.store.set(self._header_key, header)
-            result = work()
-        except Exception as error:
-            self._agree(communication, name, error)
-            raise
-        self._agree(communication, name, None)
-        return result
-
-    def spread_groups(self, groups: Groups) -> Groups:
-        """Return the groups that rank 0 gives, within a command: the same numbers on every rank."""
-        if self._ranks.communication is None:
-            return groups
-        return groups_from_bytes(self._ranks.spread(groups_to_bytes(groups)))
-
-    def spread_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the tensors and plain values that rank 0 gives, within a command."""
-        if self._ranks.communication is None:
-            return state
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        sent = io.BytesIO(self._ranks.spread(buffer.getvalue()))
-        found: dict[str, Any] = torch.load(sent, weights_only=True)
-        return found
+        if self.is_broken:
+            raise LostRankError("the ranks do not agree any more: start them again")
+        self._exchange_command(communication, (name, args, fields))
+        return self._agree(communication, name, work)
 
     def stop(self) -> None:
         """End the loops of the other ranks; nothing can be called after it."""
         communication = self._ranks.communication
-        if communication is None or self.is_broken:
-            return
-        self._number += 1
-        communication.store.set(self._header_key, json.dumps({"name": _STOP}))
-        # Rank 0 may hold the store: it stays until all have read the last command.
-        keys = [self._outcome_key(rank) for rank in range(1, self._ranks.size)]
-        missing_keys(communication.store, keys, _GRACE)
+        if communication is not None and not self.is_broken:
+            self._exchange_command(communication, (_STOP, (), {}))
+            self._agree(communication, _STOP, lambda: None)
 
     def follow(self) -> None:
         """Do the commands of rank 0 until it stops.
@@ -128,98 +92,90 @@ class Commands:
             raise ValueError("ranks has one rank: nobody sends commands to it")
         self._ranks.use_device()
         while True:
-            self._number += 1
-            header = self._next_header(communication)
-            if header["name"] == _STOP:
-                communication.store.set(self._outcome_key(self._ranks.rank), "")
+            name, args, fields = self._exchange_command(communication)
+            if name == _STOP:
+                self._agree(communication, _STOP, lambda: None)
                 return
-            self._obey(communication, header)
+            self._obey(communication, name, *args, **fields)
 
-    def _obey(self, communication: Communication, header: Mapping[str, Any]) -> None:
-        error: Exception | None = None
+    def _obey(self, communication: Communication, name: str, *args: Any, **fields: Any) -> None:
         try:
-            self._handlers[header["name"]](**header["fields"])
-        except Exception as raised:  # a model's own code may raise anything
-            _LOGGER.exception("rank %d: %s failed", self._ranks.rank, header["name"])
-            error = raised
-        self._agree(communication, header["name"], error)
+            self._agree(communication, name, lambda: self._handlers[name](*args, **fields))
+        except LostRankError:
+            raise
+        except Exception:  # alike on all ranks, so rank 0 decides what follows
+            _LOGGER.exception("rank %d: %s failed", self._ranks.rank, name)
 
-    def _next_header(self, communication: Communication) -> Mapping[str, Any]:
-        header = ""
-        while not header:
-            try:
-                communication.store.wait([self._header_key], _POLL)
-                header = communication.store.get(self._header_key).decode()
-            except dist.DistStoreError:
-                pass  # no command yet
-            except (RuntimeError, ValueError) as error:
-                raise LostRankError(
-                    f"rank 0 is gone, rank {self._ranks.rank} ends ({_text(error)})"
-                ) from error
-        found: dict[str, Any] = json.loads(header)
-        return found
+    def _exchange_command(
+        self, communication: Communication, command: tuple[str, Any, Any] | None = None
+    ) -> tuple[str, Any, Any]:
+        """Return the command that rank 0 gives, on every rank; others wait for it without limit."""
+        found: list[Any] = [command]
+        try:
+            dist.broadcast_object_list(found, src=0, group=communication.commands)
+        except RuntimeError as error:
+            self.is_broken = True
+            raise LostRankError(
+                f"rank {self._ranks.rank} ends: another rank is gone ({_text(error)})"
+            ) from error
+        name, args, fields = found[0]
+        return name, args, fields
 
-    def _agree(self, communication: Communication, name: str, error: Exception | None) -> None:
-        """Say how a command ended here; hear how it ended on the others if that matters.
+    def _agree(
+        self, communication: Communication, name: str, work: Callable[[], _Result]
+    ) -> _Result:
+        """Do work, and hear how it ended on the other ranks.
 
         Raises:
-            LostRankError: if it did not end alike on all ranks.
+            LostRankError: if it did not end alike on all of them.
         """
-        own = {"error": "" if error is None else _text(error), "is_torn": _is_torn(error)}
-        if own["is_torn"]:
-            # The neighbors then fail too, instead of waiting for this rank until their timeout.
-            self._ranks.close()
+        error: Exception | None = None
         try:
-            communication.store.set(self._outcome_key(self._ranks.rank), json.dumps(own))
-            if error is None and not self._ranks.is_leader:
-                return
-            outcomes = self._outcomes(communication, is_patient=error is None)
-        except (RuntimeError, ValueError) as gone:
+            result = work()
+        except Exception as raised:  # noqa: BLE001 - a model's own code may raise anything
+            error = raised
+        try:
+            failed = self._failed(communication, error)
+        except RuntimeError as lost:
             self.is_broken = True
-            raise LostRankError(f"rank 0 is gone in '{name}' ({_text(gone)})") from (error or gone)
-        failed = {rank: each for rank, each in outcomes.items() if each is None or each["error"]}
-        if self._ranks.is_leader:
-            self._forget(communication)
-        if not failed:
-            return
-        is_alike = len(failed) == self._ranks.size and not any(
-            each is None or each["is_torn"] for each in failed.values()
-        )
-        if not is_alike:
+            texts = _noted(communication, self._ranks) or {self._ranks.rank: _text(error or lost)}
+            raise LostRankError(
+                f"'{name}' did not end on every rank, one is gone or waits for another:"
+                f" {_causes(texts)}"
+            ) from (error or lost)
+        if failed and (len(failed) < self._ranks.size or any(map(_is_torn, failed.values()))):
             self.is_broken = True
-            limit_s = communication.timeout.total_seconds()
-            raise LostRankError(_cause(name, failed, limit_s)) from error
+            raise LostRankError(
+                f"'{name}' did not end alike on all ranks: {_causes(failed)}"
+            ) from error
+        if error is not None:
+            raise error
+        return result
 
-    def _outcomes(
-        self, communication: Communication, *, is_patient: bool
-    ) -> dict[int, dict[str, Any] | None]:
-        """Return every rank's outcome; None for one that did not answer."""
-        keys = {rank: self._outcome_key(rank) for rank in range(self._ranks.size)}
-        # A rank whose neighbors live ends by its own timeout, a little after this one.
-        grace = min(_GRACE, 2 * communication.timeout)
-        timeout = communication.timeout if is_patient else grace
-        missing = missing_keys(communication.store, list(keys.values()), timeout)
-        return {
-            rank: None if key in missing else json.loads(communication.store.get(key))
-            for rank, key in keys.items()
-        }
+    def _failed(self, communication: Communication, error: Exception | None) -> dict[int, str]:
+        """Return what every rank's error says, by rank.
 
-    def _forget(self, communication: Communication) -> None:
-        """Remove the keys of the command before this one: by now everyone has read them."""
-        before = self._number - 1
-        for key in (f"{before}", *(f"{before}/{rank}" for rank in range(self._ranks.size))):
-            communication.store.delete_key(key)
-
-    def _require_whole(self) -> None:
-        if self.is_broken:
-            raise LostRankError("the ranks do not agree any more: start them again")
-
-    @property
-    def _header_key(self) -> str:
-        return f"{self._number}"
-
-    def _outcome_key(self, rank: int) -> str:
-        return f"{self._number}/{rank}"
+        Raises:
+            RuntimeError: if a rank does not answer; what this one's error says is noted then.
+        """
+        own = "" if error is None else _text(error)
+        content = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        data = bytearray(own.encode()[:_TEXT_BYTES])
+        if data:
+            content[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+        ends = [torch.empty_like(content) for _ in range(self._ranks.size)]
+        # One that waits in vain within its work, and so answers late, is still heard.
+        patience = _GRACE if error else communication.timeout + _GRACE
+        try:
+            gathering = dist.all_gather(ends, content, communication.control, async_op=True)
+            assert gathering is not None
+            gathering.wait(patience)
+        except RuntimeError:
+            if own and not _is_torn(own):
+                communication.errors.set(f"{self._ranks.rank}", own)
+            raise
+        texts = [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in ends]
+        return {rank: text for rank, text in enumerate(texts) if text}
 
 
 class OnRanks(Protocol):
@@ -233,10 +189,9 @@ class OnRanks(Protocol):
 def on_every_rank(
     method: Callable[Concatenate[_OnRanks, _Given], _Result],
 ) -> Callable[Concatenate[_OnRanks, _Given], _Result]:
-    """Have all ranks do a method together when rank 0 calls it.
+    """Have all ranks do a method together, with the same arguments, when rank 0 calls it.
 
-    The others are given what rank 0 gives by keyword; `spread_groups` and `spread_state` bring what
-    is large. They call the method as the handler of a command: `Commands.on`.
+    The others call it as the handler of a command: `Commands.on`.
     """
 
     @wraps(method)
@@ -245,55 +200,30 @@ def on_every_rank(
         commands = self.commands
         if commands is None or not commands.leads:
             return work()
-        return commands.call(method.__name__, work, **fields)
+        return commands.call(method.__name__, work, *args, **fields)
 
     return together
 
 
-def groups_to_bytes(groups: Groups) -> bytes:
-    """Return groups as bytes; log-probabilities are rounded to float32."""
-    parts = []
-    for group in groups:
-        message = work_pb2.SubmitRequest(trajectories=map(trajectory_to_message, group))
-        parts += [message.ByteSize().to_bytes(_SIZE_BYTES, "little"), message.SerializeToString()]
-    return b"".join(parts)
+def _noted(communication: Communication, ranks: Ranks) -> dict[int, str]:
+    """Return what ranks noted that failed and ended while others waited for them."""
+    found = {}
+    with suppress(RuntimeError, ValueError):  # the store may be gone with its rank
+        for rank in range(ranks.size):
+            if communication.errors.check([f"{rank}"]):
+                found[rank] = communication.errors.get(f"{rank}").decode()
+    return found
 
 
-def groups_from_bytes(data: bytes) -> list[list[Trajectory]]:
-    """Read what `groups_to_bytes` returned."""
-    groups, at = [], 0
-    while at < len(data):
-        start = at + _SIZE_BYTES
-        at = start + int.from_bytes(data[at:start], "little")
-        members = work_pb2.SubmitRequest.FromString(data[start:at]).trajectories
-        groups.append([trajectory_from_message(each, path="trajectories[]") for each in members])
-    return groups
+def _causes(failed: Mapping[int, str]) -> str:
+    """Say on which ranks a command failed first; those behind them only lost their neighbors."""
+    first = {rank: text for rank, text in failed.items() if not _is_torn(text)} or failed
+    return "; ".join(f"rank {rank}: {text}" for rank, text in first.items())
 
 
-def _is_torn(error: Exception | None) -> bool:
+def _is_torn(text: str) -> bool:
     """Whether an error comes from a connection between ranks; gloo's have no class of their own."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in str(error)
-    )
-
-
-def _cause(name: str, failed: Mapping[int, Mapping[str, Any] | None], limit_s: float) -> str:
-    """Say which ranks a command failed on first; those behind them only lost their neighbors."""
-    silent = [rank for rank, outcome in failed.items() if outcome is None]
-    causes = [
-        f"rank {rank}: {outcome['error']}"
-        for rank, outcome in failed.items()
-        if outcome is not None and not outcome["is_torn"]
-    ]
-    if silent:
-        numbers = ", ".join(map(str, silent))
-        causes.append(
-            f"rank {numbers} is gone or did not answer within {limit_s:g} s"
-            " (learner.collectiveTimeoutSeconds)"
-        )
-    if not causes:
-        causes = [f"rank {rank}: {outcome['error']}" for rank, outcome in failed.items() if outcome]
-    return f"'{name}' did not end alike on all ranks: {'; '.join(causes)}"
+    return text.startswith("Dist") or (text.startswith("RuntimeError") and "gloo" in text)
 
 
 def _text(error: Exception) -> str:

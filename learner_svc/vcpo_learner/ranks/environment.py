@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vcpo.service.lifecycle import StartError
-from vcpo.wire.access.roles import CallerRole, checked_key, derived_secret
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -25,15 +24,10 @@ class RankEnvironment:
     port: int = 0
     hosts_store: bool = True
     """Whether the process opens the port there; else another one does."""
-    secret: bytes = field(default=b"", repr=False)
-    """Secret that the ranks of the run share and nobody else has; empty if there is one rank."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> RankEnvironment:
         """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; without them, one rank.
-
-        Several ranks know each other by a secret made of the key for steering, which all of them
-        hold and no worker does.
 
         Raises:
             StartError: naming the variable, if one is missing or wrong.
@@ -52,21 +46,7 @@ class RankEnvironment:
             port=_integer(variables, "MASTER_PORT", 1, 65_535),
             # The agent of torchrun keeps the port open itself.
             hosts_store=rank == 0 and variables.get(_AGENT_STORE) != "True",
-            secret=_secret(variables),
         )
-
-
-def _secret(variables: Mapping[str, str]) -> bytes:
-    name = CallerRole.STEERING.variable
-    if not (key := variables.get(name)):
-        raise StartError(
-            f"{name}: not set, but several ranks know each other by it; set it to the same random"
-            " text for all of them, such as that of `openssl rand -hex 32`"
-        )
-    try:
-        return derived_secret(checked_key(key, name), "ranks")
-    except ValueError as error:
-        raise StartError(str(error)) from error
 
 
 def _text(variables: Mapping[str, str], name: str) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,13 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 # `torch.distributed` exports them without types.
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.access.tls import is_loopback
-from vcpo_learner.ranks.authenticity import RanksSecret, SignedStore, sign_objects
 from vcpo_learner.ranks.environment import RankEnvironment
 
 REPLICATE, SHARD = "replicate", "shard"
@@ -42,6 +40,11 @@ _LOOPBACK_INTERFACES: Final = ("lo", "lo0")
 """Its names on Linux and on macOS."""
 _CHECKPOINT_TIMEOUT: Final = timedelta(hours=1)
 """A rank may write a large shard much slower than another one."""
+_LATE: Final = timedelta(minutes=1)
+"""How much later than those of the work itself messages give up: a rank that has waited in vain
+there can still say so."""
+_UNLIMITED: Final = timedelta(days=365)
+"""Rank 0 may wait for a batch as long as it likes; its end closes the connection at once."""
 
 
 class LostRankError(RuntimeError):
@@ -54,14 +57,16 @@ class Communication:
 
     mesh: DeviceMesh
     """[num_replicas, num_shards] with dimensions `REPLICATE` and `SHARD`."""
+    commands: dist.ProcessGroup
+    """All ranks, on the CPU: for the commands of rank 0, which others wait for without limit."""
     control: dist.ProcessGroup
-    """All ranks, on the CPU: for messages."""
-    store: SignedStore
-    """Keys and values of all ranks. Owner: `Commands`."""
-    reports: SignedStore
-    """The keys and values of `store` over a connection of its own. Owner: `ShardReports`."""
+    """All ranks, on the CPU: for messages within a command."""
     checkpoints: dist.ProcessGroup
     """All ranks, on the CPU: for the thread that writes checkpoints beside training."""
+    publication: dist.ProcessGroup
+    """The ranks of the first replica, on the CPU: for the thread that publishes versions."""
+    errors: Store
+    """What ranks noted that failed alone, by rank."""
     timeout: timedelta
     """Longest time that a rank waits for the others."""
 
@@ -123,18 +128,6 @@ class Ranks:
             dist.all_reduce(values, group=self.communication.mesh[SHARD].get_group())
         return values
 
-    def spread(self, data: bytes) -> bytes:
-        """Return the bytes that rank 0 gives, on every rank; the others give anything."""
-        if self.communication is None:
-            return data
-        group, size = self.communication.control, torch.tensor(len(data))
-        dist.broadcast(size, src=0, group=group)
-        content = torch.empty(int(size), dtype=torch.uint8)
-        if self.is_leader:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(content, src=0, group=group)
-        return content.numpy().tobytes()
-
     def least(self, value: int) -> int:
         """Return the smallest value of all ranks."""
         if self.communication is None:
@@ -180,15 +173,13 @@ def _meet(
     environment: RankEnvironment, num_shards: int, device: torch.device, *, timeout_s: float
 ) -> Ranks:
     timeout = timedelta(seconds=timeout_s)
-    secret = RanksSecret(key=environment.secret)
-    sign_objects(secret)
     if _is_one_machine(environment):
         _stay_on_loopback()
     store = _store(environment, timeout)
-    incarnation = _gather(SignedStore(store, secret, "meeting"), environment, timeout)
+    incarnation = _gather(PrefixStore("meeting", store), environment, timeout)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(secret.name("groups"), store),
+        store=PrefixStore("groups", store),
         rank=environment.rank,
         world_size=environment.size,
         timeout=timeout,
@@ -199,18 +190,18 @@ def _meet(
         (environment.size // num_shards, num_shards),
         mesh_dim_names=(REPLICATE, SHARD),
     )
-    control = dist.new_group(backend="gloo", timeout=timeout)
+    first_replica = list(range(num_shards))
     communication = Communication(
         mesh=mesh,
-        control=control,
+        commands=dist.new_group(backend="gloo", timeout=_UNLIMITED),
+        control=dist.new_group(backend="gloo", timeout=timeout + _LATE),
         checkpoints=dist.new_group(backend="gloo", timeout=_CHECKPOINT_TIMEOUT),
-        # Clients of their own: one that waits for a key blocks its other users.
-        store=SignedStore(store.clone(), secret, "commands"),  # type: ignore[attr-defined] # not in its stubs
-        reports=SignedStore(store.clone(), secret, "reports"),  # type: ignore[attr-defined] # as above
+        publication=dist.new_group(first_replica, backend="gloo", timeout=timeout),
+        errors=PrefixStore("errors", store),
         timeout=timeout,
     )
     # A first rank that soon ends would take its store with it while others still connect.
-    dist.barrier(group=control)
+    dist.barrier(group=communication.control)
     return Ranks(
         device=device,
         rank=environment.rank,
@@ -221,36 +212,23 @@ def _meet(
     )
 
 
-def _gather(store: SignedStore, environment: RankEnvironment, timeout: timedelta) -> str:
+def _gather(store: Store, environment: RankEnvironment, timeout: timedelta) -> str:
     """Wait until all ranks are there; return the incarnation, which rank 0 names.
 
     Raises:
         LostRankError: naming the ranks that did not come in time.
     """
     store.set(f"{environment.rank}", uuid.uuid4().hex[:8])
-    missing = missing_keys(store, [f"{rank}" for rank in range(environment.size)], timeout)
-    if missing:
+    keys = [f"{rank}" for rank in range(environment.size)]
+    try:
+        store.wait(keys, timeout)
+    except dist.DistStoreError as error:
+        missing = [key for key in keys if not store.check([key])]
         raise LostRankError(
             f"rank {', '.join(missing)} of {environment.size} did not come within"
             f" {timeout.total_seconds():g} s (learner.collectiveTimeoutSeconds): see its log"
-        )
+        ) from error
     return store.get("0").decode()
-
-
-def missing_keys(store: SignedStore, keys: list[str], timeout: timedelta) -> list[str]:
-    """Wait for keys; return those that are still missing when the time is up."""
-    deadline_s = time.monotonic() + timeout.total_seconds()
-    missing = list(keys)
-    while missing:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0.0:
-            return missing
-        try:
-            store.wait(missing[:1], timedelta(seconds=left_s))
-        except dist.DistStoreError:
-            break
-        del missing[0]
-    return [key for key in missing if not store.check([key])]
 
 
 def _store(environment: RankEnvironment, timeout: timedelta) -> TCPStore:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +57,6 @@ class TrainingAssembly:
     clock: Clock
     weight_server: WeightServer | None = None
     """None: all workers see the folder of the versions."""
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    """Waits a number of seconds of `clock`."""
 
     def loop(self) -> TrainingLoop:
         """Return the loop; call once."""
@@ -145,7 +141,6 @@ class TrainingAssembly:
             gauges=self.gauges,
             traces=self.traces,
             clock=self.clock,
-            sleep=self.sleep,
         )
 
     def _recovery(

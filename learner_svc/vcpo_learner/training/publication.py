@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -42,9 +42,9 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, Ranks
-from vcpo_learner.ranks.shard_reports import ShardReports
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.traces import TrajectoryTraces
+from vcpo_learner.training.shard_publication import exchange_shards
 from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
@@ -53,8 +53,6 @@ _Result = TypeVar("_Result")
 
 _POLL_S = 1.0
 """Time between two looks at whether the ledger can be kept."""
-_REPORTS_POLL_S = 0.02
-"""Time between two looks at whether the other ranks have reported."""
 
 
 class Publication:
@@ -74,7 +72,6 @@ class Publication:
         gauges: LearnerGauges,
         traces: TrajectoryTraces,
         clock: Clock,
-        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         """weight_server: sends the versions' files; None: all workers see them."""
         self._precision = precision
@@ -88,11 +85,9 @@ class Publication:
         self._gauges = gauges
         self._traces = traces
         self._clock = clock
-        self._sleep = sleep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._announcing: asyncio.Task[None] | None = None
         """Announcement of the newest version, until it is made."""
-        self._reports = ShardReports(ranks)
         self._given_up_s = math.inf
         """Time at which a version that the ledger cannot keep is given up, because the run ends."""
         self._is_announced = True
@@ -186,15 +181,9 @@ class Publication:
         Raises:
             LostRankError: naming the ranks that cannot, or did not say so in time.
         """
-        reports, loop = self._reports, asyncio.get_running_loop()
-        deadline_s = self._clock() + reports.timeout_s
-        while not await loop.run_in_executor(self._thread, reports.have_arrived, version):
-            if self._clock() >= deadline_s:
-                break
-            # The thread waits for nobody, or it would outlive the learner.
-            await self._sleep(_REPORTS_POLL_S)
+        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, reports.take, version)
+            return await loop.run_in_executor(self._thread, exchange_shards, self._ranks, version)
         except LostRankError:
             self._commands.is_broken = True
             raise

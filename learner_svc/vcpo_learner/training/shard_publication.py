@@ -15,14 +15,15 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
+from vcpo.wire.v1 import policy_pb2
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.commands import Commands
-from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.ranks.shard_reports import ShardReports
+from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 
@@ -56,7 +57,6 @@ class ShardPublication:
         self._event_loop = event_loop
         self._published = PublishedState(model)
         self._first_rows = first_rows(model)
-        self._reports = ShardReports(ranks)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._publishing: Future[None] | None = None
         commands.on("take_weights", self._take)
@@ -88,8 +88,48 @@ class ShardPublication:
                 served = asyncio.run_coroutine_threadsafe(address, self._event_loop)
                 prepared.manifest.address = served.result()
             self._event_loop.call_soon_threadsafe(self._store.publish, prepared)
-            self._reports.send(prepared.manifest)
+            exchange_shards(self._ranks, version, prepared.manifest)
         except Exception as error:
             _LOGGER.exception("rank %d: cannot publish version %d", self._ranks.rank, version)
-            self._reports.send_failure(version, error)
+            if not isinstance(error, LostRankError):
+                exchange_shards(self._ranks, version, error)
             raise
+
+
+def exchange_shards(
+    ranks: Ranks, version: int, own: policy_pb2.PolicyManifest | Exception | None = None
+) -> list[policy_pb2.PolicyManifest]:
+    """Send this rank's shard of a version to rank 0; return there those of shards 1, 2 and so on.
+
+    All ranks of the first replica call it. own: the manifest of the shard, whose files are written,
+    or why there are none; None on rank 0.
+
+    Raises:
+        LostRankError: naming the ranks that cannot publish, or that one is gone.
+    """
+    communication = ranks.communication
+    if communication is None or ranks.num_shards == 1:
+        return []
+    found: list[bytes | str] | None = [b""] * ranks.num_shards if ranks.is_leader else None
+    if isinstance(own, Exception):
+        sent: bytes | str = f"{type(own).__name__}: {own}"[:500]
+    else:
+        sent = b"" if own is None else own.SerializeToString()
+    try:
+        dist.gather_object(sent, found, dst=0, group=communication.publication)
+    except RuntimeError as error:
+        raise LostRankError(
+            f"version {version} is not announced: a rank is gone, or did not report within"
+            f" {communication.timeout.total_seconds():g} s (learner.collectiveTimeoutSeconds)"
+            f" ({error!s:.200})"
+        ) from error
+    others = list(enumerate(found or []))[1:]
+    failed = [f"rank {rank}: {text}" for rank, text in others if isinstance(text, str)]
+    if failed:
+        raise LostRankError(
+            f"version {version} is not announced, as not every rank can send its part:"
+            f" {'; '.join(failed)}"
+        )
+    return [
+        policy_pb2.PolicyManifest.FromString(each) for _, each in others if isinstance(each, bytes)
+    ]

@@ -28,7 +28,6 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -115,7 +114,7 @@ class PolicyUpdate:
         if commands is not None:
             for name in ("begin", "finish", "rehearse"):
                 commands.on(name, getattr(self, name))
-            for name in ("save_tensors", "load_tensors", "load_state_dict"):
+            for name in ("save_tensors", "load_tensors", "load_shared_state"):
                 commands.on(name, getattr(self, name))
         self._clock = clock
         self._network = PolicyNetwork.of(model.eval())
@@ -175,7 +174,7 @@ class PolicyUpdate:
         return groups if self._replay is None else self._replay.exchange(groups)
 
     @on_every_rank
-    def begin(self, groups: Groups = (), *, policy_version: int) -> PendingStep:
+    def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
         """Compute the gradient of a batch; the parameters' `.grad` hold it until `finish`.
 
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
@@ -186,7 +185,6 @@ class PolicyUpdate:
             together (`Commands.call`).
         """
         self._pending = None
-        groups = self._spread(groups)
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
@@ -223,7 +221,7 @@ class PolicyUpdate:
         newest: responses beside the batch with tokens of the pending step's version. They are
             scored before the step and calibrate; they do not change the gradient.
         """
-        (newest,), pending, started_s = self._spread([newest]), self._pending, self._clock()
+        pending, started_s = self._pending, self._clock()
         if pending is None:
             raise RuntimeError("finish without begin")
         fresh = self._gradient.score_fresh(newest, pending.policy_version)
@@ -254,12 +252,11 @@ class PolicyUpdate:
         return replace(result, fresh=fresh.tokens, mismatch=review)
 
     @on_every_rank
-    def rehearse(self, group: Sequence[Trajectory] = (), *, policy_version: int) -> None:
+    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Compute the gradient of one group, and leave everything unchanged.
 
         Raises: what the computation raises.
         """
-        (group,) = self._spread([group])
         before = deepcopy(self._gradient.state_dict())
         try:
             scored = self._gradient.score([group], policy_version)
@@ -313,15 +310,18 @@ class PolicyUpdate:
             "replay": None if self._replay is None else self._replay.state_dict(),
         }
 
-    @on_every_rank
-    def load_state_dict(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; settings are those of this run's spec.
 
         Raises: ValueError if the state has another form.
         """
-        replay = state.get("replay")
-        if self.commands is not None:
-            state = self.commands.spread_state({**state, "replay": None})
+        self.load_shared_state({**state, "replay": None} if "replay" in state else state)
+        if self._replay is not None and state["replay"] is not None:
+            self._replay.load_state_dict(state["replay"])
+
+    @on_every_rank
+    def load_shared_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what every rank has of a `state_dict`: all but the stored responses."""
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
@@ -330,11 +330,6 @@ class PolicyUpdate:
         self._mismatch.load_state_dict(state["mismatch"])
         self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
-        if self._replay is not None and replay is not None:
-            self._replay.load_state_dict(replay)
-
-    def _spread(self, groups: Groups) -> Groups:
-        return groups if self.commands is None else self.commands.spread_groups(groups)
 
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""

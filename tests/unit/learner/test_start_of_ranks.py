@@ -85,22 +85,6 @@ def test_a_single_rank_leaves_its_threads_to_the_library(monkeypatch):
     _set_threads(Learner(), RankEnvironment())
 
 
-def test_ranks_of_one_run_have_one_secret_that_is_not_its_key():
-    def secret(**changed: str) -> bytes:
-        return RankEnvironment.from_variables({**RANK_1, **changed}).secret
-
-    assert secret() == secret(RANK="0", LOCAL_RANK="0") == secret(VCPO_STEERING_KEY=" a key\n")
-    assert secret() != secret(VCPO_STEERING_KEY="another key")
-    assert b"a key" not in secret()
-    assert repr(secret()) not in repr(RankEnvironment.from_variables(RANK_1))
-
-
-@pytest.mark.parametrize("key", ["", "ä"])
-def test_several_ranks_do_not_start_without_the_key_that_they_know_each_other_by(key):
-    with pytest.raises(StartError, match="VCPO_STEERING_KEY"):
-        RankEnvironment.from_variables({**RANK_1, "VCPO_STEERING_KEY": key})
-
-
 @pytest.mark.parametrize(("local_rank", "address"), [(0, "0.0.0.0:7600"), (3, "0.0.0.0:0")])
 def test_the_first_rank_of_a_pod_answers_its_probes(local_rank, address):
     environment = RankEnvironment(rank=8 + local_rank, size=16, local_rank=local_rank)

@@ -107,11 +107,6 @@ def checked_key(key: str, source: str) -> str:
     return stripped
 
 
-def derived_secret(key: str, purpose: str) -> bytes:
-    """Return a secret for one purpose; whoever holds the key can make it, and it gives no key."""
-    return hmac.digest(key.encode(), purpose.encode(), "sha256")
-
-
 def key_variables(keys: RoleKeys, roles: Iterable[CallerRole]) -> dict[str, str]:
     """Return the environment of a process that holds these roles' keys and none of the run's else.
 

@@ -1,35 +1,50 @@
-"""Ranks that meet: the store that they meet at is a server of rank 0."""
+"""Ranks that meet: where they listen, and whom they name if it does not come."""
 
 from __future__ import annotations
 
-from typing import Any
+import ipaddress
+import socket
+from pathlib import Path
 
-from torch._C._distributed_c10d import TCPStore
-
-from tests.fixtures.learner.ranks import CONTEXT, Ended, end_processes
+from tests.fixtures.learner.ranks import end_processes, run_ranks
 from vcpo.api.learner import Learner
-from vcpo_learner.ranks import ranks as ranks_module
 from vcpo_learner.ranks.ranks import join_ranks
 
-
-def test_the_first_rank_stays_until_all_others_are_connected():
-    met = end_processes(2, meet_at_a_late_store, Learner(), CONTEXT.Event())
-    assert met == [Ended(), Ended()]
+_LISTENING = "0A"
 
 
-def meet_at_a_late_store(environment, learner, first_has_left):
-    class LateStore(TCPStore):
-        def __init__(self, *, is_master: bool, **options: Any) -> None:
-            super().__init__(is_master=is_master, **options)
-            self.is_server = is_master
+def listening_addresses(_=None):
+    """The addresses at which this process listens for TCP."""
+    links = [Path(f"/proc/self/fd/{each.name}") for each in Path("/proc/self/fd").iterdir()]
+    own = {str(each.readlink()) for each in links if each.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENING and f"socket:[{inode}]" in own:
+                raw = bytes.fromhex(local.partition(":")[0])
+                words = [raw[at : at + 4][::-1] for at in range(0, len(raw), 4)]
+                found.add(str(ipaddress.ip_address(b"".join(words))))
+    return found
 
-        def clone(self) -> TCPStore:
-            # Connects once the first rank has had time to leave, and take its server with it.
-            assert self.is_server or not first_has_left.wait(0.5)
-            return super().clone()
 
-    ranks_module.TCPStore = LateStore
-    ranks = join_ranks(environment, learner, "cpu")
-    if ranks.is_leader:
-        first_has_left.set()
-    ranks.close()
+def test_the_addresses_of_a_process_are_read_from_the_kernel():
+    before = listening_addresses()
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.3", 0)):
+        assert listening_addresses() - before == {"0.0.0.0", "127.0.0.3"}
+
+
+def test_ranks_of_one_machine_listen_on_its_loopback_address_alone():
+    found = run_ranks(2, listening_addresses)
+    assert found == [{"127.0.0.1"}] * 2  # the store, and the connections of each
+
+
+def test_ranks_that_do_not_come_are_named():
+    learner = Learner.model_validate({"collectiveTimeoutSeconds": 1})
+    first, _ = end_processes(2, come_alone, learner)
+    assert "rank 1 of 2 did not come within 1 s" in first.error
+
+
+def come_alone(environment, learner):
+    if environment.rank == 0:
+        join_ranks(environment, learner, "cpu")
