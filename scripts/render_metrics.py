@@ -27,7 +27,7 @@ and PodMonitors (`docs/kubernetes.md`).
   last bucket ends. Buckets differ between runs: aggregate them `by (namespace, run, le)`.
 - Python's client adds `process_*` (memory, CPU time, open files, start) and `python_info`.
 
-Boards: `off-policy`, `run`, `rollout`, `operator`. Alerts: [runbooks](runbooks/README.md).
+Boards: `off-policy`, `run`, `rollout`, `operator`. Alerts: [runbooks](runbooks.md).
 """
 _COLUMNS: Final = "| metric | type | labels | what it says | used by |\n|---|---|---|---|---|\n"
 _MOST_ALERTS: Final = 10

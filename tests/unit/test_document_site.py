@@ -32,7 +32,7 @@ SECTIONS = {
     ("page", "text", "adapted"),
     [
         ("README.md", "[a](docs/methods.md#when)", "[a](methods.md#when)"),
-        ("README.md", "[a](docs/runbooks)", "[a](runbooks/README.md)"),
+        ("README.md", "[a](docs/runbooks.md#a)", "[a](runbooks.md#a)"),
         ("README.md", '<img src="docs/results/a.svg">', '<img src="results/a.svg">'),
         ("docs/library.md", "[a](methods.md)", "[a](methods.md)"),
         ("docs/library.md", "[a](https://a.org/b)", "[a](https://a.org/b)"),

@@ -83,9 +83,10 @@ def test_recording_rules_stay_when_every_alert_is_disabled():
 
 def test_an_alert_links_to_the_runbook_and_the_panel_at_the_users_addresses():
     annotations = alerts(
-        runbookBaseUrl="https://wiki.example.com/vcpo/", grafanaUrl="https://grafana.example.com"
+        runbookBaseUrl="https://wiki.example.com/vcpo/runbooks",
+        grafanaUrl="https://grafana.example.com",
     )["VCPORunFailed"]["annotations"]
-    assert annotations["runbook_url"] == "https://wiki.example.com/vcpo/run/VCPORunFailed.md"
+    assert annotations["runbook_url"] == "https://wiki.example.com/vcpo/runbooks#vcporunfailed"
     assert annotations["dashboard_url"].startswith("https://grafana.example.com/d/vcpo-run?")
     assert annotations["summary"] == "Run {{ $labels.run }} failed."
 

@@ -4,8 +4,8 @@ paths of runbook and panel become addresses where the values have the first part
 {{- $settings := index . 0 }}
 {{- $annotations := index . 1 }}
 {{- with $settings.runbookBaseUrl }}
-{{- $path := trimPrefix "docs/runbooks" $annotations.runbook_url }}
-{{- $annotations = merge (dict "runbook_url" (print (trimSuffix "/" .) $path)) $annotations }}
+{{- $anchor := trimPrefix "docs/runbooks.md" $annotations.runbook_url }}
+{{- $annotations = merge (dict "runbook_url" (print . $anchor)) $annotations }}
 {{- end }}
 {{- with $settings.grafanaUrl }}
 {{- $annotations = merge (dict "dashboard_url" (print (trimSuffix "/" .) $annotations.dashboard_url)) $annotations }}
