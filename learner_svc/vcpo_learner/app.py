@@ -8,7 +8,6 @@ import logging
 import os
 import time
 
-from vcpo import tracing
 from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.local.models import context_tokens
@@ -60,7 +59,6 @@ from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.assembly import TrainingAssembly
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.weights.store import PolicyStore
@@ -93,7 +91,6 @@ async def run_learner(options: Options, environment: RankEnvironment) -> RunPhas
         with start_errors():
             lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)
             await asyncio.to_thread(held.enter_context, lock)
-        held.callback(tracing.stop)
         return await _run_alone(options, environment)
 
 
@@ -104,7 +101,6 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
         import_from_run_folder(run)
         logs.identify_process(run=run.metadata.name)
         check_sinks(run)
-        tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
         policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
         learner = _Learner(run, options, policy)
         if options.resume:
@@ -166,7 +162,6 @@ class _Learner:
             run=run.metadata.name, lag_edges=lag_edges(spec.algorithm.max_policy_lag_steps)
         )
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
-        self.traces = TrajectoryTraces()
         self.keys = keys_from_environment(LEARNER_ROLES)
         self.folder = VersionFolder.open(
             spec.weights, run.metadata.name, options.run_dir, incarnation=incarnation, shard=0
@@ -189,7 +184,6 @@ class _Learner:
             signals=self.signals,
             gauges=self.gauges,
             records=RunRecords(options.run_dir, self.tracker),
-            traces=self.traces,
             clock=time.monotonic,
             weight_server=self.weight_server,
         ).loop()
@@ -212,7 +206,7 @@ class _Learner:
         server = WireServer(keys=self.keys or None)
         callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, self._spec, self._bounds, self.traces, callers),
+            WorkService(self.dispatcher, self._spec, self._bounds, callers),
             server.grpc_server,
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(

@@ -24,11 +24,6 @@ def let_segments_grow(environment: MutableMapping[str, str]) -> None:
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def gpu_name(device: torch.device) -> str | None:
-    """Return the name of a GPU as its driver gives it; None for a CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
-
-
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes of a GPU that new tensors can have; None for a CPU.
 

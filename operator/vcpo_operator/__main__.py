@@ -7,7 +7,6 @@ import asyncio
 import logging
 import signal
 
-from vcpo import tracing
 from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
@@ -86,10 +85,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def pod_environment(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the environment variables that all pods of runs get."""
-    environment = {logs.FORM_VARIABLE: arguments.log_format}
-    if arguments.otlp_endpoint:
-        environment[tracing.ENDPOINT_VARIABLE] = arguments.otlp_endpoint
-    return environment
+    return {logs.FORM_VARIABLE: arguments.log_format}
 
 
 def _split_names(names: str) -> list[str]:
@@ -173,12 +169,6 @@ def _add_pod_options(known: argparse.ArgumentParser) -> None:
         "--image-pull-secrets",
         default="",
         help="Secrets with which nodes pull the images of runs that name none, separated by commas",
-    )
-    pods.add_argument(
-        "--otlp-endpoint",
-        default="",
-        help="OpenTelemetry collector to which learners and workers send traces, such as"
-        " http://collector:4318 (default: none)",
     )
 
 

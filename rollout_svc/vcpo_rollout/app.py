@@ -12,7 +12,6 @@ from typing import Self, cast
 
 import grpc
 
-from vcpo import tracing
 from vcpo.api import VCPORun, load_run
 from vcpo.api.workloads import OverlongPrompts, RolloutGroup
 from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
@@ -93,10 +92,6 @@ class _Setting:
         with start_errors():
             run = load_run(options.run_file)
             logs.identify_process(run=run.metadata.name)
-            tracing.start(
-                "vcpo-rollout",
-                {"vcpo.run": run.metadata.name, "service.instance.id": options.worker_id},
-            )
             group = rollout_group(run, options.group)
             import_from_run_folder(run)
             environment = make_task(run.spec.environment, run.spec.seed)
@@ -167,7 +162,6 @@ async def run_worker(options: Options) -> RunPhase:
             await loaded.engine.close()
             await server.stop(_STOP_GRACE_S)
             await setting.channel.close()
-            await asyncio.to_thread(tracing.stop)
 
 
 def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:

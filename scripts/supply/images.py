@@ -40,15 +40,13 @@ class Image:
         return LOCKS / f"{self.name}.txt"
 
 
-_LEARNER: Final = ("learner", "tracing", "tracking")
+_LEARNER: Final = ("learner", "tracking")
 IMAGES: Final = (
     Image(name="operator", folder="operator", extras=("operator",)),
     Image(name="learner", folder="learner_svc", extras=_LEARNER),
     Image(name="learner-cpu", folder="learner_svc", extras=_LEARNER, for_cpus=True),
-    Image(name="rollout", folder="rollout_svc", extras=("rollout", "tracing")),
-    Image(
-        name="rollout-cpu", folder="rollout_svc", extras=("rollout-cpu", "tracing"), for_cpus=True
-    ),
+    Image(name="rollout", folder="rollout_svc", extras=("rollout",)),
+    Image(name="rollout-cpu", folder="rollout_svc", extras=("rollout-cpu",), for_cpus=True),
 )
 BUILD_LOCK: Final = LOCKS / "build.txt"
 """Packages that make the wheel; no image ships them."""

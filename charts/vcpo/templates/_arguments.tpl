@@ -28,9 +28,6 @@
 {{- with .Values.prometheus.url }}
 - --prometheus-url={{ . }}
 {{- end }}
-{{- with .Values.tracing.endpoint }}
-- --otlp-endpoint={{ . }}
-{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}

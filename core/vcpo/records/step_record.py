@@ -291,17 +291,6 @@ class StepRecord(UpdateRecord):
     worker_peak_gibibytes: float = 0.0
     """Most memory that a worker's process has had resident since its start; of the largest
     worker."""
-    mfu: float | None = None
-    """Share of what the learner's GPUs could compute in the step and the wait before it; None
-    without a GPU whose peak is known."""
-    learner_gpu_tokens_per_s: float | None = None
-    """Response tokens of the batch, over the seconds of the step with its wait and over the
-    learner's GPUs; None without one."""
-    worker_gpu_tokens_per_s: float | None = None
-    """`tokens_per_s` over the GPUs that the workers heard of ask for; None if they ask for none."""
-    gpu_s: float | None = None
-    """GPUs of the learner, and those that the workers heard of ask for, times the seconds of the
-    steps so far; steps that were undone do not count. None without a GPU."""
     ranks: int = 1
     """Processes of the learner that took the step together."""
     weight_updates_in_flight: int = 0

@@ -50,8 +50,6 @@ def _wall_time(recorded: RecordedRun) -> Headline:
     steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
     speeds = [speed for step in steps if (speed := finite(step.tokens_per_s)) is not None]
     notes = [f"{fmean(speeds):,.0f} tokens/s on average"] if speeds else []
-    if steps and (spent_s := finite(steps[-1].gpu_s)) is not None:
-        notes.append(f"{spent_s / 3600:,.1f} GPU hours")
     if num_sessions > 1:
         notes.append(f"in {num_sessions} sessions")
     return Headline(label="Wall time", value=duration(total_s), note=", ".join(notes))

@@ -21,9 +21,8 @@ _GROUPS: Final = {
         " response_tokens_p05 response_tokens_p50 response_tokens_p95 reward_parts"
     ),
     "learner": (
-        "step learning_rate gradient_norm step_s idle_s stage_s step_interval_s tokens_per_s mfu"
-        " learner_gpu_tokens_per_s worker_gpu_tokens_per_s gpu_s ranks learner_peak_gibibytes"
-        " attention_calls"
+        "step learning_rate gradient_norm step_s idle_s stage_s step_interval_s tokens_per_s"
+        " ranks learner_peak_gibibytes attention_calls"
     ),
     "rollout": (
         "workers worker_peak_gibibytes weight_updates_in_flight adapter_swaps merged_versions"

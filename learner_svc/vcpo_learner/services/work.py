@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcpo import tracing
 from vcpo.api import VCPORunSpec
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
@@ -23,7 +22,6 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.callers import Callers, ResponseBounds
-from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.weights.store import PolicyStore
 
 _MAX_SEQUENCES = 65_536
@@ -47,16 +45,13 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         dispatcher: Dispatcher,
         spec: VCPORunSpec,
         bounds: ResponseBounds | None = None,
-        traces: TrajectoryTraces | None = None,
         callers: Callers | None = None,
     ) -> None:
         """Serve a dispatcher.
 
         callers: those of the learner's other services; None binds names for this one alone.
         bounds: of the run's model; None applies the bounds of the spec only.
-        traces: those of the run; None traces apart from its training loop.
         """
-        self._traces = traces or TrajectoryTraces()
         self._dispatcher = dispatcher
         self._callers = callers or Callers(dispatcher)
         self._spec = spec
@@ -93,7 +88,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         leases = await self._dispatcher.lease(work, wait_s=wait_s)
         phase = self._dispatcher.phase
         return work_pb2.LeaseResponse(
-            leases=[_lease_message(lease, self._spec, self._traces) for lease in leases],
+            leases=[_lease_message(lease, self._spec) for lease in leases],
             phase=phase_to_message(phase),
             retry_after_seconds=0.0 if phase is not RunPhase.RUNNING else _RETRY_AFTER_S,
         )
@@ -122,9 +117,6 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             request.worker_id, request.lease_id, trajectories, request
         )
         await self._dispatcher.ledger.wait_until_kept()
-        if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
-            parent = tracing.parent_of_call(context.invocation_metadata())
-            self._traces.accept(request.lease_id, parent)
         return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
 
     async def Release(  # noqa: N802 - named by the contract
@@ -175,7 +167,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         return partials
 
 
-def _lease_message(lease: Lease, spec: VCPORunSpec, traces: TrajectoryTraces) -> work_pb2.Lease:
+def _lease_message(lease: Lease, spec: VCPORunSpec) -> work_pb2.Lease:
     for_training = lease.purpose is Purpose.TRAIN
     return work_pb2.Lease(
         lease_id=lease.lease_id,
@@ -193,7 +185,6 @@ def _lease_message(lease: Lease, spec: VCPORunSpec, traces: TrajectoryTraces) ->
         timeout_seconds=spec.lease.timeout_seconds,
         begun=[partial_to_message(partial) for partial in lease.partial_responses],
         response_numbers=lease.response_numbers,
-        traceparent=traces.grant(lease) if for_training else "",
     )
 
 

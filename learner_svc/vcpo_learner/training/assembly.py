@@ -9,19 +9,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.api import VCPORun
 from vcpo_learner.clock import Clock
-from vcpo_learner.device import gpu_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.telemetry.cost import StepCost
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
@@ -53,7 +50,6 @@ class TrainingAssembly:
     signals: SignalWindow
     gauges: LearnerGauges
     records: RunRecords
-    traces: TrajectoryTraces
     clock: Clock
     weight_server: WeightServer | None = None
     """None: all workers see the folder of the versions."""
@@ -94,11 +90,7 @@ class TrainingAssembly:
             signals=self.signals,
             gauges=self.gauges,
             records=self.records,
-            traces=self.traces,
             step_log=step_log,
-            cost=StepCost.of(
-                spec, parameters=self.model.num_parameters(), gpu_name=gpu_name(self.ranks.device)
-            ),
             clock=self.clock,
         )
 
@@ -139,7 +131,6 @@ class TrainingAssembly:
             policies=self.policies,
             weight_server=self.weight_server,
             gauges=self.gauges,
-            traces=self.traces,
             clock=self.clock,
         )
 

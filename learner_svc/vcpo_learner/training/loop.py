@@ -33,13 +33,11 @@ from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.redo_log.redo import RecordedStep
-from vcpo_learner.telemetry.cost import StepCost
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.streaks import streak_fields, usual_step_s
-from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
@@ -77,9 +75,7 @@ class TrainingLoop:
         signals: SignalWindow,
         gauges: LearnerGauges,
         records: RunRecords,
-        traces: TrajectoryTraces,
         step_log: StepLog,
-        cost: StepCost,
         clock: Clock,
     ) -> None:
         self._spec = spec
@@ -98,9 +94,7 @@ class TrainingLoop:
         self._signals = signals
         self._gauges = gauges
         self._records = records
-        self._traces = traces
         self._step_log = step_log
-        self._cost = cost
         self._clock = clock
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
@@ -243,21 +237,19 @@ class TrainingLoop:
         self._signals.start_working()
         version = self._dispatcher.policy_version
         lag_limit_steps = self._dispatcher.lag_limit_at(version)
-        with self._traces.step(groups, version):
-            result = await self._update(groups)
-            if result is None:
-                return True
-            self._traces.record_stages(result.times.by_stage())
-            self._mismatch.after_step(result)
-            self._dispatcher.advance_version()
-            self._observe_warning(result, version + 1)  # before more work is granted
-            is_rolled_back = await self._rollback.after_step()
-            if is_rolled_back:
-                health = self._health
-                self._dispatcher.observe_health(health.level, health.rollbacks)
-                # Replay may hold again what was excluded since.
-                self._exclusion.exclude_again(version + 1)
-            await self._publication.begin()
+        result = await self._update(groups)
+        if result is None:
+            return True
+        self._mismatch.after_step(result)
+        self._dispatcher.advance_version()
+        self._observe_warning(result, version + 1)  # before more work is granted
+        is_rolled_back = await self._rollback.after_step()
+        if is_rolled_back:
+            health = self._health
+            self._dispatcher.observe_health(health.level, health.rollbacks)
+            # Replay may hold again what was excluded since.
+            self._exclusion.exclude_again(version + 1)
+        await self._publication.begin()
         finished_s = self._clock()
         record = self._record(
             result,
@@ -434,13 +426,6 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            **self._cost.fields(
-                self._signals.last_step,
-                tokens=sum(one.num_sampled_tokens for each in groups for one in each.trajectories),
-                seconds=step_s + idle_s,
-                accepted_per_s=self._signals.tokens_per_s(),
-                groups=[one.rollout_group for one in workers],
-            ),
             unsaved_steps=dispatcher.policy_version - max(0, self._saver.saved_step),
             rollbacks=health.rollbacks.number,
             **streak_fields(

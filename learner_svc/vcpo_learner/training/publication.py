@@ -30,7 +30,6 @@ from typing import TypeVar
 
 import xxhash
 
-from vcpo import tracing
 from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
 from vcpo.wire.phase import RunPhase
@@ -43,7 +42,6 @@ from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.shard_publication import exchange_shards
 from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weight_server.process import WeightServer
@@ -70,7 +68,6 @@ class Publication:
         policies: PolicyStore,
         weight_server: WeightServer | None,
         gauges: LearnerGauges,
-        traces: TrajectoryTraces,
         clock: Clock,
     ) -> None:
         """weight_server: sends the versions' files; None: all workers see them."""
@@ -83,7 +80,6 @@ class Publication:
         self._policies = policies
         self._weight_server = weight_server
         self._gauges = gauges
-        self._traces = traces
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._announcing: asyncio.Task[None] | None = None
@@ -153,26 +149,24 @@ class Publication:
     async def _announce(
         self, version: int, weights: bytearray | Mapping[str, ChangedElements]
     ) -> None:
-        with self._traces.publication(version):
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self._policies.prepare(version, weights)
+        prepared = await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._policies.prepare(version, weights)
+        )
+        if self._weight_server is not None:
+            prepared.manifest.address = await self._weight_server.address()
+        prepared.manifest.other_shards.extend(await self._other_shards(version))
+        self._dispatcher.ledger.record_version(
+            ledger_pb2.VersionPublished(
+                policy_version=version,
+                checksum=checksum_of_shards(prepared.manifest),
+                num_ranks=self._ranks.size,
+                num_shards=self._ranks.num_shards,
             )
-            if self._weight_server is not None:
-                prepared.manifest.address = await self._weight_server.address()
-            prepared.manifest.traceparent = tracing.traceparent()
-            prepared.manifest.other_shards.extend(await self._other_shards(version))
-            self._dispatcher.ledger.record_version(
-                ledger_pb2.VersionPublished(
-                    policy_version=version,
-                    checksum=checksum_of_shards(prepared.manifest),
-                    num_ranks=self._ranks.size,
-                    num_shards=self._ranks.num_shards,
-                )
-            )
-            self._is_announced = await self._is_kept()
-            if not self._is_announced:
-                return
-            self._policies.publish(prepared)
+        )
+        self._is_announced = await self._is_kept()
+        if not self._is_announced:
+            return
+        self._policies.publish(prepared)
         self._dispatcher.notify()
 
     async def _other_shards(self, version: int) -> list[policy_pb2.PolicyManifest]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from vcpo import tracing
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import (
     PartialResponse,
@@ -138,7 +137,7 @@ class ResponseGenerator:
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
         started_s = time.monotonic()
-        with tracing.child("generate"), self._count_engine_failures():
+        with self._count_engine_failures():
             generations = await sample_group(self._engine, requests, interrupt=interrupt)
         self._gauges.observe_generation(time.monotonic() - started_s)
         judging = partial(self._judge, prompt, list(generations.values()))
@@ -167,7 +166,7 @@ class ResponseGenerator:
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
         started_s = time.monotonic()
-        with tracing.child("generate"), self._count_engine_failures():
+        with self._count_engine_failures():
             trajectories = await gather_complete(
                 {
                     number: self._hold_conversation(lease, environment, prompt, request, interrupt)

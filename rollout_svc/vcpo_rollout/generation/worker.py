@@ -21,7 +21,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from vcpo import tracing
 from vcpo.service.logs import log_fields
 from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
@@ -192,8 +191,7 @@ class Worker:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._preempted:
             interrupt.set()
-        traced = {"trace_id": tracing.trace_id(lease.traceparent)} if lease.traceparent else {}
-        with log_fields(lease=lease.lease_id, **traced), tracing.continue_span(lease.traceparent):
+        with log_fields(lease=lease.lease_id):
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories
@@ -234,8 +232,7 @@ class Worker:
             # not hold the slots for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
                 trajectories = await self._responses.generate(lease, interrupt)
-                with tracing.child("submit"):
-                    num_accepted = await learner.submit(lease.lease_id, trajectories)
+                num_accepted = await learner.submit(lease.lease_id, trajectories)
         except PromptTooLongError as error:
             failure = Failure(cause=FailureCause.TOO_LONG, message=one_line(str(error)))
             await self._report(lease, failure, error)

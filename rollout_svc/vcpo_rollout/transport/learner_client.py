@@ -9,7 +9,6 @@ from typing import Self
 
 import grpc
 
-from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.errors import SetAsideError
@@ -212,9 +211,7 @@ class LearnerClient:
         try:
             return await self._retries.run(
                 "Submit",
-                lambda: self._work.Submit(
-                    request, timeout=CALL_TIMEOUT_S, metadata=tracing.call_metadata()
-                ),
+                lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S),
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Callable
 
-from vcpo import tracing
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
@@ -90,15 +89,14 @@ class WeightReceiver:
             self._gauges.hear_of_version(manifest.policy_version)
             if HeldPolicy.from_manifest(manifest) != self.held:
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
-                with log_fields(**fields), tracing.continue_span(manifest.traceparent):
+                with log_fields(**fields):
                     await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = self._clock()
         version = manifest.policy_version
         try:
-            with tracing.child("fetch"):
-                weights = await self._fetcher.fetch(manifest)
+            weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
             _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
             await asyncio.sleep(self._pause_after_corruption_s)
@@ -111,8 +109,7 @@ class WeightReceiver:
         self._longest_pause_s = _FIRST_PAUSE_S
         if self._postprocess is not None:
             weights = await asyncio.to_thread(self._postprocess, weights)
-        with tracing.child("swap"):
-            num_running = await self._engine.swap_weights(weights)
+        num_running = await self._engine.swap_weights(weights)
         self.weight_updates += WeightUpdates(
             in_flight=int(num_running > 0),
             adapter_swaps=int(self._adapters is AdapterUse.SERVED),

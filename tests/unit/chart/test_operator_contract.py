@@ -10,7 +10,7 @@ from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_po
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 from vcpo.api import VCPORun
 from vcpo.wire.access.roles import CallerRole
-from vcpo_operator.__main__ import parser, pod_environment
+from vcpo_operator.__main__ import parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
@@ -81,12 +81,6 @@ def test_runs_are_found_by_annotations_unless_the_values_forbid_it():
 def test_the_operator_knows_whether_the_chart_has_a_monitor_for_all_runs():
     assert parse().shared_pod_monitor is False
     assert parse({"metrics": {"podMonitor": {"enabled": True}}}).shared_pod_monitor is True
-
-
-def test_pods_of_runs_know_the_collector_of_the_values():
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in pod_environment(parse())
-    environment = pod_environment(parse({"tracing": {"endpoint": "http://collector:4318"}}))
-    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4318"
 
 
 def test_all_namespaces_are_watched_unless_some_are_named():

@@ -116,7 +116,6 @@ WRONG: dict[str, tuple[Values, str]] = {
     "port out of range": ({"networkPolicy": {"apiServer": {"ports": [0]}}}, "/ports/0"),
     "address without a mask": ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/cidrs"),
     "address without a scheme": ({"prometheus": {"url": "prometheus:9090"}}, "/prometheus/url"),
-    "collector without a scheme": ({"tracing": {"endpoint": "collector:4318"}}, "/endpoint"),
     "address with a password": ({"prometheus": {"url": "http://me:secret@prometheus"}}, "/url"),
     "interval without a unit": ({"metrics": {"podMonitor": {"interval": "30"}}}, "/interval"),
     "word for a boolean": ({"crds": {"enabled": "yes"}}, "/crds/enabled"),

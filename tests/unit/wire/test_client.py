@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[3]
 CLIENTS = {
     "core/vcpo/local/processes/child.py",
     "core/vcpo/wire/client.py",
-    "rollout_svc/vcpo_rollout/environments/rewards/server.py",
 }
 
 

@@ -100,7 +100,6 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
         ChartTopic.SPEED: (
             _response_length(steps),
             _throughput_per_worker(steps),
-            _throughput_per_gpu(steps),
             _seconds(steps),
         ),
     }
@@ -341,21 +340,6 @@ def _response_length(steps: Sequence[StepRecord]) -> Chart:
             _line("median", steps, lambda step: step.response_tokens_p50, Ink.THIRD, thin),
             _line("p5", steps, lambda step: step.response_tokens_p05, Ink.FOURTH, thin),
             _smooth(_line("mean", steps, lambda step: step.response_tokens_mean), "mean, smoothed"),
-        ),
-        low=0.0,
-    )
-
-
-def _throughput_per_gpu(steps: Sequence[StepRecord]) -> Chart:
-    thin = CurveStyle.THIN
-    return Chart(
-        name="throughput-per-gpu",
-        title="Throughput of a GPU",
-        unit="response tokens per second",
-        caption="Trained by a GPU of the learner; accepted from a GPU that the workers ask for.",
-        curves=(
-            _line("learner", steps, lambda step: step.learner_gpu_tokens_per_s, style=thin),
-            _line("workers", steps, lambda step: step.worker_gpu_tokens_per_s, Ink.SECOND, thin),
         ),
         low=0.0,
     )

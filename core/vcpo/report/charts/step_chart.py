@@ -222,16 +222,6 @@ CHARTS: Final = (
             is_noisy=False,
         ),
     ),
-    (
-        "mfu",
-        StepChart(
-            topic=ChartTopic.SPEED,
-            title="MFU",
-            unit="share of the GPUs' peak",
-            label="MFU",
-            caption="6 x parameters x response tokens over the step's time, its wait included.",
-        ),
-    ),
 )
 """Name of the field and the chart that draws it or an entry of it."""
 

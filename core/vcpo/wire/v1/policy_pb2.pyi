@@ -65,7 +65,6 @@ class PolicyManifest(_message.Message):
     FULL_SET_VERSION_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     OTHER_SHARDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
@@ -81,8 +80,6 @@ class PolicyManifest(_message.Message):
     """Where an HTTP server sends the files to who does not see the folder: host:port; ":port" is a port
     on the host at which the caller reaches the learner; empty: nowhere.
     """
-    traceparent: _builtins.str
-    """W3C traceparent of the version's publication; set if its step is traced."""
     shard: _builtins.int
     """Number of the shard that this manifest describes, from 0."""
     @_builtins.property
@@ -110,13 +107,12 @@ class PolicyManifest(_message.Message):
         full_set_version: _builtins.int = ...,
         folder: _builtins.str = ...,
         address: _builtins.str = ...,
-        traceparent: _builtins.str = ...,
         shard: _builtins.int = ...,
         other_shards: _abc.Iterable[Global___PolicyManifest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deltas", b"deltas", "folder", b"folder", "full_set_version", b"full_set_version", "incarnation", b"incarnation", "other_shards", b"other_shards", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deltas", b"deltas", "folder", b"folder", "full_set_version", b"full_set_version", "incarnation", b"incarnation", "other_shards", b"other_shards", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -283,7 +283,6 @@ class Lease(_message.Message):
     GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     RESPONSE_NUMBERS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     split: Global___Split.ValueType
@@ -294,10 +293,6 @@ class Lease(_message.Message):
     """The learner's version at the time of the lease."""
     timeout_seconds: _builtins.float
     """Seconds from the grant until the lease expires."""
-    traceparent: _builtins.str
-    """W3C traceparent of the grant; set if the lease is traced. The worker sends that of its own span
-    in the metadata of Submit.
-    """
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -323,12 +318,11 @@ class Lease(_message.Message):
         granted_policy_version: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
         begun: _abc.Iterable[Global___PartialResponse] | None = ...,
-        traceparent: _builtins.str = ...,
         response_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "response_numbers", b"response_numbers", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

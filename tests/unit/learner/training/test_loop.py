@@ -61,27 +61,6 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     ]
 
 
-async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner):
-    traces = pytest.importorskip("tests.fixtures.traces", reason="without the extra `tracing`")
-    learner = make_learner()
-    submit = learner.submit
-
-    def submit_traced(given, **changes):
-        submit(given, **changes)
-        if given.purpose == "train":
-            learner.traces.accept(given.lease_id, learner.traces.grant(given))
-
-    learner.submit = submit_traced
-    with traces.recorded_spans() as spans:
-        await learner.run()
-    updates = spans.named("update")
-    assert [span.attributes["vcpo.policy_version"] for span in updates] == [0, 1, 2]
-    assert [span.attributes["vcpo.step"] for span in updates] == [1, 2, 3]
-    for update in updates:
-        assert spans.children_of(update) == ["score", "backward", "optimizer", "publish"]
-        assert len(update.links) == update.attributes["vcpo.groups"] == 2
-
-
 def messages(run_dir, kind):
     return [event.message for event in read_events(run_dir) if event.kind == kind]
 

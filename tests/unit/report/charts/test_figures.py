@@ -201,13 +201,6 @@ def test_the_length_of_responses_is_shown_from_the_short_to_the_long_ones(record
     assert shown == {"p5": (3,), "median": (40,), "p95": (512,), "mean": (90.5,)}
 
 
-def test_the_throughput_of_a_gpu_is_that_of_learner_and_workers(recorded):
-    step = {"learner_gpu_tokens_per_s": 5000.0, "worker_gpu_tokens_per_s": 1500.0}
-    chart = charts_of(recorded({"step": 1, **step}, {"step": 2}))["throughput-per-gpu"]
-    assert values_of(chart, "learner") == (5000.0, None)
-    assert values_of(chart, "workers") == (1500.0, None)
-
-
 def test_the_time_of_a_step_is_shown_with_its_stages(recorded):
     stages = {"score": 2.0, "backward": 5.0, "optimizer": 1.0}
     chart = charts_of(recorded({"step": 1, "idle_s": 3.0, "step_s": 9.0, "stage_s": stages}))[
