@@ -237,7 +237,6 @@ def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_p
 
 
 async def _serve_when_ready(receiver: WeightReceiver, server: WireServer) -> None:
-    """Report health once there is a policy to sample from; before that a pod is not ready."""
     await receiver.wait_for_other(None)
     await server.set_serving(serving=True)
 

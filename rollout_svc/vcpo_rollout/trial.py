@@ -225,11 +225,7 @@ class _Calls:
     async def _call(
         self, name: str, cause: FailureCause, function: Callable[[], _Result]
     ) -> _Result:
-        """Call a function of the environment in a thread.
-
-        Raises:
-            StartError, NotTriedError: if it fails.
-        """
+        """Call a function of the environment in a thread."""
 
         def guarded() -> _Result:
             with environment_errors(cause):
@@ -330,7 +326,6 @@ async def try_run(
 
 
 def _local_spec(spec: VCPORunSpec) -> VCPORunSpec:
-    """Return the spec with a model that lies on the disk, and without adapters."""
     name = local_model(spec.model.name)
     model = spec.model.model_copy(update={"name": name, "lora": None})
     return spec.model_copy(update={"model": model})

@@ -39,7 +39,6 @@ class Question:
 
     @property
     def expression(self) -> str:
-        """The formula with numbers in place of letters: what the calculator should be given."""
         return "".join(
             str(self.numbers[_LETTERS.index(each)]) if each in _LETTERS else each
             for each in self.formula
@@ -83,7 +82,6 @@ class Calculator:
             object.__setattr__(self, name, value)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its `answer` is the value, its metadata what is to be calculated."""
         question = draw_item(
             seed=self.seed,
             split=split,
@@ -107,11 +105,9 @@ class Calculator:
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer is the number, else 0.0."""
         return 1.0 if extract_answer(response) == prompt.answer else 0.0
 
     def converse(self, prompt: Prompt) -> Conversation:
-        """Begin a conversation with all calculations left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
 
     def _propose(self, random: Random) -> Question:
@@ -132,7 +128,6 @@ class _Exchange:
     last_turn: str = field(default="", init=False)
 
     def next_turn(self, response: str) -> str | None:
-        """Return the value of the turn's last line; None if the turn has an answer."""
         self.last_turn = response
         if self.calls_left == 0 or extract_answer(response) is not None:
             return None
@@ -142,5 +137,4 @@ class _Exchange:
         return f"={_NO_VALUE if calculation is None else calculation.value}\n"
 
     def reward(self) -> float:
-        """Judge the last turn only: the calculator's value is not an answer."""
         return self.task.reward(self.prompt, self.last_turn)

@@ -124,6 +124,5 @@ def successes(trajectories: Iterable[Trajectory]) -> list[float]:
 
 
 def _set_state(rng: random.Random, state: Sequence[Any]) -> None:
-    """Restore a generator's state that was written as lists."""
     version, words, spare = state
     rng.setstate((version, tuple(words), spare))

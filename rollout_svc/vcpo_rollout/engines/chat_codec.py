@@ -169,10 +169,7 @@ class PromptCodec:
         return self._control_tokens.encode([text], "".join)
 
     def _shows_system_messages(self) -> bool:
-        """Whether the template shows a system message; some refuse one, some drop it.
-
-        Raises: ValueError, naming the field, for a text that is no template.
-        """
+        """Whether the template shows a system message; some refuse one, some drop it."""
         messages = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
         try:
             return _SYSTEM in self._render(messages)
@@ -186,10 +183,7 @@ class PromptCodec:
             return False
 
     def _check_template_arguments(self) -> None:
-        """Check that the template reads each of its arguments; one that it does not has no effect.
-
-        Raises: ValueError, naming the field.
-        """
+        """Check that the template reads each of its arguments; any other has no effect."""
         template = str(self._tokenizer.chat_template) if self._chat else ""
         for name, value in self._template_arguments.items():
             if re.search(rf"\b{re.escape(name)}\b", template) is None:

@@ -91,7 +91,6 @@ class ControlTokens:
         return not self._special.keys().isdisjoint(self.spelled_token_ids(text))
 
     def _replace_tokens(self, texts: Sequence[str], by: Mapping[str, str]) -> list[str]:
-        """Return texts with something else in the place of each spelled control token."""
         return [self._spelling.sub(lambda found: by[found[0]], text) for text in texts]
 
     def _encode_quoted(self, rendered: str, quotes: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -112,7 +111,6 @@ class ControlTokens:
 
     @cached_property
     def _aliased_tokenizer(self) -> _AliasedTokenizer | None:
-        """The copy, which takes a second or two; None for a tokenizer of another library."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             return None

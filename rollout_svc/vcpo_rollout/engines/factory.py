@@ -50,7 +50,6 @@ class WeightPlan:
 
     @property
     def served_adapters(self) -> bool:
-        """Whether the engine applies adapters beside its base model."""
         return self.adapters is not None and self.adapters.use is AdapterUse.SERVED
 
 
@@ -124,12 +123,7 @@ def load_engine(
 
 
 def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
-    """Make an engine from a class.
-
-    Raises:
-        ValueError: naming the field, when `load` does, or a user's class does not keep to the
-            contract.
-    """
+    """Make an engine from a class."""
     group = setting.group
     field, name = _field(setting.spec, group), group.engine_name
     try:
@@ -188,15 +182,9 @@ def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
 
 
 def _field(spec: VCPORunSpec, group: RolloutGroup) -> str:
-    """Return the path of the field that names a group's engine."""
     return f"spec.rollouts[{spec.rollouts.index(group)}].engine"
 
 
 def _configure_logging_of_vllm() -> None:
-    """Have vLLM write lines as ours; it configures its loggers when it is imported or started.
-
-    At its default level it logs three lines per swap, so the level is WARNING unless the user sets
-    another.
-    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_LOGGING))

@@ -168,11 +168,7 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
 
 
 def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:
-    """Check by its configuration that a model can be sampled from; no code of the model runs.
-
-    Raises:
-        ValueError: naming the field, if it cannot.
-    """
+    """Check by its configuration that a model can be sampled from; no code of the model runs."""
     with _explain_errors(name):
         config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
     problem = config_problem(

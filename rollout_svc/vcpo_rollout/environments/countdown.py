@@ -54,7 +54,6 @@ class Puzzle:
 
     @property
     def key(self) -> str:
-        """Identifies a puzzle: its numbers in any order, and its target."""
         return json.dumps(["countdown", sorted(self.numbers), self.target])
 
 
@@ -99,7 +98,6 @@ class Countdown:
                 self._puzzle(split, index, max_proposals=_TRIAL_PROPOSALS)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a solvable puzzle; its `answer` is a solution, as proof."""
         puzzle = self._puzzle(split, index)
         wording = _INSTRUCT_TEXT if self.style is Style.INSTRUCT else _PLAIN_TEXT
         separator = ", " if self.style is Style.INSTRUCT else " "
@@ -111,7 +109,6 @@ class Countdown:
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer uses each number once and equals the target, else 0.0."""
         puzzle = prompt.metadata
         expression = extract_answer(response)
         calculation = None if expression is None else calculate(expression)

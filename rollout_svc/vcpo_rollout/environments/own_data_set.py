@@ -66,7 +66,6 @@ class OwnDataSet:
         )
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a row's question, after the examples."""
         prompt = self._questions.at(split, index)
         if not self._examples:
             return prompt
@@ -78,7 +77,6 @@ class OwnDataSet:
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 for the right answer, else 0.0."""
         marked = extract_answer(response)
         return float((response.strip() if marked is None else marked) == prompt.answer.strip())
 
@@ -103,7 +101,6 @@ def _messages(question: object) -> tuple[Message, ...]:
 
 
 def _divide_prompt(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Return the system messages at the beginning of a prompt, and its other messages."""
     messages = prompt.messages or (Message(role="user", content=prompt.text),)
     count = next(n for n, each in enumerate(messages) if each["role"] != "system")
     return messages[:count], messages[count:]

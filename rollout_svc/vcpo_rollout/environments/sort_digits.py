@@ -44,7 +44,6 @@ class SortDigits:
         object.__setattr__(self, "style", parse_style(self.style))
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return random digits, perhaps with leading zeros; the answer is the sorted digits."""
         digits = draw_item(
             seed=self.seed,
             split=split,
@@ -56,7 +55,6 @@ class SortDigits:
         return Prompt(text=wording.format(digits=digits), answer="".join(sorted(digits)))
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer, or the whole unmarked response, is right, else 0.0."""
         marked = extract_answer(response)
         return 1.0 if (response.strip() if marked is None else marked) == prompt.answer else 0.0
 

@@ -42,11 +42,9 @@ class VerifiersTasks:
         self._questions = Questions(items, seed=seed)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a task's prompt with its system prompt; its `answer` is the task's index."""
         return self._questions.at(split, index)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return the reward that the task's functions give the response."""
         task = self._tasks[int(prompt.answer)]
         trace = _trace(task, prompt.text, response)
         asyncio.run(task.score(trace))

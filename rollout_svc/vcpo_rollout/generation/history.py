@@ -100,7 +100,6 @@ class History:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit leaves no room for another token."""
         return len(self.token_ids) >= self.request.max_new_tokens
 
     def next_request(self) -> GenerationRequest:

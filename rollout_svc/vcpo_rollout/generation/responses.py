@@ -248,7 +248,6 @@ class ResponseGenerator:
             return prompt, self._codec.encode(prompt, max_tokens=max_tokens)
 
     def _max_prompt_tokens(self, lease: work_pb2.Lease) -> int | None:
-        """Return the length above which a prompt loses text; None if none does."""
         context_tokens = self._engine.context_tokens if self._truncates_prompts else None
         return None if context_tokens is None else context_tokens - lease.sampling.max_new_tokens
 

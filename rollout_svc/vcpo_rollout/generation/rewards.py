@@ -57,10 +57,6 @@ class JudgedEnvironment:
         self._judges = tuple(_judges(environment, rewards))
 
     def reward(self, prompt: Prompt, response: str) -> Mapping[str, float]:
-        """Return what each function returned, times its weight, by the function's name.
-
-        Raises: EnvironmentFailedError when one returns no number; and what they raise.
-        """
         return {
             name: value for judge in self._judges for name, value in judge.parts(prompt, response)
         }
@@ -104,8 +100,6 @@ def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[
     """Return a function with its parameters bound, and the function itself.
 
     What is named is checked before any call, as a class of an environment is.
-
-    Raises: ValueError, naming the field.
     """
     name, parameters = reward.name, reward.parameters
     found = import_named(name, field=f"{field}.name", cure=beside_or_in("rollout"))
@@ -135,10 +129,7 @@ def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[
 
 
 def _require_call(found: Any, arguments: Sequence[str], *, field: str, name: str) -> None:
-    """Check that what a run names can be called with these arguments, by name.
-
-    Raises: ValueError, naming the field.
-    """
+    """Check that what a run names can be called with these arguments, by name."""
     wanted = f"def {name.rpartition(':')[2]}(prompt, response)"
     if not callable(found):
         raise ValueError(  # noqa: TRY004 - a user wrote it

@@ -285,5 +285,4 @@ def interrupt_after_s(timeout_s: float) -> float:
 
 
 def _is_resumable(lease: work_pb2.Lease) -> bool:
-    """Whether another worker can resume its responses; an evaluation's have one version each."""
     return lease.split == work_pb2.SPLIT_TRAIN

@@ -101,10 +101,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
 
 
 def _run(source: str, limits: SandboxLimits, sandbox: Sandbox) -> tuple[str, str]:
-    """Run the child; return why it was stopped (empty if it was not) and its output.
-
-    Raises: OSError, with the child's last line, when it ended before its program began.
-    """
+    """Run the child; return why it was stopped (empty if it was not) and its output."""
     with _folder(sandbox) as folder, tempfile.TemporaryFile() as output:
         ours, theirs = socket.socketpair()
         with ours:

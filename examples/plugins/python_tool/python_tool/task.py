@@ -73,7 +73,6 @@ class PythonTool:
         object.__setattr__(self, "sandbox", parse_sandbox(self.sandbox))
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its `answer` is the number."""
         expression = draw_item(
             seed=self.seed,
             split=split,
@@ -89,11 +88,9 @@ class PythonTool:
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer is the number, else 0.0."""
         return 1.0 if extract_answer(response) == prompt.answer else 0.0
 
     def converse(self, prompt: Prompt) -> Conversation:
-        """Begin a conversation with all calls left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
 
     def run(self, program: str) -> str:
@@ -123,7 +120,6 @@ class _Exchange:
     last_turn: str = field(default="", init=False)
 
     def next_turn(self, response: str) -> str | None:
-        """Run the turn's last program and return its output; None if the turn has an answer."""
         self.last_turn = response
         programs = _PROGRAM.findall(response)
         if not programs or self.calls_left == 0 or extract_answer(response) is not None:
@@ -132,5 +128,4 @@ class _Exchange:
         return f"Output:\n{self.task.run(programs[-1]) or '(nothing was printed)'}"
 
     def reward(self) -> float:
-        """Judge the last turn only: the output of a program is not an answer."""
         return self.task.reward(self.prompt, self.last_turn)

@@ -26,7 +26,6 @@ class States:
 
     @property
     def tensor(self) -> Tensor:
-        """The states as a view, valid until the next change."""
         return self._storage[:, :, self._first : self._end]
 
     def append(self, columns: Tensor) -> None:

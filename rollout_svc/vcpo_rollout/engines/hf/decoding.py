@@ -64,12 +64,10 @@ class PartialSequence:
 
     @property
     def context(self) -> list[int]:
-        """Prompt and sampled tokens, which the next token follows."""
         return [*self.request.prompt_token_ids, *self.token_ids]
 
     @property
     def next_seed(self) -> int | None:
-        """Seed of the next token; None if the request has no seed."""
         if self.request.seed is None:
             return None
         num_tokens = len(self.request.prompt_token_ids) + len(self.token_ids)
@@ -77,7 +75,6 @@ class PartialSequence:
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Which version sampled which tokens, in order."""
         return tuple(
             VersionSpan(
                 policy_version=version, num_tokens=len(list(tokens)), key_age_versions=key_age
@@ -148,12 +145,10 @@ class DecodeBatch:
 
     @property
     def policy_version(self) -> int | None:
-        """Version in use; None before the first swap."""
         return self._policy_version
 
     @property
     def sequences(self) -> tuple[PartialSequence, ...]:
-        """The sequences that are being decoded."""
         return tuple(self._sequences)
 
     @torch.inference_mode()

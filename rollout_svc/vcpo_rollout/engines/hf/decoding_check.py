@@ -86,7 +86,6 @@ def _gaps(model: PreTrainedModel, pad_token_id: int) -> tuple[float, float, floa
 
 
 def _alone(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
-    """Log-probabilities after each token, [tokens, vocabulary], without padding or cache."""
     tokens = torch.tensor([token_ids], device=model.device)
     return _logprobs(model(input_ids=tokens, use_cache=False).logits[0])
 

@@ -139,12 +139,6 @@ class HfEngine:
 
     @classmethod
     def load(cls, *, setting: EngineSetting) -> Self:
-        """Make the engine of a rollout group, on the GPU if there is one.
-
-        Raises:
-            ValueError: when there is no such model, or it has no routers whose choices the run
-                wants.
-        """
         spec, group = setting.spec, setting.group
         if group.threads is not None:
             torch.set_num_threads(group.threads)
@@ -175,33 +169,23 @@ class HfEngine:
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest prompt and response together; None if there is no limit."""
         return self._limits.context_tokens
 
     @property
     def policy_version(self) -> int | None:
-        """Version in use; None before the first swap."""
         return self._batch.policy_version
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end a response."""
         return self._end_token_ids
 
     @property
     def stop_strings(self) -> StopStrings | None:
-        """Strings that end a response; None if only end tokens do."""
         return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
-        """Sample one sequence; wait for the first policy and for a free slot.
-
-        Raises:
-            GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
-            EngineError: when the request is refused, generation failed, or the engine ended.
-        """
         self._limits.check(request)
         command = _Generate(sequence=PartialSequence(request=request))
         self._submit(command)
@@ -221,22 +205,9 @@ class HfEngine:
         self._commands.put(_Interrupt(command))
 
     def export_to(self, gauges: RolloutGauges) -> None:
-        """Export the memory of the GPU after each swap from now on."""
         self._gauges = gauges
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use `weights` from the next decoding step on; return once they are in use.
-
-        They are read and checked outside the decoding thread, which continues. Concurrent swaps
-        take effect in the order of the calls.
-
-        Returns: how many running sequences continue with them.
-
-        Raises:
-            EngineError: when the tensors do not fit the model and the old weights stay in use, or
-                when the model holds other values after the swap and the engine has ended.
-            StartError: for the first weights, when this engine cannot decode such a model.
-        """
         async with self._swap_order:
             # The lock keeps other swaps out: the version in use stays until this swap.
             command = await asyncio.to_thread(self._stage, weights)
@@ -255,7 +226,6 @@ class HfEngine:
         )
 
     async def close(self) -> None:
-        """Stop after the current step; open calls raise EngineError."""
         self._end("the engine is closed")
         self._commands.put(_Close())
         await asyncio.to_thread(self._thread.join)
@@ -320,10 +290,6 @@ class HfEngine:
         """Bring a version into the model, before the next token is drawn.
 
         Returns: how many sequences continue with the new weights, or why none ever will.
-
-        Raises:
-            EngineError: naming the tensors that are not the version's afterwards. It ends the
-                engine, whose state is then unknown.
         """
         try:
             self._batch.swap(command.policy_version, command.weights)

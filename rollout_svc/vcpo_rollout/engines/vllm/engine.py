@@ -118,13 +118,6 @@ class VllmEngine:
 
     @classmethod
     def load(cls, *, setting: EngineSetting, **arguments: Any) -> Self:
-        """Start vLLM for a rollout group.
-
-        arguments: the user's, of vLLM's `AsyncEngineArgs`.
-
-        Raises:
-            ValueError: as `start`.
-        """
         return cls.start(
             VllmSettings.of(setting, arguments),
             end_token_ids=setting.end_token_ids,
@@ -157,58 +150,34 @@ class VllmEngine:
         )
 
     def export_to(self, gauges: RolloutGauges) -> None:
-        """Export the memory of the GPUs after each swap, from now on."""
         self._gauges = gauges
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest prompt and response together; None if there is no limit."""
         return self._limits.context_tokens
 
     @property
     def policy_version(self) -> int | None:
-        """Version in use; None before the first swap."""
         return self._policy_version
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end a response."""
         return self._end_token_ids
 
     @property
     def stop_strings(self) -> StopStrings | None:
-        """Strings that end a response; None if only end tokens do."""
         return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
-        """Sample one sequence; wait for the first policy and for a free slot.
-
-        Raises:
-            GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
-            EngineError: when the request is refused, generation failed, or the engine ended.
-        """
         self._limits.check(request)
         return await self._run_until_ended(self._sample(request, interrupt))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use `weights` from the next decoding step on; return once they are in use.
-
-        They are read and checked beside generation. Concurrent swaps take effect in the order of
-        the calls. A started swap is finished even if its caller is cancelled: half a swap would end
-        the engine.
-
-        Returns: how many running sequences continue with them.
-
-        Raises:
-            EngineError: when the tensors do not fit the model and the old weights stay in use, or
-                when vLLM fails in the swap and the engine has ended.
-        """
         return await asyncio.shield(self._run_until_ended(self._swap(weights)))
 
     async def close(self) -> None:
-        """Stop vLLM's processes; open calls raise EngineError."""
         self._end("the engine is closed")
         if self._open:
             await asyncio.wait(self._open, timeout=_ABORT_TIMEOUT_S)
@@ -220,11 +189,7 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN_S)
 
     async def _run_until_ended(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Return the result of `work`, unless the engine ends first.
-
-        Raises:
-            EngineError: with the reason why the engine has ended.
-        """
+        """Return the result of `work`, unless the engine ends first."""
         self._watching = self._watching or asyncio.create_task(self._watch())
         task = asyncio.create_task(work)
         self._open.add(task)
@@ -243,7 +208,6 @@ class VllmEngine:
             raise EngineError(self._ended) from error
 
     async def _watch(self) -> None:
-        """End the engine when vLLM's process dies, since some calls to it would never return."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
         self._end_by_death()

@@ -26,7 +26,6 @@ class LastError:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variable by which processes that start now know the place."""
         return {_VARIABLE: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def read(self) -> str:

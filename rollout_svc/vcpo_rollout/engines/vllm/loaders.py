@@ -142,5 +142,4 @@ class AdapterLoader:
 
 
 def _path_for_vllm(file: IO[bytes]) -> Path:
-    """Return the path by which another process of this user opens a file without a name."""
     return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")

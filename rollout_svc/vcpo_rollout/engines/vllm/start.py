@@ -182,7 +182,6 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
 
 
 def _is_no_warning_of_whole_prompts(record: logging.LogRecord) -> bool:
-    """Whether to log a record; vLLM warns of prompts read whole for any family of models."""
     return "disabling chunked prefill" not in record.getMessage()
 
 

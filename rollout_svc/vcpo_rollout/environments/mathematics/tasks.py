@@ -25,14 +25,12 @@ _MARKED_NUMBER: Final = re.compile(r"#### *\$?(-?[0-9.,]+)")
 
 
 def _marked_number(text: str) -> str | None:
-    """Return the last number marked by ####, without commas and a final full stop."""
     marked = _MARKED_NUMBER.findall(text)
     number = str(marked[-1]).replace(",", "").rstrip(".") if marked else ""
     return number or None
 
 
 def _number_in_response(response: str) -> str | None:
-    """Return the marked number, or a boxed or tagged one, without a dollar sign and commas."""
     found = _marked_number(response) or extract_answer(response)
     return None if found is None else found.lstrip("$").replace(",", "")
 
@@ -78,11 +76,9 @@ class _MathTask:
         object.__setattr__(self, "_questions", questions)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its `answer` is the reference that the solution marks."""
         return self._questions.at(split, index)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the response's last marked answer equals the reference, else 0.0."""
         candidate = self._description.candidate(response)
         if candidate is None:
             return 0.0
