@@ -65,12 +65,13 @@ from vcpo.wire.v1 import (
 from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.callers import Callers, ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
 from vcpo_rollout.gauges import RolloutGauges
@@ -116,7 +117,7 @@ class Learner:
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
         incarnation = uuid.uuid4().hex[:8]
         self._log = RedoLog(run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
-        registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
+        registry = WorkerRegistry(time.monotonic)
         ledger = TrajectoryLedger(
             prompts_per_step=spec.batch.prompts_per_step,
             trajectories_per_prompt=spec.batch.trajectories_per_prompt,
@@ -130,6 +131,7 @@ class Learner:
             spec=spec,
             ledger=ledger,
             registry=registry,
+            troubles=Troubles(spec, time.monotonic, lambda *_: None),
             incarnation=incarnation,
             clock=time.monotonic,
         )
@@ -143,13 +145,13 @@ class Learner:
             clock=time.monotonic,
         )
         self.server = WireServer(keys=None)
-        callers, grpc_server = Callers(self.dispatcher), self.server.grpc_server
+        grpc_server = self.server.grpc_server
         bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, spec, bounds, callers=callers), grpc_server
+            WorkService(self.dispatcher, spec, bounds), grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self._policies, registry, callers), grpc_server
+            PolicyService(self._policies, registry), grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

@@ -62,8 +62,9 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.callers import ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
+from vcpo_learner.troubles import Troubles
 from vcpo_operator.cluster_api.certificates import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient
 
@@ -117,6 +118,7 @@ def make_dispatcher(spec: VCPORunSpec, log: ChangeLog | None = None) -> Dispatch
         spec=spec,
         ledger=ledger,
         registry=WorkerRegistry(time.monotonic),
+        troubles=Troubles(spec, time.monotonic, lambda *_: None),
         incarnation=_INCARNATION,
         clock=time.monotonic,
     )

@@ -47,13 +47,13 @@ from vcpo_learner.ledger.contents import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.services.callers import Callers, ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -61,6 +61,7 @@ from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.training.assembly import TrainingAssembly
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
+from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
 
@@ -141,13 +142,16 @@ class _Learner:
         logs.identify_process(incarnation=incarnation)
         self._drain_s = options.drain_s
         self._stop_requested = asyncio.Event()
-        registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
-        self.registry = registry
+        self.registry = WorkerRegistry(time.monotonic)
+        self.tracker = Tracker()
+        records = RunRecords(options.run_dir, self.tracker)
+        troubles = Troubles(spec, time.monotonic, records.event)
         self.log = RedoLog(options.run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
         self.dispatcher = Dispatcher(
             spec=spec,
             ledger=_ledger(spec, incarnation, self.log),
-            registry=registry,
+            registry=self.registry,
+            troubles=troubles,
             incarnation=incarnation,
             clock=time.monotonic,
         )
@@ -168,7 +172,6 @@ class _Learner:
         )
         self.weight_server = options.weight_server(self.folder, keys=self.keys)
         self.policies = PolicyStore(self.folder, incarnation=incarnation, clock=time.monotonic)
-        self.tracker = Tracker()
         self.training = TrainingAssembly(
             run=run,
             run_dir=options.run_dir,
@@ -183,7 +186,7 @@ class _Learner:
             ranks=policy.ranks,
             signals=self.signals,
             gauges=self.gauges,
-            records=RunRecords(options.run_dir, self.tracker),
+            records=records,
             clock=time.monotonic,
             weight_server=self.weight_server,
         ).loop()
@@ -204,13 +207,12 @@ class _Learner:
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
         server = WireServer(keys=self.keys or None)
-        callers = Callers(self.dispatcher)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, self._spec, self._bounds, callers),
+            WorkService(self.dispatcher, self._spec, self._bounds),
             server.grpc_server,
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, self.registry, callers), server.grpc_server
+            PolicyService(self.policies, self.registry), server.grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(
@@ -303,7 +305,6 @@ class _Learner:
                 if (weights := self.weight_server) is not None:
                     self.gauges.count_served_weights(weights.sent_bytes)
                 self.gauges.count_sink_drops(self.tracker.dropped)
-                self.training.report_failures()
                 self.training.report_log()
             except Exception as error:  # metrics may not end a run
                 if repr(error) != logged:

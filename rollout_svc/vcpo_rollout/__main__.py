@@ -25,7 +25,6 @@ from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.generation.environment_pool import HungCallsError
-from vcpo_rollout.transport.channels import forget_identity
 from vcpo_rollout.transport.retries import LearnerFailedError
 
 
@@ -52,7 +51,6 @@ def main() -> int:
         logs.report_end(f"environment: {error}")
         return 1
     except SetAsideError as error:
-        forget_identity(options.identity_file)
         logs.report_end(f"set aside by the learner: {error.cause}: {error}")
         return SET_ASIDE
     except LearnerFailedError as error:
@@ -94,12 +92,6 @@ def _options() -> Options:
         "for other workers (%(default)s)",
     )
     add_tls_options(parser)
-    parser.add_argument(
-        "--identity-file",
-        type=Path,
-        help="file that keeps the key to which the learner binds the worker's id, so that a "
-        "restarted worker may go on under its id at once (default: a new key at every start)",
-    )
     parser.add_argument("--ready-file", type=Path, help="file to write when the worker is ready")
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="shut down when standard input ends"
@@ -116,7 +108,6 @@ def _options() -> Options:
         tls=arguments.tls,
         plain_text=arguments.plain_text,
         health_listen=arguments.health_listen,
-        identity_file=arguments.identity_file,
         ready_file=arguments.ready_file,
         exit_with_parent=arguments.exit_with_parent,
     )

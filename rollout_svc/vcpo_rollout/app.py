@@ -8,7 +8,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 import grpc
 
@@ -29,6 +29,7 @@ from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.wire.access.roles import WORKER_ROLES, CallerRole, RoleKeys, keys_from_environment
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
+from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo_rollout.engines.adapters import AdapterUse
@@ -39,7 +40,6 @@ from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.channels import LearnerChannel, worker_identity
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.weight_files import WeightFiles
 from vcpo_rollout.weights.fetcher import WeightFetcher
@@ -48,6 +48,7 @@ from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
+_AUTHORITY_POLL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,6 @@ class Options:
     tls: Path | None
     plain_text: bool
     health_listen: str | None
-    identity_file: Path | None
     ready_file: Path | None
     exit_with_parent: bool
 
@@ -81,7 +81,7 @@ class _Setting:
     endpoint: MetricsServer
     keys: RoleKeys
     certificates: CertificateFolder | None
-    channel: LearnerChannel
+    channel: grpc.aio.Channel
 
     @classmethod
     def read(cls, options: Options) -> Self:
@@ -98,11 +98,10 @@ class _Setting:
             keys = keys_from_environment(WORKER_ROLES)
             addresses = {"--listen": options.listen, "--learner": options.learner}
             certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
-            channel = LearnerChannel(
+            channel = open_channel(
                 options.learner,
                 key=keys.get(CallerRole.WORKER),
-                identity=worker_identity(options.identity_file),
-                certificates=certificates,
+                trust=None if certificates is None else certificates.trust(),
             )
             metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
             endpoint = serve_metrics(metrics.registry, *split_address(options.metrics_listen))
@@ -154,11 +153,14 @@ async def run_worker(options: Options) -> RunPhase:
         worker = Worker(parts)
         freeze_loaded()
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
-        readiness = asyncio.create_task(_serve_when_ready(parts.receiver, server))
+        beside = [asyncio.create_task(_serve_when_ready(parts.receiver, server))]
+        if setting.certificates is not None:
+            beside.append(asyncio.create_task(_end_with_authority(setting.certificates, worker)))
         try:
             return await worker.run()
         finally:
-            readiness.cancel()
+            for task in beside:
+                task.cancel()
             await loaded.engine.close()
             await server.stop(_STOP_GRACE_S)
             await setting.channel.close()
@@ -171,7 +173,7 @@ def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:
     if isinstance(loaded.engine, ObservableEngine):
         loaded.engine.export_to(gauges)
     learner = LearnerClient(
-        cast("grpc.aio.Channel", setting.channel),
+        setting.channel,
         worker_id=options.worker_id,
         rollout_group=group.name,
     )
@@ -239,6 +241,15 @@ def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_p
 async def _serve_when_ready(receiver: WeightReceiver, server: WireServer) -> None:
     await receiver.wait_for_other(None)
     await server.set_serving(serving=True)
+
+
+async def _end_with_authority(certificates: CertificateFolder, worker: Worker) -> None:
+    """Shut down when another authority signs the run's certificates; the next process trusts it."""
+    trust = certificates.trust()
+    while certificates.trust() == trust:
+        await asyncio.sleep(_AUTHORITY_POLL_S)
+    _LOGGER.info("another authority signs the certificates of the run: this worker ends")
+    worker.shut_down()
 
 
 def rollout_group(run: VCPORun, name: str) -> RolloutGroup:

@@ -21,8 +21,6 @@ class Kind(StrEnum):
 
     STRANGER = "peer_wrong_key"
     OTHER_ROLE = "peer_wrong_role"
-    OTHER_NAME = "peer_others_name"
-    OTHER_LEASE = "peer_others_lease"
     REPLAYED = "peer_replayed_submission"
     FUTURE_LABEL = "peer_future_label"
     FOREIGN_TOKENS = "peer_unknown_tokens"
@@ -95,7 +93,7 @@ class Kind(StrEnum):
 SHORT: Final = frozenset(
     {
         *(Kind.DELAYED, Kind.THROTTLED, Kind.CORRUPTED, Kind.SWALLOWED, Kind.TORN, Kind.CUT),
-        *(Kind.STRANGER, Kind.OTHER_ROLE, Kind.OTHER_NAME, Kind.OTHER_LEASE, Kind.REPLAYED),
+        *(Kind.STRANGER, Kind.OTHER_ROLE, Kind.REPLAYED),
         *(Kind.FUTURE_LABEL, Kind.FOREIGN_TOKENS, Kind.NOT_A_NUMBER, Kind.OVERSIZE),
         *(Kind.GARBAGE_BYTES, Kind.GARBAGE_MESSAGE, Kind.PLAIN_TEXT, Kind.RENEWED),
         *(Kind.API_CONFLICT, Kind.API_BROKEN, Kind.WATCH_EXPIRED, Kind.OPERATOR_KILLED),

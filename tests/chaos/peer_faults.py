@@ -19,7 +19,7 @@ from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, holds, last_lines
 from tests.chaos.recorder import read_message
-from vcpo.wire.access.roles import AUTHORIZATION, IDENTITY, CallerRole, new_key
+from vcpo.wire.access.roles import AUTHORIZATION, CallerRole, new_key
 from vcpo.wire.v1 import control_pb2, policy_pb2, work_pb2
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
@@ -46,13 +46,12 @@ class Caller:
     channel: grpc.aio.Channel
     key: str
     name: str
-    identity: str
 
     async def call(self, path: str, request: Any) -> bytes:
         """Call a method; a message or bytes."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
         call = self.channel.unary_unary(path)
-        shown = ((AUTHORIZATION, f"Bearer {self.key}"), (IDENTITY, self.identity))
+        shown = ((AUTHORIZATION, f"Bearer {self.key}"),)
         return await call(data, timeout=_CALL_S, metadata=shown)
 
     async def refusal(self, path: str, request: Any) -> grpc.StatusCode:
@@ -80,6 +79,7 @@ class Caller:
                 held = await self.manifest(policy_pb2.GetManifestRequest(worker_id=self.name))
                 request = work_pb2.LeaseRequest(
                     worker_id=self.name,
+                    process_id=self.name,
                     rollout_group="main",
                     incarnation=held.incarnation,
                     held_policy_version=held.policy_version,
@@ -102,7 +102,7 @@ async def caller_of(run: LiveRun, role: CallerRole | None, name: str) -> AsyncIt
     unbounded = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"localhost:{run.port}", trust, unbounded) as channel:
         key = new_key() if role is None else run.keys[role]
-        yield Caller(channel=channel, key=key, name=name, identity=new_key())
+        yield Caller(channel=channel, key=key, name=name)
 
 
 async def use_wrong_key(run: LiveRun, draw: random.Random) -> Injected:
@@ -122,32 +122,6 @@ async def use_other_role(run: LiveRun, draw: random.Random) -> Injected:
     return await _told(run, before, "a worker's throttle", code, grpc.StatusCode.PERMISSION_DENIED)
 
 
-async def use_others_name(run: LiveRun, draw: random.Random) -> Injected:
-    """A worker releases all leases of another one, in its name."""
-    if not (names := [each.name for each in run.living_workers if each.ready is not None]):
-        raise NotInjectedError("no worker serves")
-    name = draw.choice(names)
-    before = await _refused(run)
-    async with caller_of(run, CallerRole.WORKER, name) as caller:
-        if not await _is_known(run, name):
-            raise NotInjectedError(f"{name} is not registered yet")
-        code = await caller.refusal(_RELEASE, work_pb2.ReleaseRequest(worker_id=name))
-    return await _told(run, before, f"{name}'s name", code, grpc.StatusCode.PERMISSION_DENIED)
-
-
-async def use_others_lease(run: LiveRun, draw: random.Random) -> Injected:
-    """A worker submits for a lease that another one holds."""
-    before = await _refused(run)
-    async with (
-        caller_of(run, CallerRole.WORKER, new_name("honest", draw)) as holder,
-        caller_of(run, CallerRole.WORKER, new_name("thief", draw)) as thief,
-    ):
-        lease = await holder.lease()
-        code = await thief.refusal(_SUBMIT, _submission(thief.name, lease))
-        await holder.call(_RELEASE, work_pb2.ReleaseRequest(worker_id=holder.name))
-    return await _told(run, before, "another's lease", code, grpc.StatusCode.PERMISSION_DENIED)
-
-
 async def replay(run: LiveRun, draw: random.Random) -> Injected:
     """A submission that was confirmed is sent again, by somebody else."""
     said = [line for each in run.living_workers for line in last_lines(each.witness)]
@@ -161,15 +135,12 @@ async def replay(run: LiveRun, draw: random.Random) -> Injected:
         request = work_pb2.SubmitRequest(
             worker_id=caller.name, lease_id=lease_id, trajectories=[chosen]
         )
-        try:
-            answer = work_pb2.SubmitResponse.FromString(await caller.call(_SUBMIT, request))
-            told = work_pb2.SubmitOutcome.Name(answer.outcomes[0])
-        except grpc.aio.AioRpcError as error:  # the lease is open still, and another's
-            told = error.code().name
+        answer = work_pb2.SubmitResponse.FromString(await caller.call(_SUBMIT, request))
+        told = work_pb2.SubmitOutcome.Name(answer.outcomes[0])
     return Injected(
         what=f"{chosen.trajectory_id} sent again",
-        sign="DUPLICATE, LEASE_ENDED or PERMISSION_DENIED",
-        is_shown=told.endswith(("DUPLICATE", "LEASE_ENDED", "PERMISSION_DENIED")),
+        sign="DUPLICATE or LEASE_ENDED",
+        is_shown=told.endswith(("DUPLICATE", "LEASE_ENDED")),
     )
 
 
@@ -326,16 +297,6 @@ async def _served(run: LiveRun) -> None:
         raise NotInjectedError("no learner serves")
 
 
-async def _is_known(run: LiveRun, name: str) -> bool:
-    """Whether a worker has submitted to the present learner, so that its name is bound."""
-    started_unix_s = run.learner.ready_file.stat().st_mtime
-    worker = next(each for each in run.workers if each.name == name)
-    return any(
-        line["what"] == "confirmed" and line["unix_s"] > started_unix_s
-        for line in last_lines(worker.witness)
-    )
-
-
 async def _refused(run: LiveRun) -> float:
     """Calls that the learner has refused, as its metric counts them."""
     return await _metric(run, r"vcpo_learner_calls_refused_total\{[^}]*\}")
@@ -363,8 +324,6 @@ def _read(url: str) -> str:
 INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.STRANGER: use_wrong_key,
     Kind.OTHER_ROLE: use_other_role,
-    Kind.OTHER_NAME: use_others_name,
-    Kind.OTHER_LEASE: use_others_lease,
     Kind.REPLAYED: replay,
     Kind.FUTURE_LABEL: submit_wrong("a label of the future", _label_with_the_future),
     Kind.FOREIGN_TOKENS: submit_wrong("a token without a row", _use_unknown_tokens),

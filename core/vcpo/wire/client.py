@@ -7,24 +7,20 @@ from typing import Any
 
 import grpc
 
-from vcpo.wire.access.roles import IDENTITY, authorization
+from vcpo.wire.access.roles import authorization
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 
-def open_channel(
-    address: str, *, key: str | None, identity: str | None = None, trust: Trust | None = None
-) -> grpc.aio.Channel:
+def open_channel(address: str, *, key: str | None, trust: Trust | None = None) -> grpc.aio.Channel:
     """Open a channel to `host:port`, which connects at the first call.
 
     Every call needs a timeout of its own.
 
     key: key of the caller's role at that server, shown with every call; None or empty shows none.
-    identity: a worker's own key, for the learner alone; None or empty shows none.
     trust: whom the caller trusts; None calls in plain text.
     """
     shown = [authorization(key)] if key else []
-    shown += [(IDENTITY, identity)] if identity else []
     interceptors: list[grpc.aio.ClientInterceptor] = []
     if shown:
         interceptors = [_UnaryKeys(shown), _StreamKeys(shown)]

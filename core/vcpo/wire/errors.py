@@ -3,7 +3,6 @@
 ```
 WireError
 ├── InvalidMessageError   the caller must change the message    INVALID_ARGUMENT
-├── PermissionDeniedError the caller may not act for another PERMISSION_DENIED
 ├── SetAsideError         the caller must exit               FAILED_PRECONDITION
 ├── NotFoundError         the caller must ask for another one   NOT_FOUND
 └── UnavailableError      nobody; repeat the call later         UNAVAILABLE
@@ -44,12 +43,6 @@ class InvalidMessageError(WireError, ValueError):
     def __init__(self, field: str, value: object, requirement: str) -> None:
         self.field = field
         super().__init__(f"{field}: must be {requirement}, got {value!r:.80}")
-
-
-class PermissionDeniedError(WireError):
-    """A caller that acts for a worker that it is not."""
-
-    status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class SetAsideError(WireError):

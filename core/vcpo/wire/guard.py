@@ -6,7 +6,7 @@ method is registered with a stream of requests, of which the guard reads one; on
 no difference.
 
 ```
-key ---> role ---> calls of the worker ---> deadline ---> slot to read ---> message ---> method
+key ---> role ---> deadline ---> slot to read ---> message ---> method
 ```
 
 Health checks need no key, so that probes can call them, but a deadline: a caller that opens no
@@ -17,10 +17,8 @@ so the guard does not read a probe's message. Reflection needs a key, of any rol
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -30,27 +28,21 @@ from grpc_health.v1 import health, health_pb2
 
 from vcpo.wire.access.roles import (
     AUTHORIZATION,
-    IDENTITY,
     METHODS_OF,
-    CallerRole,
     RoleKeys,
     role_of,
 )
-from vcpo.wire.errors import PermissionDeniedError, WireError
+from vcpo.wire.errors import WireError
 from vcpo.wire.limits import (
-    MAX_CALLS_PER_WORKER,
     MAX_CONTROL_MESSAGES_READ,
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
     MAX_PROBE_S,
-    MAX_WAITS_PER_WORKER,
     READ_TIMEOUT_S,
 )
 from vcpo.wire.v1 import control_pb2
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Answer = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
-"""Status, text and trailing metadata of a call that ends with an error."""
 _PROBE = f"/{health.SERVICE_NAME}/Check"
 _OURS = "/vcpo."
 _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
@@ -60,17 +52,13 @@ class CallRefusal(StrEnum):
     """Why the guard or the server of weights refused a call, or ended a transfer early."""
 
     KEY = "key"
-    """The caller shows no key that this server knows, or a worker shows none of its own."""
+    """The caller shows no key that this server knows."""
     ROLE = "role"
     """The key is that of a role which may not call the method."""
-    IDENTITY = "identity"
-    """The worker's name, or the lease, belongs to a worker with another key."""
     DEADLINE = "deadline"
     """The call has no deadline, or one too far away."""
     MESSAGE = "message"
     """The message did not arrive in time, or is malformed."""
-    CALLS = "calls"
-    """Too many calls of the worker are in progress, or wait."""
     CONNECTIONS = "connections"
     """The server of weights has too many connections."""
     STALLED = "stalled"
@@ -101,10 +89,6 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
         """Number of refused calls by reason."""
-        self._calls: Counter[str] = Counter()
-        """Calls in progress by worker, which its own key names."""
-        self._waiting: Counter[str] = Counter()
-        """Calls in progress that wait for something, by worker."""
         self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
@@ -130,9 +114,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if not method.startswith(_OURS):  # reflection and other services of the libraries
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
-        worker = str(metadata.get(IDENTITY, ""))
         return grpc.stream_unary_rpc_method_handler(
-            self._guard_unary(handler, reading, worker),
+            self._guard_unary(handler, reading),
             response_serializer=handler.response_serializer,
         )
 
@@ -150,9 +133,6 @@ class Guard(grpc.aio.ServerInterceptor):
         if method not in METHODS_OF[role]:
             text = f"{AUTHORIZATION}: the key of the role {role} may not call {method}"
             return _RefusedError(CallRefusal.ROLE, grpc.StatusCode.PERMISSION_DENIED, text)
-        if role is CallerRole.WORKER and not metadata.get(IDENTITY):
-            text = f"{IDENTITY}: a worker must show a random key of its own with every call"
-            return _RefusedError(CallRefusal.KEY, grpc.StatusCode.UNAUTHENTICATED, text)
         return None
 
     def _guard_probe(self, handler: Any) -> Any:
@@ -171,60 +151,18 @@ class Guard(grpc.aio.ServerInterceptor):
         )
 
     def _guard_unary(
-        self, handler: Any, reading: asyncio.Semaphore, worker: str
+        self, handler: Any, reading: asyncio.Semaphore
     ) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def handle(_: Any, context: _Context) -> Any:
             try:
-                with self._count_call(worker):
-                    request = await self._request(handler.request_deserializer, context, reading)
-                    with self._count_waiting_call(worker, request):
-                        return await handler.unary_unary(request, context)
+                request = await self._request(handler.request_deserializer, context, reading)
+                return await handler.unary_unary(request, context)
             except WireError as error:
-                refusal = self._answer(error)
+                refusal = error.status, str(error), error.trailing_metadata
             # Outside `except` traceback and message are freed; `abort` takes a while.
             return await context.abort(*refusal)
 
         return handle
-
-    def _count_call(self, worker: str) -> AbstractContextManager[None]:
-        """Count a call while it is in progress; a caller that is no worker has no limit here.
-
-        Raises:
-            _RefusedError: if the worker has as many calls as it may.
-        """
-        return self._within(self._calls, worker, MAX_CALLS_PER_WORKER, "are in progress")
-
-    def _count_waiting_call(self, worker: str, request: Any) -> AbstractContextManager[None]:
-        """Count a call while it waits for what its message asks for; as `_counted`."""
-        waits = worker if getattr(request, "wait_seconds", 0.0) > 0.0 else ""
-        return self._within(self._waiting, waits, MAX_WAITS_PER_WORKER, "wait")
-
-    @contextlib.contextmanager
-    def _within(self, calls: Counter[str], worker: str, limit: int, doing: str) -> Iterator[None]:
-        if not worker:
-            yield
-            return
-        if calls[worker] >= limit:
-            self.refusals[CallRefusal.CALLS] += 1
-            raise _RefusedError(
-                CallRefusal.CALLS,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"calls: {limit} calls of this worker {doing} already, as many as may; repeat the"
-                " call later",
-            )
-        calls[worker] += 1
-        try:
-            yield
-        finally:
-            calls[worker] -= 1
-            if not calls[worker]:
-                del calls[worker]
-
-    def _answer(self, error: WireError) -> _Answer:
-        """Return what a call with an error ends with; count it if a caller is not who it says."""
-        if isinstance(error, PermissionDeniedError):
-            self.refusals[CallRefusal.IDENTITY] += 1
-        return error.status, str(error), error.trailing_metadata
 
     async def _request(
         self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore

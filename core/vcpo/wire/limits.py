@@ -60,12 +60,6 @@ MAX_CALLS = 8192
 """Concurrent calls of a server; further calls are refused, and their callers repeat them."""
 MAX_CALLS_PER_CONNECTION = 128
 """Concurrent calls of one connection; further calls wait at the caller."""
-MAX_CALLS_PER_WORKER = 3 * MAX_CALLS_PER_CONNECTION
-"""Concurrent calls of one worker, on all of its connections; further calls are refused. A worker
-has a connection, and perhaps some that it replaces."""
-MAX_WAITS_PER_WORKER = 16
-"""The same of calls that wait for something. A worker waits with three: for work, for a version,
-and for leases to interrupt."""
 MAX_MESSAGES_READ = 8
 """Messages that a server reads at one time, which bounds their memory; other messages wait."""
 MAX_CONTROL_MESSAGES_READ = 2

@@ -1,22 +1,18 @@
 """How much new work one worker may be granted, and how much of the granted work is surplus.
 
-The formulas are pure functions: `vcpo.control.admission` bounds the age of tokens, and
-`vcpo.control.quota` bounds what a single worker holds. This module gives them the run's numbers.
+`vcpo.control.admission` bounds the age of tokens; this module gives it the run's numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
-from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +20,8 @@ class WorkRequest:
     """A worker's request for prompts."""
 
     worker_id: str
+    process_id: str
+    """Random, of the worker's process."""
     rollout_group: str
     incarnation: str
     held_policy_version: int
@@ -39,16 +37,10 @@ class WorkRequest:
 class Admission:
     """Decides how much work is granted. Owner: the learner's event loop."""
 
-    def __init__(
-        self, spec: VCPORunSpec, ledger: TrajectoryLedger, registry: WorkerRegistry
-    ) -> None:
+    def __init__(self, spec: VCPORunSpec, ledger: TrajectoryLedger) -> None:
         self._spec = spec
         self._batch = spec.batch
-        self._max_sequences = {
-            group.name: group.max_concurrent_sequences for group in spec.rollouts
-        }
         self._ledger = ledger
-        self._registry = registry
 
     def grant(
         self,
@@ -66,7 +58,7 @@ class Admission:
         if current.is_running:
             leases = current.grant(
                 request.worker_id,
-                max_trajectories=self._evaluation_responses(request, current),
+                max_trajectories=request.max_trajectories,
                 policy_version=policy_version,
             )
         if leases or current.is_exclusive:
@@ -94,31 +86,8 @@ class Admission:
             over_provision_ratio=batch.over_provision_ratio,
         )
         remaining = self._spec.steps * batch.trajectories - accepted - counts.in_flight
-        max_groups = self._max_sequences_of(request.rollout_group) // batch.trajectories_per_prompt
-        quota = self._quota(
-            request.worker_id,
-            self._ledger.leases.in_flight_by_worker(),
-            budget=counts.in_flight + admissible,
-            places=max_groups * batch.trajectories_per_prompt,
-            group=batch.trajectories_per_prompt,
-        )
-        most = min(admissible, remaining, quota, request.max_trajectories)
+        most = min(admissible, remaining, request.max_trajectories)
         return self._ledger.num_groups_within(most)
-
-    def _evaluation_responses(self, request: WorkRequest, current: EvaluationRound) -> int:
-        """Return how many responses of a round a worker may be granted now.
-
-        The budget is the number of missing responses. As it shrinks, so does the number that
-        untrusted workers may hold, so they cannot keep a round from ending.
-        """
-        quota = self._quota(
-            request.worker_id,
-            current.leases.in_flight_by_worker(),
-            budget=current.num_missing,
-            places=self._max_sequences_of(request.rollout_group),
-            group=self._spec.evaluation.samples_per_prompt,
-        )
-        return min(request.max_trajectories, quota)
 
     def surplus_trajectories(self, policy_version: int) -> int:
         """Return how many trajectories in flight an over-provisioned run does not need."""
@@ -132,32 +101,4 @@ class Admission:
             accepted=counts.buffered + counts.consumed,
             in_flight=counts.in_flight,
             over_provision_ratio=self._batch.over_provision_ratio,
-        )
-
-    def _max_sequences_of(self, rollout_group: str) -> int:
-        """Return how many sequences a worker generates at once; the maximum if it is unknown."""
-        return self._max_sequences.get(rollout_group, max(self._max_sequences.values()))
-
-    def _quota(
-        self, worker_id: str, held: Mapping[str, int], *, budget: int, places: int, group: int
-    ) -> int:
-        """Return a worker's quota, see `vcpo.control.quota`."""
-        own = self._registry.trust_of(worker_id)
-        if own is Trust.TRUSTED:  # of a thousand workers nearly all: count the others for none
-            return max(0, places - held.get(worker_id, 0))
-        trust = {worker.worker_id: worker.trust for worker in self._registry.workers()}
-        holders = LeaseHolders(
-            budget=budget,
-            num_trusted=sum(one is Trust.TRUSTED for one in trust.values()),
-            num_new=sum(one is Trust.NEW for one in trust.values()),
-            held_by_untrusted=sum(
-                number for name, number in held.items() if trust.get(name) is not Trust.TRUSTED
-            ),
-        )
-        return quota_trajectories(
-            holders,
-            own,
-            places=places,
-            held=held.get(worker_id, 0),
-            group=group,
         )

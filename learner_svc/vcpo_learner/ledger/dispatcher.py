@@ -7,13 +7,11 @@ is granted) and the worker registry. It never blocks, and the clock is injected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import Rollbacks
 from vcpo.api import VCPORunSpec
-from vcpo.control.quota import Trust
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
@@ -33,11 +31,9 @@ from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import (
     RegisteredWorker,
     SetAsideWorker,
-    SetAsideWorkers,
-    WorkerCounters,
     WorkerRegistry,
-    max_workers,
 )
+from vcpo_learner.troubles import Troubles
 
 _POLL_S = 1.0
 """Waiting loops run at least this often, because leases expire without a notification."""
@@ -55,13 +51,13 @@ class Dispatcher:
         spec: VCPORunSpec,
         ledger: TrajectoryLedger,
         registry: WorkerRegistry,
+        troubles: Troubles,
         incarnation: str,
         clock: Clock,
     ) -> None:
         self.accepted_tokens = 0
         """Response tokens of accepted training trajectories."""
-        self.failures = FailureWatch(spec, registry, clock, holds_lease=self._holds_lease)
-        self.set_aside_workers = SetAsideWorkers(max_workers=max_workers(spec))
+        self.failures = FailureWatch(spec, registry, clock, troubles)
         self.phase = RunPhase.RUNNING
         """Phase of the run; work is granted in `RUNNING` only."""
         self.policy_version = 0
@@ -73,8 +69,8 @@ class Dispatcher:
         self._incarnation = incarnation
         self._clock = clock
         self._registry = registry
-        self._admission = Admission(spec, ledger, registry)
-        self._weight_updates = WorkerCounters(max_workers=4 * max_workers(spec))
+        self._troubles = troubles
+        self._admission = Admission(spec, ledger)
         self._new_round = partial(EvaluationRound, spec, incarnation=incarnation, clock=clock)
         self._round = self._new_round(step=None)
         self._changed = ChangeNotifier()
@@ -103,18 +99,23 @@ class Dispatcher:
         """Return the workers that have asked for work and are not lost."""
         return self._registry.workers()
 
-    def is_known(self, worker_id: str) -> bool:
-        """Return whether a worker is registered and not lost, or holds leases."""
-        return self._registry.is_alive(worker_id) or self._holds_lease(worker_id)
+    def set_aside_process(self, process_id: str) -> SetAsideWorker | None:
+        """Return why a process was set aside; None if it was not."""
+        return self._registry.set_aside_process(process_id)
 
-    def holder_of(self, lease_id: str) -> str | None:
-        """Return the worker of an open lease, of training or evaluation; None if it is not open."""
-        lease = self._book_of(lease_id).get(lease_id)
-        return None if lease is None else lease.worker_id
+    @property
+    def latest_set_aside(self) -> list[SetAsideWorker]:
+        """The last workers that were set aside, the latest first."""
+        return list(self._registry.latest_set_aside)
+
+    @property
+    def num_set_aside(self) -> Mapping[SetAsideCause, int]:
+        """Workers that were set aside, by cause."""
+        return self._registry.num_set_aside
 
     def weight_updates(self) -> WeightUpdates:
         """Count the versions that workers took, over all workers."""
-        return self._weight_updates.total
+        return self._registry.weight_updates
 
     def resume_at(self, policy_version: int) -> None:
         """Continue a run that has taken `policy_version` steps."""
@@ -166,20 +167,18 @@ class Dispatcher:
           again, because its request as a holder of the old version will hardly be granted;
         * if the worker is deregistered while it waits, because a host that saw it die relies on it
           getting no more work;
-        * if the worker sends another request while it waits: it has given up this one;
-        * if the worker was set aside.
+        * if the worker sends another request while it waits: it has given up this one.
         """
         deadline_s = self._clock() + wait_s
         worker_id = request.worker_id
-        if worker_id in self.set_aside_workers:
-            return []
         number = self._registry.record_request(
             worker_id,
             request.rollout_group,
             request.held_policy_version,
+            process_id=request.process_id,
             peak_memory_bytes=request.peak_memory_bytes,
+            weight_updates=request.weight_updates,
         )
-        self._weight_updates.set(worker_id, request.weight_updates)
         self._release_lost(request)
         while self.phase is RunPhase.RUNNING and self._registry.record_contact(
             worker_id, request_number=number
@@ -217,8 +216,6 @@ class Dispatcher:
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
             self.failures.record_success(worker_id)
-            if self._registry.trust_of(worker_id) is not Trust.TRUSTED:  # now all may hold more
-                self._changed.notify()
         self._registry.record_contact(worker_id, num_accepted=num_accepted)
         self._arrived.notify()
         return outcomes
@@ -241,14 +238,14 @@ class Dispatcher:
         A prompt that is too long is given up at once. A worker that fails where others deliver is
         set aside.
         """
-        book = self._book_of(lease_id)
+        book, fault = self._book_of(lease_id), None
         if book.has_issued(lease_id):  # not of a learner before
             granted_s = book.granted_s(lease_id)
-            self.failures.record_failure(worker_id, failure, granted_s=granted_s)
+            fault = self.failures.record_failure(worker_id, failure, granted_s=granted_s)
         self._registry.record_contact(worker_id)
         owner = self._round if book is self._round.leases else self.ledger
         owner.fail(lease_id, is_too_long=failure.cause is FailureCause.TOO_LONG)
-        if (fault := self.failures.fault_of(worker_id, failure)) is not None:
+        if fault is not None:
             self.set_aside(worker_id, SetAsideCause.FAILING, fault)
         self.notify()
 
@@ -278,30 +275,23 @@ class Dispatcher:
         return released
 
     def set_aside(self, worker_id: str, cause: SetAsideCause, message: str) -> None:
-        """Take a worker out of the run, until another process works under its name.
+        """Take a worker's process out of the run; another one may work under its name.
 
         Its leases end, its buffered groups are dropped, and their prompts are granted again. Its
-        next call is refused with the cause (`vcpo_learner.services.callers`), it exits, and its
-        host replaces it. What it began and released before is resumed by others and stays.
+        next request for work is refused with the cause, it exits, and its host replaces it. What it
+        began and released before is resumed by others and stays.
 
         message: what it did, as a clause without a full stop.
         """
-        if worker_id in self.set_aside_workers:
+        if worker_id not in self._registry and any(
+            each.worker_id == worker_id for each in self.latest_set_aside
+        ):
             return
         self.ledger.set_aside(worker_id)
         self._round.release(worker_id, ())
-        known = {each.worker_id: each.rollout_group for each in self._registry.workers()}
-        self._registry.deregister(worker_id)
+        worker = self._registry.set_aside(worker_id, cause, message)
         self.failures.forget(worker_id)
-        self.set_aside_workers.add(
-            SetAsideWorker(
-                worker_id=worker_id,
-                rollout_group=known.get(worker_id, ""),
-                cause=cause,
-                message=message,
-                time_s=self._clock(),
-            )
-        )
+        self._troubles.event("WorkerSetAside", f"{worker_id}: {worker.sentence}")
         self.notify()
 
     async def next_batch(self) -> list[Lease] | None:
@@ -396,20 +386,14 @@ class Dispatcher:
             return []
         if current.is_exclusive and not self._holds_newest(request):
             return []
-        if (most := self.failures.max_groups(request.worker_id)) is not None:
-            if most == 0 or self._holds_lease(request.worker_id):
-                return []
-            group = most * self._spec.batch.trajectories_per_prompt
-            request = replace(request, max_trajectories=min(group, request.max_trajectories))
+        if self.failures.must_wait(request.worker_id):
+            return []
         return self._admission.grant(
             request,
             current,
             policy_version=self.policy_version,
             lag_limit_steps=self.lag_limit_steps,
         )
-
-    def _holds_lease(self, worker_id: str) -> bool:
-        return any(book.held_by(worker_id) for book in (self.ledger.leases, self._round.leases))
 
     def _holds_newest(self, request: WorkRequest) -> bool:
         is_ours = request.incarnation == self._incarnation
@@ -436,7 +420,7 @@ class Dispatcher:
         return surplus > 0
 
     def _expire(self) -> None:
-        """Drop late groups, end expired leases, and mark their workers as doubted."""
+        """Drop late groups and end expired leases."""
         self.ledger.drop_late(
             policy_version=self.ledger.version,
             max_policy_lag_steps=self._max_policy_lag_steps,
@@ -444,7 +428,7 @@ class Dispatcher:
         )
         expired = self.ledger.expire() + self._round.expire()
         for worker_id in expired:
-            self._registry.mark_doubted(worker_id)
+            self.failures.record_expired(worker_id)
         if expired:
             self.notify()
 

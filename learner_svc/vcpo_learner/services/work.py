@@ -6,7 +6,7 @@ from typing import Any
 
 from vcpo.api import VCPORunSpec
 from vcpo.records.weight_updates import WeightUpdates
-from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
+from vcpo.wire.errors import InvalidMessageError, SetAsideError, check_id, check_wait
 from vcpo.wire.failures import failure_from_message
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
@@ -21,7 +21,7 @@ from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.services.callers import Callers, ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.weights.store import PolicyStore
 
 _MAX_SEQUENCES = 65_536
@@ -45,15 +45,12 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         dispatcher: Dispatcher,
         spec: VCPORunSpec,
         bounds: ResponseBounds | None = None,
-        callers: Callers | None = None,
     ) -> None:
         """Serve a dispatcher.
 
-        callers: those of the learner's other services; None binds names for this one alone.
         bounds: of the run's model; None applies the bounds of the spec only.
         """
         self._dispatcher = dispatcher
-        self._callers = callers or Callers(dispatcher)
         self._spec = spec
         self._bounds = bounds or ResponseBounds.from_spec(spec)
 
@@ -61,13 +58,16 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.LeaseRequest, context: Any
     ) -> work_pb2.LeaseResponse:
         """Grant admissible prompts; wait for some up to `wait_seconds`."""
-        self._callers.admit(request.worker_id, context)
-        check_id("rollout_group", request.rollout_group)
+        for field in ("worker_id", "process_id", "rollout_group"):
+            check_id(field, getattr(request, field))
+        if (worker := self._dispatcher.set_aside_process(request.process_id)) is not None:
+            raise SetAsideError(worker.cause, worker.message)
         if not 1 <= request.max_trajectories <= _MAX_SEQUENCES:
             requirement = f"1 to {_MAX_SEQUENCES}"
             raise InvalidMessageError("max_trajectories", request.max_trajectories, requirement)
         work = WorkRequest(
             worker_id=request.worker_id,
+            process_id=request.process_id,
             rollout_group=request.rollout_group,
             incarnation=request.incarnation,
             held_policy_version=request.held_policy_version,
@@ -97,7 +97,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
         """Accept trajectories, or a failure in their place; answer when the ledger keeps them."""
-        self._callers.admit(request.worker_id, context, lease_ids=[request.lease_id])
+        check_id("worker_id", request.worker_id)
         check_id("lease_id", request.lease_id)
         if request.HasField("failure"):
             if request.trajectories:
@@ -123,7 +123,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.ReleaseRequest, context: Any
     ) -> work_pb2.ReleaseResponse:
         """End some or all leases of a worker; answer when their partial responses are kept."""
-        self._callers.admit(request.worker_id, context, lease_ids=request.lease_ids)
+        check_id("worker_id", request.worker_id)
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         if partials:
@@ -134,7 +134,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         self, request: work_pb2.RecallRequest, context: Any
     ) -> work_pb2.RecallResponse:
         """Return a worker's preempted leases; wait for one that it does not know."""
-        self._callers.admit(request.worker_id, context)
+        check_id("worker_id", request.worker_id)
         wait_s = check_wait("wait_seconds", request.wait_seconds)
         lease_ids = await self._dispatcher.wait_for_preemptions(
             request.worker_id, request.heard_lease_ids, wait_s=wait_s
@@ -191,17 +191,16 @@ def _lease_message(lease: Lease, spec: VCPORunSpec) -> work_pb2.Lease:
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Describes the policy store's newest version, the same to every worker."""
 
-    def __init__(self, store: PolicyStore, registry: WorkerRegistry, callers: Callers) -> None:
+    def __init__(self, store: PolicyStore, registry: WorkerRegistry) -> None:
         self._store = store
         self._registry = registry
-        self._callers = callers
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
         """Describe the newest version; wait for one that the caller does not hold."""
-        self._callers.admit(request.worker_id, context)
-        self._registry.record_weights_call(request.worker_id)
+        check_id("worker_id", request.worker_id)
+        self._registry.record_contact(request.worker_id)
         holds_one = request.HasField("held_policy_version")
         policy = await self._store.wait_for_newest(
             held_incarnation=request.held_incarnation,

@@ -182,7 +182,7 @@ class LearnerGauges:
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
-        self._raise(metrics.workers_set_aside, dispatcher.set_aside_workers.counts)
+        self._raise(metrics.workers_set_aside, dispatcher.num_set_aside)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         signals = self._signals.message()

@@ -181,9 +181,7 @@ class SignalWindow:
             seconds_since_step=now.time_s - self._last_step_s,
             failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
             failures_in_a_row=dispatcher.failures.in_a_row,
-            set_aside=[
-                _set_aside_message(one, now.time_s) for one in dispatcher.set_aside_workers.latest
-            ],
+            set_aside=[_set_aside_message(one, now.time_s) for one in dispatcher.latest_set_aside],
             failure=self._failure,
             skipped_steps_in_a_row=self._skipped_in_a_row,
             skip_reason=self._skip_reason,

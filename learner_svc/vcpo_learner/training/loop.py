@@ -132,7 +132,6 @@ class TrainingLoop:
             if await self._redo_steps():
                 await self._take_steps()
         except TooManyFailuresError as error:
-            self.report_failures()
             self.event("Failed", str(error))
             if self._dispatcher.policy_version > 0:
                 await self._saver.save()
@@ -147,16 +146,6 @@ class TrainingLoop:
         """Write the events of the redo log since the last call."""
         for kind, message in self._log.take_events():
             self.event(kind, message)
-
-    def report_failures(self) -> None:
-        """Write the events of failed generations and of workers that were set aside.
-
-        A generation that fails in a new way is an event, and so is every hundredth in that way.
-        """
-        for line in self._dispatcher.failures.take_event_lines():
-            self.event("GenerationFailed", line)
-        for line in self._dispatcher.set_aside_workers.take_event_lines():
-            self.event("WorkerSetAside", line)
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""

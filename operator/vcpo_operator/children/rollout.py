@@ -16,7 +16,6 @@ from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build
 from vcpo_operator.children.pod_template.resources import ModelNeeds, model_needs
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
-    SCRATCH_PATH,
     Workload,
     downloads_model,
     near,
@@ -123,8 +122,6 @@ def _command(parent: Parent, group: RolloutGroup) -> list[str]:
         f"--learner={learner_name(parent.name)}:{LEARNER_PORT}",
         f"--group={group.name}",
         "--worker-id=$(POD_NAME)",
-        # It lives as long as the pod, so a restarted container goes on under the pod's name.
-        f"--identity-file={SCRATCH_PATH}/vcpo-worker-identity",
         f"--listen=0.0.0.0:{ROLLOUT_PORT}",
         f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
         *transport_arguments(parent, ROLLOUT_HEALTH_PORT),

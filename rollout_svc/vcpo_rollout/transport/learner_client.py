@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -78,6 +79,7 @@ class LearnerClient:
         self._submit_bytes = submit_bytes
         self._retries = retries or Retries()
         self._worker_id = worker_id
+        self._process_id = secrets.token_hex(16)
         self._rollout_group = rollout_group
         self._work = work_pb2_grpc.WorkServiceStub(channel)
         self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
@@ -98,6 +100,7 @@ class LearnerClient:
         """
         request = work_pb2.LeaseRequest(
             worker_id=self._worker_id,
+            process_id=self._process_id,
             rollout_group=self._rollout_group,
             incarnation=held.incarnation,
             held_policy_version=held.policy_version,

@@ -36,7 +36,6 @@ def options(run_file) -> Options:
         tls=None,
         plain_text=False,
         health_listen=None,
-        identity_file=None,
         ready_file=None,
         exit_with_parent=False,
     )

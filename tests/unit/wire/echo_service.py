@@ -13,7 +13,6 @@ SERVICE = "vcpo.wire.v1.PolicyService"
 
 KEY = "right-key"
 KEYS = {CallerRole.WORKER: KEY}
-IDENTITY = "own-key-of-w"
 
 
 TIMEOUT_S = 30.0

@@ -10,7 +10,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.unit.wire.echo_service import (
-    IDENTITY,
     KEY,
     KEYS,
     SERVICE,
@@ -21,7 +20,7 @@ from tests.unit.wire.echo_service import (
 from vcpo.wire import guard as guard_module
 from vcpo.wire import limits
 from vcpo.wire.client import open_channel
-from vcpo.wire.guard import CallRefusal, Guard
+from vcpo.wire.guard import Guard
 from vcpo.wire.limits import server_options
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc
@@ -105,7 +104,7 @@ async def test_of_what_a_stranger_sends_the_server_takes_in_next_to_nothing(meth
 
 async def test_what_a_friend_sends_it_asks_for_a_mebibyte_at_a_time():
     async with serve(keys=KEYS) as address:
-        shown = ("authorization", f"Bearer {KEY}"), ("vcpo-worker-identity", IDENTITY)
+        shown = [("authorization", f"Bearer {KEY}")]
         assert await window_for(address, GET_MANIFEST, *shown) >= 1 << 20
 
 
@@ -174,90 +173,6 @@ async def test_whoever_steers_a_run_waits_for_no_message_of_its_workers():
             one.cancel()
 
 
-class Patient(Echo):
-    """Answers who waits once it is told to, and everybody else at once."""
-
-    def __init__(self):
-        self.num_waiting = 0
-        self.may_answer = asyncio.Event()
-
-    async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
-        if request.wait_seconds:
-            self.num_waiting += 1
-            await self.may_answer.wait()
-        return policy_pb2.PolicyManifest(policy_version=7)
-
-
-def wait_for_manifest(channel, wait_s=20.0):
-    request = policy_pb2.GetManifestRequest(worker_id="w", wait_seconds=wait_s)
-    return policy_pb2_grpc.PolicyServiceStub(channel).GetManifest(request, timeout=TIMEOUT_S)
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def test_one_worker_waits_with_so_many_calls_and_the_others_go_on():
-    patient, guard = Patient(), Guard(KEYS)
-    async with (
-        serve(patient, guard=guard) as address,
-        open_channel(address, key=KEY, identity=IDENTITY) as one,
-        open_channel(address, key=KEY, identity="own-key-of-x") as another,
-    ):
-        waiting = [wait_for_manifest(one) for _ in range(limits.MAX_WAITS_PER_WORKER)]
-        await until(lambda: patient.num_waiting == len(waiting))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await wait_for_manifest(one)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.value.details() == (
-            "calls: 16 calls of this worker wait already, as many as may; repeat the call later"
-        )
-        assert guard.refusals == {CallRefusal.CALLS: 1}
-        assert await manifest(one) == 7  # a call that does not wait
-        waiting.append(wait_for_manifest(another))
-        await until(lambda: patient.num_waiting == len(waiting))
-        waiting[0].cancel()  # what a worker gives up makes room
-        await until(lambda: guard._waiting[IDENTITY] < limits.MAX_WAITS_PER_WORKER)
-        waiting[0] = wait_for_manifest(one)
-        patient.may_answer.set()
-        assert [(await each).policy_version for each in waiting] == [7] * len(waiting)
-    assert guard.refusals == {CallRefusal.CALLS: 1}
-    assert not guard._waiting
-    assert not guard._calls
-
-
-async def test_one_worker_has_so_many_calls_of_every_kind_in_progress(monkeypatch):
-    monkeypatch.setattr(guard_module, "MAX_CALLS_PER_WORKER", 2)
-    patient = Patient()
-    async with (
-        serve(patient, keys=KEYS) as address,
-        open_channel(address, key=KEY, identity=IDENTITY) as one,
-        open_channel(address, key=KEY, identity="own-key-of-x") as another,
-    ):
-        waiting = [wait_for_manifest(one) for _ in range(2)]
-        await until(lambda: patient.num_waiting == 2)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await manifest(one)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.value.details() == (
-            "calls: 2 calls of this worker are in progress already, as many as may; repeat the"
-            " call later"
-        )
-        assert await manifest(another)
-        patient.may_answer.set()
-        assert [(await each).policy_version for each in waiting] == [7, 7]
-        assert await manifest(one) == 7
-
-
-def test_a_worker_that_keeps_to_its_protocol_never_meets_these_limits():
-    # It waits for work, for a version and for what it shall interrupt. All calls of one channel are
-    # at most 128; it may have one, and perhaps some that it replaces.
-    assert limits.MAX_WAITS_PER_WORKER >= 2 * 3
-    assert limits.MAX_CALLS_PER_WORKER >= 3 * limits.MAX_CALLS_PER_CONNECTION
-
-
 async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
     async with serve() as address:
@@ -276,7 +191,7 @@ async def test_refused_calls_are_counted_by_reason():
     guard = Guard(KEYS)
     async with serve(guard=guard) as address:
         for key in (None, "wrong", KEY):
-            async with open_channel(address, key=key, identity=IDENTITY) as channel:
+            async with open_channel(address, key=key) as channel:
                 with pytest.raises(grpc.aio.AioRpcError):
                     await manifest(channel, timeout=None)
     assert guard.refusals == {"key": 2, "deadline": 1}

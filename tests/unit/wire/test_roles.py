@@ -73,20 +73,12 @@ async def status_of(channel: grpc.aio.Channel, method: str) -> str:
 @pytest.mark.parametrize("role", list(CallerRole))
 async def test_a_key_opens_the_methods_of_its_role_and_no_other(server, role):
     started, address = server
-    async with open_channel(address, key=KEYS[role], identity="own") as channel:
+    async with open_channel(address, key=KEYS[role]) as channel:
         refused = {
             method for method in METHODS if await status_of(channel, method) == "PERMISSION_DENIED"
         }
     assert METHODS - refused == ALLOWED[role]
     assert started.guard.refusals == {"role": len(METHODS - ALLOWED[role])}
-
-
-async def test_a_worker_that_shows_no_key_of_its_own_is_refused(server):
-    started, address = server
-    async with open_channel(address, key=KEYS[CallerRole.WORKER]) as channel:
-        status = await status_of(channel, "/vcpo.wire.v1.WorkService/Submit")
-    assert status == "UNAUTHENTICATED"
-    assert started.guard.refusals == {"key": 1}
 
 
 def test_the_table_knows_every_method_and_no_other():

@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.unit.wire.echo_service import (
-    IDENTITY,
     KEY,
     KEYS,
     SERVICE,
@@ -46,7 +45,7 @@ def address(server) -> str:
 
 @pytest.fixture
 async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(address, key=KEY, identity=IDENTITY) as opened:
+    async with open_channel(address, key=KEY) as opened:
         yield opened
 
 
@@ -172,7 +171,6 @@ class TestSizes:
                     "w" * MAX_MESSAGE_BYTES,
                     metadata=[
                         ("authorization", f"Bearer {KEY}"),
-                        ("vcpo-worker-identity", IDENTITY),
                     ],
                 )
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -24,8 +24,6 @@ from vcpo.wire.v1 import control_pb2, policy_pb2, work_pb2
 
 AUTHORIZATION: Final = "authorization"
 """Metadata key under which a caller shows its role's key."""
-IDENTITY: Final = "vcpo-worker-identity"
-"""Metadata key under which a worker shows, to the learner alone, the key of its own."""
 
 _KEY_BYTES = 32
 

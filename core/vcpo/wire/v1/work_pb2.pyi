@@ -169,6 +169,7 @@ class LeaseRequest(_message.Message):
     ADAPTER_SWAPS_FIELD_NUMBER: _builtins.int
     MERGED_VERSIONS_FIELD_NUMBER: _builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
     """Name of the worker's rollout group in the run's spec."""
@@ -193,6 +194,8 @@ class LeaseRequest(_message.Message):
     merged_versions: _builtins.int
     peak_memory_bytes: _builtins.int
     """Most memory that the worker's process has had resident since its start, in bytes."""
+    process_id: _builtins.str
+    """Random, of the worker's process."""
     @_builtins.property
     def held_leases(self) -> Global___HeldLeases:
         """All leases that the worker holds. The learner requeues the prompts of its other leases, for
@@ -213,10 +216,11 @@ class LeaseRequest(_message.Message):
         adapter_swaps: _builtins.int = ...,
         merged_versions: _builtins.int = ...,
         peak_memory_bytes: _builtins.int = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held_leases", b"held_leases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_swaps", b"adapter_swaps", "held_leases", b"held_leases", "held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "merged_versions", b"merged_versions", "peak_memory_bytes", b"peak_memory_bytes", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_swaps", b"adapter_swaps", "held_leases", b"held_leases", "held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "merged_versions", b"merged_versions", "peak_memory_bytes", b"peak_memory_bytes", "process_id", b"process_id", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

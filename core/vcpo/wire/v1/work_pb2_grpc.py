@@ -33,13 +33,9 @@ class WorkServiceStub:
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     def __init__(self, channel):
@@ -78,13 +74,9 @@ class WorkServiceServicer:
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     def Lease(self, request, context):
@@ -157,13 +149,9 @@ class WorkService:
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     @staticmethod

@@ -34,13 +34,9 @@ class WorkServiceStub:
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     @_typing.overload
@@ -70,13 +66,9 @@ class WorkServiceAsyncStub(WorkServiceStub):
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -102,13 +94,9 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
     is leased again.
 
-    A worker shows a random key of its own in the metadata `vcpo-worker-identity` of every call. Its
-    name is bound to that key while it is known to the learner. A call under the name with another
-    key, or for a lease of another worker, is refused with PERMISSION_DENIED.
-
     A worker that the learner has set aside is refused with FAILED_PRECONDITION and the cause, a value
-    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`. It exits. A new
-    process has another key, and the name is free for it.
+    of vcpo.records.reasons.SetAsideCause, in the trailing metadata `vcpo-set-aside`, when it asks for
+    work. It exits. A new process has another process_id and may use the name.
     """
 
     @_abc_1.abstractmethod

@@ -16,6 +16,7 @@ from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.troubles import Troubles
 
 MISSING = Failure(
     cause=FailureCause.REWARD,
@@ -25,13 +26,14 @@ MISSING = Failure(
 )
 
 
-def watch(clock=None, **policy):
+def watch(clock=None, events=None, **policy):
     """The watch of a run whose only worker is `w`."""
-    clock = clock or ManualClock()
+    clock, events = clock or ManualClock(), [] if events is None else events
     spec = make_run(failurePolicy={"maxFailuresInARow": 3, **policy}).spec
     registry = WorkerRegistry(clock)
     registry.record_request("w", "main", 0)
-    return FailureWatch(spec, registry, clock, holds_lease=lambda _: False)
+    troubles = Troubles(spec, clock, lambda *event: events.append(event))
+    return FailureWatch(spec, registry, clock, troubles)
 
 
 def fail(watched, times, failure=MISSING):
@@ -45,7 +47,7 @@ def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_p
     watched.check()
     fail(watched, 1)
     said = (
-        r"^3 generations in a row failed, on 'w', the only worker at work; 3 of them: "
+        r"^3 generations in a row failed, on 'w'; 3 of them: "
         r"environment 'sort_digits': reward: KeyError: 'answer' \(/app/task.py:12\)\."
         r".*maxFailuresInARow"
     )
@@ -90,12 +92,12 @@ def test_the_most_frequent_causes_are_named_first():
         watched.check()
 
 
-def test_each_event_line_is_taken_once():
-    watched = watch()
-    fail(watched, 150)
+def test_the_first_three_equal_failures_are_told_then_the_tenth_and_the_hundredth():
+    events = []
+    fail(watch(events=events), 150)
     line = "environment 'sort_digits': reward: KeyError: 'answer' (/app/task.py:12)"
-    assert watched.take_event_lines() == [line, f"{line}; 100 times so far"]
-    assert watched.take_event_lines() == []
+    told = [line] * 3 + [f"{line}; {number} times so far" for number in (10, 100)]
+    assert events == [("GenerationFailed", each) for each in told]
 
 
 async def fail_leases(fixture, times):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, make_trajectories, work_request
 from vcpo.records.reasons import DropReason, SetAsideCause
-from vcpo_learner.ledger.worker_registry import SetAsideWorker, SetAsideWorkers
 
 WHY = SetAsideCause.MISMATCH, "0.4 nats a token off"
 
@@ -80,7 +77,6 @@ async def test_it_gets_no_more_work_not_even_what_it_waits_for(fixture):
     fixture.dispatcher.set_aside("bad", *WHY)
     assert await waiting == []
     fixture.dispatcher.release("good", ())
-    assert await lease(fixture, "bad", 1) == []
     assert [each.worker_id for each in fixture.dispatcher.workers()] == []
     assert await lease(fixture, "good", 1) != []
 
@@ -103,37 +99,16 @@ async def test_it_is_told_once_with_its_group_and_the_reason(fixture):
     fixture.clock.advance(5.0)
     for _ in range(2):
         fixture.dispatcher.set_aside("bad", *WHY)
-    workers = fixture.dispatcher.set_aside_workers
-    assert workers.take_event_lines() == ["bad: mismatch: 0.4 nats a token off"]
-    assert workers.take_event_lines() == []
-    assert workers.counts == {SetAsideCause.MISMATCH: 1}
-    (told,) = workers.latest
+    assert fixture.events == [("WorkerSetAside", "bad: mismatch: 0.4 nats a token off")]
+    assert fixture.dispatcher.num_set_aside == {SetAsideCause.MISMATCH: 1}
+    (told,) = fixture.dispatcher.latest_set_aside
     assert (told.worker_id, told.rollout_group, told.time_s) == ("bad", "main", 1005.0)
 
 
 async def test_another_process_under_its_name_begins_anew(fixture):
+    await lease(fixture, "bad", 1)
     fixture.dispatcher.set_aside("bad", *WHY)
-    fixture.dispatcher.set_aside_workers.readmit("bad")
-    assert await lease(fixture, "bad", 1) != []
-    fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.dispatcher.set_aside_workers.counts.total() == 2
-
-
-@given(names=st.lists(st.integers(0, 30), max_size=100))
-def test_however_many_are_set_aside_a_bounded_number_is_remembered_and_all_are_counted(names):
-    workers = SetAsideWorkers(max_workers=5)
-    for number in names:
-        workers.add(
-            SetAsideWorker(
-                worker_id=f"w-{number}",
-                rollout_group="main",
-                cause=SetAsideCause.FAILING,
-                message="",
-                time_s=0.0,
-            )
-        )
-    remembered = {f"w-{number}" for number in range(31) if f"w-{number}" in workers}
-    assert len(remembered) <= 5
-    assert remembered <= {f"w-{number}" for number in names}
-    assert workers.counts.total() == len(names)
-    assert [one.worker_id for one in workers.latest] == [f"w-{n}" for n in names[::-1][:16]]
+    request = work_request(worker_id="bad", process_id="later", room=2)
+    assert await fixture.dispatcher.lease(request, wait_s=0.0)
+    assert fixture.dispatcher.set_aside_process("later") is None
+    assert fixture.dispatcher.set_aside_process("bad").message == WHY[1]

@@ -14,7 +14,7 @@ from vcpo.service.vocabulary import num_tokens
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.packing import ExpertRoutes, RouterLayout
 from vcpo.wire.trajectory import FinishReason, TokenSpan
-from vcpo_learner.services.callers import ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 
 BOUNDS = ResponseBounds(
     vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0

@@ -16,10 +16,12 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.fixtures.rollout.worker import learner_fixture, serve_services
+from vcpo.records.reasons import SetAsideCause
+from vcpo.wire.errors import set_aside_error
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_learner.services.callers import ResponseBounds
+from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 
 
@@ -33,6 +35,7 @@ async def fixture():
 def lease_request(**changes):
     values = {
         "worker_id": "w",
+        "process_id": "p",
         "rollout_group": "main",
         "incarnation": INCARNATION,
         "max_trajectories": 2,
@@ -253,3 +256,23 @@ async def test_every_worker_is_told_the_same_files_whatever_it_holds(fixture):
     assert told == await stub.GetManifest(policy_pb2.GetManifestRequest(worker_id="v"), timeout=5)
     assert told == fixture.store.newest.manifest
     assert [(each.base_policy_version, each.policy_version) for each in told.deltas] == [(1, 2)]
+
+
+async def test_a_process_that_was_set_aside_hears_the_cause_and_the_next_one_works(fixture):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
+    await stub.Lease(lease_request(), timeout=5)
+    fixture.dispatcher.set_aside("w", SetAsideCause.MISMATCH, "0.4 nats a token off")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Lease(lease_request(), timeout=5)
+    told = set_aside_error(refused.value)
+    assert refused.value.code().name == "FAILED_PRECONDITION"
+    assert (told.cause, str(told)) == ("mismatch", "0.4 nats a token off")
+    assert (await stub.Lease(lease_request(process_id="later"), timeout=5)).leases
+
+
+def test_another_refusal_is_not_taken_for_the_end_of_a_worker():
+    for metadata in ((), (("vcpo-set-aside", "a word of a later vcpo"),), (("other", "failing"),)):
+        refusal = grpc.aio.AioRpcError(
+            grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata)
+        )
+        assert set_aside_error(refusal) is None

@@ -211,8 +211,8 @@ async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside
     learner = make_learner()
     learner.update.fresh = {"good": blocks(0.001), "bad": blocks(0.7)}
     assert await learner.run() is RunPhase.COMPLETE
-    assert learner.dispatcher.set_aside_workers.counts == {SetAsideCause.MISMATCH: 1}
-    assert "0.7 nats per token" in learner.dispatcher.set_aside_workers.get("bad").message
+    assert learner.dispatcher.num_set_aside == {SetAsideCause.MISMATCH: 1}
+    assert "0.7 nats per token" in learner.dispatcher.latest_set_aside[0].message
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -233,7 +233,7 @@ async def test_a_worker_of_another_model_that_comes_first_ends_no_run_that_await
     learner.update.finish = finish_step
     if comes:
         assert await learner.run() is RunPhase.COMPLETE
-        assert learner.dispatcher.set_aside_workers.get("bad") is not None
+        assert learner.dispatcher.latest_set_aside
     else:
         with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
             await learner.run()

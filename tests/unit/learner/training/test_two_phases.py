@@ -28,7 +28,6 @@ from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.ranks.sharding import place_model, whole
-from vcpo_learner.services.callers import Callers
 from vcpo_learner.services.work import PolicyService
 from vcpo_learner.training import shard_publication
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
@@ -100,7 +99,7 @@ class Leader(Rank):
         )
         self.server = WireServer(keys=None)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, fixture.registry, Callers(self.dispatcher)),
+            PolicyService(self.policies, fixture.registry),
             self.server.grpc_server,
         )
 

@@ -16,7 +16,6 @@ from tests.unit.rollout.transport.failing_service import (
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import SetAsideError, WireError
 from vcpo_rollout import __main__ as command
-from vcpo_rollout.transport.channels import worker_identity
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 
 DOUBTFUL = [
@@ -169,18 +168,12 @@ async def test_a_worker_that_was_set_aside_does_not_ask_again():
     assert len(failing.requests) == 1
 
 
-def test_it_ends_with_a_status_and_a_line_of_its_own_and_the_next_has_another_key(
-    monkeypatch, capsys, tmp_path
-):
+def test_it_ends_with_a_status_and_a_line_of_its_own(monkeypatch, capsys):
     async def run_worker(options):
         raise SetAsideError(SetAsideCause.MISMATCH, "0.4 nats a token off")
 
-    file = tmp_path / "identity"
-    first = worker_identity(file)
     monkeypatch.setattr(command, "run_worker", run_worker)
-    options = ["run.yaml", "--learner", "l", "--group", "g", "--identity-file", str(file)]
-    monkeypatch.setattr("sys.argv", ["vcpo_rollout", *options])
+    monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
     assert command.main() == 77
     line = "vcpo: ends: set aside by the learner: mismatch: 0.4 nats a token off"
     assert capsys.readouterr().err.splitlines()[-1] == line
-    assert worker_identity(file) != first
