@@ -2,6 +2,7 @@
 
 --environment  makes the environment, asks for prompts and has a small response judged
 --engine       imports the engines of the user's own, and loads no model
+--model        opens the tokenizer and each file of weights
 --samples N    samples and judges answers to the first N prompts; the weights are the model's own,
                as it lies on the disk, and new adapters are left out, as they change nothing
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import json
 import os
 import socket
 import sys
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
 
 from vcpo.api import VCPORun, VCPORunSpec, parse_run
@@ -80,6 +83,7 @@ def main() -> NoReturn:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--environment", action="store_true", help="try the environment")
     what.add_argument("--engine", action="store_true", help="try engines of the user's own")
+    what.add_argument("--model", action="store_true", help="try the model's files")
     what.add_argument("--samples", type=int, metavar="N", help="answer the first N prompts")
     parser.add_argument("--tokens", action="store_true", help="show prompts token by token")
     options = parser.parse_args()
@@ -94,6 +98,8 @@ def main() -> NoReturn:
             asyncio.run(try_environment(run))
         elif options.engine:
             _try_engines(run)
+        elif options.model:
+            _try_model(run)
         else:
             asyncio.run(try_run(run, options.samples, messages, shows_tokens=options.tokens))
     except StartError as error:
@@ -115,6 +121,39 @@ def _try_engines(run: VCPORun) -> None:
         for group in run.spec.rollouts:
             if ":" in group.engine_name:
                 find_engine(run.spec, group)
+
+
+def _try_model(run: VCPORun) -> None:
+    """Open the tokenizer and each file of weights, with the libraries that load them.
+
+    Raises:
+        StartError: with the field, if one is missing or cannot be read.
+    """
+    from safetensors import safe_open
+    from tokenizers import Tokenizer
+
+    folder = Path(run.spec.model.name)
+    index = folder / "model.safetensors.index.json"
+    names, has_index = ["model.safetensors"], index.is_file()
+    if has_index and not (folder / names[0]).is_file():  # transformers' order
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise StartError(
+            f"model.name: has no {', '.join(missing[:4])}; give a whole model's folder"
+        )
+    if (folder / "tokenizer.json").is_file():
+        names.append("tokenizer.json")
+    for name in names:
+        try:
+            if name == "tokenizer.json":
+                Tokenizer.from_file(str(folder / name))
+            else:
+                safe_open(folder / name, framework="numpy")  # its header is checked
+        except Exception as error:  # tokenizers has no class of its own for what it refuses
+            raise StartError(
+                f"model.name: has a {name} that cannot be read ({error}); copy or download it"
+                " again (a pointer of Git LFS: `git lfs pull`)"
+            ) from error
 
 
 async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:

@@ -188,11 +188,13 @@ MISTAKES = (
     Mistake(
         name="a model without a tokenizer",
         prepare=_without_tokenizer,
+        command=("try", FILE),
         says=("spec.model.name", "tokenizer"),
     ),
     Mistake(
         name="a model without an end token",
         prepare=_without_end,
+        command=("try", FILE),
         says=("spec.model.name", "names no end token", "set eos_token"),
     ),
     Mistake(

@@ -32,7 +32,6 @@ from vcpo.cli.init import init
 from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
-from vcpo.local.cpu_formats import cpu_flags, cpu_warnings
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.models import hub_problems
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
@@ -127,8 +126,7 @@ def run(
     found = watch_inspection(loaded)
     refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
     refuse(file, hub_problems(loaded))
-    slow = [*gpu_warnings(given.spec, use), *cpu_warnings(given.spec, [use], cpu_flags())]
-    warn(given, [*slow, *found.warnings])
+    warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
     with contextlib.ExitStack() as at_end:
         try:
@@ -158,7 +156,6 @@ def validate(file: RunFile, changes: Changes = None) -> None:
     refuse(file, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
-    slow |= dict.fromkeys(cpu_warnings(loaded.spec, uses, cpu_flags()))
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
     warn(loaded, [*slow, *found.warnings, *in_cluster])
     for problem in gpu_problems(loaded):  # the file may be for another machine

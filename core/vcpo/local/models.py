@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES
+from vcpo.api import FieldProblem, VCPORun
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
-from vcpo.api.workloads import Model, PromptFormat
-from vcpo.local.model_headers import folder_complaints
+from vcpo.api.workloads import Model
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
@@ -23,18 +21,6 @@ from vcpo.service.rotary_table import table_problems
 _NAME = "spec.model.name"
 _NEIGHBORS = 8
 _HUB_TIMEOUT_S = 10.0
-_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of tokenizers that have no end token of their own."""
-_OBSTACLES_TO_NORMS = {
-    "gpt_oss": "the attention sinks",
-    "minimax": "the linear attention",
-    "qwen3_5": "the linear attention",
-    "qwen3_5_moe": "the linear attention",
-    "qwen3_5_moe_text": "the linear attention",
-    "qwen3_5_text": "the linear attention",
-    "qwen3_next": "the linear attention",
-}
-"""The part of a family's models that uses a parameter out of the sight of gradient norms."""
 
 
 def model_folder(model: Model) -> Path | None:
@@ -65,9 +51,6 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         if message is not None:
             yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
-    may_lack = not _is_given(name) and not _is_offline()
-    for message in folder_complaints(folder, may_lack=may_lack):
-        yield FieldProblem(path=_NAME, value=repr(name), message=message)
     try:
         config = _read_config(folder)
     except (OSError, ValueError) as error:
@@ -87,9 +70,6 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         value = str(run.spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
     yield from table_problems(run.spec, config)
-    yield from _norm_problems(run.spec, config)
-    yield from _template_problems(run.spec, folder)
-    yield from _end_problems(name, folder)
 
 
 def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
@@ -179,74 +159,6 @@ def _neighbors(path: Path) -> str:
         return ""
     names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())[:_NEIGHBORS]
     return f"; that folder has {', '.join(names)}" if names else ""
-
-
-def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem]:
-    """Yield a problem if chat prompts lack a template; without tokenizer settings check nothing."""
-    settings = folder / "tokenizer_config.json"
-    if not settings.is_file() or (folder / "chat_template.jinja").is_file():
-        return
-    if '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace"):
-        return
-    environment = spec.environment
-    message = "needs a chat template, and this model's tokenizer has none"
-    if environment.prompt_format is PromptFormat.CHAT:
-        cure = f"{message}; use 'plain' or 'auto'"
-        yield FieldProblem(path="spec.environment.promptFormat", value="'chat'", message=cure)
-    if environment.system_prompt is not None:
-        cure = f"{message}; write it into the environment's prompts"
-        value = repr(environment.system_prompt)
-        yield FieldProblem(path="spec.environment.systemPrompt", value=value, message=cure)
-    if environment.template_arguments:
-        cure = f"{message}; remove it"
-        value = repr(environment.template_arguments)
-        yield FieldProblem(path="spec.environment.templateArguments", value=value, message=cure)
-
-
-def _end_problems(name: str, folder: Path) -> Iterator[FieldProblem]:
-    """Yield a problem if no file of the model names an end token; no response would ever end."""
-    tokenizer = _read_settings(folder / "tokenizer_config.json")
-    if tokenizer.get("tokenizer_class") not in _PLAIN_TOKENIZERS:
-        return
-    others = _read_settings(folder / "special_tokens_map.json")
-    generation = _read_settings(folder / "generation_config.json")
-    ends = (tokenizer.get("eos_token"), others.get("eos_token"), generation.get("eos_token_id"))
-    if all(end is None for end in ends):
-        message = (
-            "names no end token, so no response would ever end; set eos_token in its"
-            " tokenizer_config.json"
-        )
-        yield FieldProblem(path=_NAME, value=repr(name), message=message)
-
-
-def _read_settings(path: Path) -> Mapping[str, Any]:
-    """Return a mapping in JSON; an empty one if there is none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Yield a problem if gradient norms are wanted of a model that they cannot be measured in.
-
-    If the run names the LoRA target modules, they may exclude the layers in question, and the
-    learner checks them.
-    """
-    baseline, lora = spec.algorithm.loss_config.baseline, spec.model.lora
-    # Of what is known to hide a gradient; the learner looks at every model.
-    family = str((config.get("text_config") or config).get("model_type"))
-    obstacle = _OBSTACLES_TO_NORMS.get(family)
-    has_targets = lora is not None and lora.target_modules
-    if baseline in NORM_BASELINES and obstacle is not None and not has_targets:
-        message = (
-            f"gradient norms cannot be measured in {obstacle} of this family ({family}); use a"
-            " method without norms such as 'grpo'"
-        )
-        yield FieldProblem(
-            path="spec.algorithm.baseline", value=repr(str(baseline)), message=message
-        )
 
 
 def _hub_cache() -> Path:

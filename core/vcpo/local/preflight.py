@@ -101,10 +101,12 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
 
     It may take a minute, because it tries the environment, and what else is the user's own.
     """
-    tried = (_try_environment(run), _try_engines(run), _try_algorithm(run))
+    of_model = tuple(model_problems(run))
+    loads = () if of_model else (_try_model(run),)
+    tried = (*loads, _try_environment(run), _try_engines(run), _try_algorithm(run))
     return MachineFindings(
         problems=(
-            *model_problems(run),
+            *of_model,
             *sink_problems(run),
             *(problem for each in tried for problem in each.problems),
         ),
@@ -148,6 +150,17 @@ def _try_environment(run: VCPORun) -> MachineFindings:
         field="spec.environment.name",
         name=name,
     )
+
+
+def _try_model(run: VCPORun) -> MachineFindings:
+    """Return the error that a worker or learner would report of a model that is on the disk."""
+    model = run.spec.model
+    if (folder := model_folder(model)) is None:
+        return MachineFindings()
+    here = model.model_copy(update={"name": str(folder), "revision": None})
+    run = run.model_copy(update={"spec": run.spec.model_copy(update={"model": here})})
+    field = "spec.model.name"
+    return _try(run, _ROLLOUT_TRIAL, "--model", needs="safetensors", field=field, name=model.name)
 
 
 def _try_engines(run: VCPORun) -> MachineFindings:

@@ -118,18 +118,10 @@ class TestValidate:
     def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(
         self, run_file, monkeypatch
     ):
-        monkeypatch.setattr("vcpo.cli.main.cpu_flags", lambda: None)
         run_file.write_text(RUN + "  learner: {precision: bfloat16}\n", encoding="utf-8")
         assert vcpo("validate", run_file).stderr == (
             "warning: in a cluster: The learner asks for no GPU, and its precision 'bfloat16' is"
             " for GPUs: set `learner.gpusPerReplica`.\n"
-        )
-
-    def test_a_number_format_that_this_cpu_is_slow_at_is_warned_about(self, run_file, monkeypatch):
-        monkeypatch.setattr("vcpo.cli.main.cpu_flags", lambda: frozenset({"avx2"}))
-        run_file.write_text(RUN + "  learner: {precision: bfloat16}\n", encoding="utf-8")
-        assert vcpo("validate", run_file).stderr.startswith(
-            "warning: spec.learner.precision: 'bfloat16' takes several times as long as 'float32'"
         )
 
     def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
