@@ -16,14 +16,8 @@ GROUP: Final = "vcpo.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "vcporuns"
 
-OPERATOR_MANAGER: Final = "vcpo.dev/operator"
-"""Value of `spec.managedBy` for this operator; also its default."""
-
 FIELD_MANAGER: Final = "vcpo-operator"
 """Field manager of all applied objects, and of their status."""
-
-SCALE_MANAGER: Final = "vcpo-autoscaler"
-"""Field manager of `spec.replicas` of rollout Deployments, which applies never set."""
 
 RUN_LABEL: Final = "vcpo.dev/run"
 """Name of the run that a child or pod belongs to; used by selectors and watches."""
@@ -46,15 +40,11 @@ HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
 ADOPT_ANNOTATION: Final = "vcpo.dev/adopt"
 """`true` on an object without an owner allows the run to take it over."""
 
-SUSPENDED_ANNOTATION: Final = "vcpo.dev/suspended-replicas"
-"""Workers that a Deployment had before its run was suspended; on Deployments that the operator has
-set to zero for that reason."""
-
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
 """Digest of its template, on a pod; distinguishes pods of an older template."""
 
 REVISION_ANNOTATION: Final = "vcpo.dev/revision"
-"""What the run's pods are made of, on the learner's StatefulSet (`children.revision`)."""
+"""What the run's pods are made of, on its ConfigMap (`children.revision`)."""
 
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A ReplicaSet removes pods of the lowest cost first. Here: trajectories in flight."""
@@ -81,7 +71,6 @@ class Role(StrEnum):
 
     LEARNER = "learner"
     ROLLOUT = "rollout"
-    MODEL = "model"
 
 
 class RunKey(NamedTuple):
@@ -138,11 +127,6 @@ def rollout_name(run: str, group: str) -> str:
     if readings == 1 and not name.endswith("-learner") and not _DIGEST.search(name):
         return name
     return name + _digest_of(f"{run}/{group}")
-
-
-def model_name(run: str) -> str:
-    """Return the name of the Job that downloads the model, and of the run's own claim for it."""
-    return f"{base_name(run)}-model"
 
 
 def config_name(run: str) -> str:

@@ -27,15 +27,6 @@ ResourceName = Annotated[
 """Name of an extended resource of Kubernetes, such as `nvidia.com/gpu`."""
 
 
-class Scaling(StrEnum):
-    """Who sets the number of workers of a group."""
-
-    DIRECT = "Direct"
-    """The operator, from the learner's signals."""
-    EXTERNAL = "External"
-    """An autoscaler or a person, by the scale of the group's Deployment."""
-
-
 class StorageRetention(StrEnum):
     """Whether a run's volume outlives the run."""
 
@@ -47,19 +38,11 @@ class UpgradePolicy(StrEnum):
     """When a run's pods become those of an upgraded operator."""
 
     RECREATE = "Recreate"
-    """Soon, a few runs at a time."""
+    """At once."""
     ON_RESTART = "OnRestart"
     """When the learner starts again for another reason."""
     NEVER = "Never"
     """When an edit of the run replaces them."""
-
-
-class ImagePullPolicy(StrEnum):
-    """When a node pulls the image; the values are those of Kubernetes."""
-
-    ALWAYS = "Always"
-    IF_NOT_PRESENT = "IfNotPresent"
-    NEVER = "Never"
 
 
 class NetworkIsolation(StrEnum):
@@ -108,8 +91,6 @@ class Egress(Section):
 class Pods(Section):
     """Settings common to all pods of the run."""
 
-    image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
-    """Rule by which a node pulls the images: `Always`, `IfNotPresent` or `Never`."""
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
     """Secrets with which nodes pull the images from a private registry. If empty, the operator's
     default."""
@@ -123,11 +104,6 @@ class Pods(Section):
     """Part of a PodTemplateSpec, merged into all pods of the run; that of the learner or the group
     goes over it. Containers are named `learner` and `rollout`; each pod takes its own. Use it for
     node selection, tolerations, variables and volumes."""
-    service_account_name: ObjectName | None = None
-    """ServiceAccount of the pods. If unset, the operator makes one for the run that has no
-    rights."""
-    priority_class_name: ObjectName | None = None
-    """PriorityClass of the pods. If unset, the cluster's default."""
     queue_name: ObjectName | None = None
     """Kueue LocalQueue that admits the pods: those of the learner, and of each group whose
     `minReplicas` is its `maxReplicas`, as one unit; those of other groups one by one. If unset,
@@ -154,8 +130,6 @@ class Pods(Section):
     extra_egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = ()
     """Further destinations that the pods may connect to under `DenyAll`, such as a tracking service
     or a collector of traces."""
-    disruption_budgets: bool = True
-    """If true, PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
     pod_monitor: bool = False
     """If true, a PodMonitor is made. It needs the Prometheus operator in the cluster."""
 

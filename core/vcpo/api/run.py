@@ -22,7 +22,6 @@ from vcpo.api.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
 from vcpo.api.tracking import Tracking
 from vcpo.api.workloads import (
     Checkpoint,
-    CleanupPolicy,
     Control,
     EngineName,
     Environment,
@@ -122,16 +121,13 @@ class VCPORunSpec(Section):
 
     tracking: Tracking = Tracking()
     pods: Pods = Pods()
-    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Controller that reconciles the run in a cluster. If unset or `vcpo.dev/operator`, this
-    operator; it ignores runs with another value. Immutable."""
     suspend: bool = False
     """If true, the run's pods are stopped. The run's record and volume stay; set it to false to
     resume from the last checkpoint."""
     upgrade_policy: UpgradePolicy = UpgradePolicy.ON_RESTART
     """When the pods become those of an upgraded operator or of its changed settings, in a cluster:
-    `OnRestart` (when the learner's pods start again for another reason), `Recreate` (one run after
-    another, from the last checkpoint), or `Never`. An edit that replaces pods takes the newest."""
+    `OnRestart` (when the learner's pods start again for another reason), `Recreate` (at once, from
+    the last checkpoint), or `Never`. An edit of the run takes the newest."""
     pending_deadline_seconds: Seconds | None = None
     """Longest time that the run's pods may wait for a node (in a queue, for a quota, for machines),
     in seconds, in a cluster; then the run fails. If unset, no limit."""
@@ -141,18 +137,9 @@ class VCPORunSpec(Section):
     startup_deadline_seconds: Seconds = 1800
     """Longest time until the first optimizer step, in seconds; then the run fails. It counts from
     the same moment as `activeDeadlineSeconds`. Raise it if images or models take long to load."""
-    pull_deadline_seconds: Seconds = 900
-    """Longest time that a pod may take from its node to its first container (images, volumes), in
-    seconds, in a cluster. If a pod of the learner or all workers take longer, the run fails; of
-    other workers that do, one keeps trying."""
-    load_deadline_seconds: Annotated[int, Field(ge=1, le=3600)] = 1800
-    """Longest time that a container may take from its start until it answers (downloading and
-    loading the model), in seconds, in a cluster. What takes longer counts as for
-    `pullDeadlineSeconds`. After an hour the container is restarted in any case."""
     ttl_seconds_after_finished: Seconds | None = None
     """Time after which an ended run is deleted from the cluster, in seconds. If unset, the run
     stays."""
-    cleanup_policy: CleanupPolicy = CleanupPolicy()
     failure_policy: FailurePolicy = FailurePolicy()
 
     @property

@@ -15,7 +15,6 @@ from vcpo.api.cluster import (
     Image,
     ObjectName,
     PodTemplate,
-    Scaling,
 )
 from vcpo.api.environments import environment_complaints, reward_complaints
 from vcpo.api.fields import (
@@ -108,16 +107,10 @@ class Lora(Section):
 
 
 class ModelCache(Section):
-    """A volume that a Job fills with the model, in a cluster; all pods read it."""
+    """A volume for the files of models, in a cluster; all pods of the run share it."""
 
-    claim_name: ObjectName | None = None
-    """Claim of the volume, which several runs may share. If unset, the operator makes one for the
-    run, which goes with it. Its access mode is `ReadWriteMany`."""
-    size_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Size of the volume that the operator makes, in GiB. If unset, 5 GiB for each billion of
-    `sizeBillions`, and 20 at least."""
-    storage_class_name: ObjectName | None = None
-    """Storage class of the volume that the operator makes. If unset, the cluster's default."""
+    claim_name: ObjectName
+    """Claim of the volume, which several runs may share. Its access mode is `ReadWriteMany`."""
 
 
 class Model(Section):
@@ -138,8 +131,9 @@ class Model(Section):
     """Number of parameters, in billions. The size of the volume for checkpoints follows from it,
     because the operator does not read the model. If unset, the operator does not know it."""
     cache: ModelCache | None = None
-    """Volume into which a Job downloads the model before learner and workers start, which then read
-    it and ask no hub, in a cluster. If unset, each pod downloads the model to its own disk."""
+    """Volume where the pods of a cluster keep what they download of the hub (`HF_HOME`): the first
+    one downloads the model, and the others read it. If unset, each pod downloads it to its own
+    disk."""
 
     @model_validator(mode="after")
     def _cache_has_something_to_hold(self) -> Self:
@@ -362,12 +356,6 @@ class RolloutGroup(Section):
     """Noise on the worker's weights, for exploration. If unset, none."""
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
-    scaling: Scaling = Scaling.DIRECT
-    """Owner of the number of workers in a cluster: `Direct` (the operator sets it, from the
-    learner's signals) or `External` (an autoscaler or a person scales the group's Deployment). An
-    `External` group starts with `minReplicas` workers, at least one; after that the autoscaler's
-    own bounds hold. The operator sets the number to 0 while the run is suspended, and back when it
-    resumes."""
     image: Image | None = None
     """Container image of the workers in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 60
@@ -488,36 +476,10 @@ class Control(Section):
     slowly. Raise it to react earlier."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
     """Time between two decisions of the control loop, in seconds."""
-    signals_max_age_seconds: Seconds = 60
-    """Largest age of signals that the control loop acts on, in seconds. Older signals leave limits
-    and number of workers as they are."""
     scale_up_cooldown_seconds: Seconds = 30
     """Least time between two additions of workers, in seconds."""
     scale_down_cooldown_seconds: Seconds = 300
     """Least time between two removals of workers, in seconds."""
-
-
-class Cleanup(StrEnum):
-    """What is deleted when a run has ended, in a cluster."""
-
-    DELETE_WORKLOADS = "DeleteWorkloads"
-    """Learner and workers, with their GPUs; the volume stays."""
-    DELETE_ROLLOUTS = "DeleteRollouts"
-    """The workers; the learner's pod stays, with its GPU."""
-    RETAIN_WORKLOADS = "RetainWorkloads"
-    """Nothing: all pods stay, with their GPUs, and crashed containers restart."""
-
-
-class CleanupPolicy(Section):
-    """What is deleted when a run ends, in a cluster."""
-
-    on_complete: Cleanup = Cleanup.DELETE_WORKLOADS
-    """Objects that are deleted after success: `DeleteWorkloads` (learner and workers, with their
-    GPUs; the volume stays), `DeleteRollouts` (workers; the learner's pod keeps its GPU), or
-    `RetainWorkloads` (nothing; all pods keep their GPUs)."""
-    on_failed: Cleanup = Cleanup.DELETE_WORKLOADS
-    """Objects that are deleted after a failure, with the same values. The cause and the learner's
-    last log lines stay in the status."""
 
 
 class FailurePolicy(Section):

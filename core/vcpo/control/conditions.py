@@ -79,7 +79,7 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.SIGNALS_FRESH, Reason.STALE): (
         ConditionStatus.FALSE,
-        "The signals are older than `control.signalsMaxAgeSeconds`: replicas and lag limit stay.",
+        "The signals are older than a minute: replicas and lag limit stay.",
     ),
     (ConditionType.SIGNALS_FRESH, Reason.MISSING): (
         ConditionStatus.FALSE,

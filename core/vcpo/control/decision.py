@@ -17,7 +17,14 @@ from dataclasses import dataclass
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
-from vcpo.control.limits import ChangeKind, ControlLimits, LimitChange, lag_change, warning_reason
+from vcpo.control.limits import (
+    SIGNALS_MAX_AGE_S,
+    ChangeKind,
+    ControlLimits,
+    LimitChange,
+    lag_change,
+    warning_reason,
+)
 from vcpo.control.scaling import Direction, FleetState, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
@@ -72,7 +79,7 @@ def decide(
     state = state.fit(limits, now_s)
     if signals is None:
         return _hold(state, Reason.MISSING), state
-    if signals.age_s > limits.signals_max_age_s:
+    if signals.age_s > SIGNALS_MAX_AGE_S:
         return _hold(state, Reason.STALE), state
     return _decide_on(limits, state, signals, now_s)
 

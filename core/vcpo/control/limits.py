@@ -15,6 +15,8 @@ STARVED_IDLE_RATIO: Final = 0.3
 """Share of its time above which a learner that waits for data counts as starved."""
 SATURATED_IDLE_RATIO: Final = 0.02
 """Share of its time below which a learner that waits for data counts as saturated."""
+SIGNALS_MAX_AGE_S: Final = 60.0
+"""Age above which signals change neither lag limit nor number of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,6 @@ class ControlLimits:
     """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
     guards: GuardPolicy
     """The run's answers to an early warning; the control loop reads when it throttles."""
-    signals_max_age_s: float
-    """Age above which signals are ignored."""
     scale_up_cooldown_s: float
     """Shortest time from a change of the replicas to an addition."""
     scale_down_cooldown_s: float
@@ -59,7 +59,6 @@ class ControlLimits:
             max_policy_lag_steps=spec.algorithm.max_policy_lag_steps,
             ess_floor_ratio=control.ess_floor_ratio,
             guards=spec.health.guards,
-            signals_max_age_s=control.signals_max_age_seconds,
             scale_up_cooldown_s=control.scale_up_cooldown_seconds,
             scale_down_cooldown_s=control.scale_down_cooldown_seconds,
             groups=tuple(

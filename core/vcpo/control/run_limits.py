@@ -20,8 +20,6 @@ class LimitReason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
-    PULL_DEADLINE_EXCEEDED = "PullDeadlineExceeded"
-    LOAD_DEADLINE_EXCEEDED = "LoadDeadlineExceeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ are decided here, where pod templates are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from vcpo.api import GpuUse, VCPORun, VCPORunSpec, run_to_yaml, with_gpu_defaults
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, build_child
@@ -16,14 +15,10 @@ from vcpo_operator.names import RUN_FILE, config_name
 
 _HOST_FIELDS = (
     "active_deadline_seconds",
-    "cleanup_policy",
     "control",
     "failure_policy",
-    "load_deadline_seconds",
-    "managed_by",
     "pending_deadline_seconds",
     "pods",
-    "pull_deadline_seconds",
     "startup_deadline_seconds",
     "suspend",
     "ttl_seconds_after_finished",
@@ -43,29 +38,15 @@ _HOST_GROUP_FIELDS = (
     "image",
     "max_replicas",
     "min_replicas",
-    "scaling",
     "template",
 )
 
 
-_NOT_OF_PODS: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(_HOST_FIELDS, True),
-    "pods": {"disruption_budgets", "extra_egress", "network_isolation", "pod_monitor"},
-    "learner": {
-        "checkpoint_storage_class_name",
-        "checkpoint_storage_gibibytes",
-        "checkpoint_storage_retention",
-    },
-    "rollouts": {"__all__": {"max_replicas", "min_replicas", "scaling"}},
-}
-"""Fields of a spec that change no pod."""
-
-
-def pod_fields(spec: VCPORunSpec) -> dict[str, Any]:
-    """Return what a spec says of its pods, as JSON: of all that they depend on, the user's part."""
-    excluded: dict[str, Any] = dict(_NOT_OF_PODS)
-    if spec.pods.queue_name is not None:  # the pods say how many are one unit
-        del excluded["rollouts"]
+def fields_of_pods(spec: VCPORunSpec) -> dict[str, Any]:
+    """Return the fields of a spec on which its pods may depend, as JSON."""
+    bounds = {"min_replicas", "max_replicas"}
+    host = {name: True for name in _HOST_FIELDS if name != "pods"}
+    excluded: dict[str, Any] = {**host, "rollouts": {"__all__": bounds}}
     return spec.model_dump(mode="json", by_alias=True, exclude=excluded)
 
 

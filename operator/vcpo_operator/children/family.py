@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vcpo.api.cluster import StorageRetention, Transport
 from vcpo_operator.children.config import run_config_map
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
-from vcpo_operator.children.model_job import model_claim, model_job
 from vcpo_operator.children.monitor import pod_monitor
 from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout_deployment
@@ -27,50 +28,41 @@ def build_children(
     parent: Parent,
     defaults: OperatorDefaults,
     *,
-    with_learner: bool = True,
-    with_rollouts: bool = True,
+    replicas: Mapping[str, int] | None = None,
     running: bool = True,
 ) -> tuple[Child, ...]:
-    """Build every child.
+    """Build every child of a run that has not ended.
 
     What pods need comes before the pods; isolation and budgets come before what they protect.
-    with_learner, with_rollouts: False when the run's clean-up policy has removed them.
-    running: False while the run is suspended.
+    replicas: Workers of each group; None is the least of each.
+    running: False while the run is suspended, which then has no pods.
     Raises: ValueError when a user's template cannot be merged.
     """
-    claims = (checkpoint_claim(parent), model_claim(parent))
-    if not with_learner and not with_rollouts:
-        return tuple(claim for claim in claims if claim is not None)
-    spec = parent.run.spec
-    budgets: list[Child] = []
-    workloads: list[Child] = []
-    if with_learner:
-        budgets.append(learner_budget(parent))
-        workloads.append(learner_stateful_set(parent, defaults, running=running))
-    if with_rollouts:
-        budgets += [rollout_budget(parent, group.name) for group in spec.rollouts]
-        workloads += [rollout_deployment(parent, group, defaults) for group in spec.rollouts]
+    groups = parent.run.spec.rollouts
+    wanted = {group.name: group.min_replicas for group in groups} if replicas is None else replicas
     children = (
         certificates_secret(parent),
         keys_secret(parent),
         run_config_map(parent),
-        *claims,
+        checkpoint_claim(parent),
         learner_service(parent),
         ranks_service(parent),
         service_account(parent),
         network_policy(parent, defaults.ingress_sources),
         pod_monitor(parent, defaults),
-        model_job(parent, defaults),
-        *(budgets if spec.pods.disruption_budgets else ()),
-        *workloads,
+        learner_budget(parent),
+        *(rollout_budget(parent, group.name) for group in groups),
+        learner_stateful_set(parent, defaults, running=running),
+        *(
+            rollout_deployment(parent, group, defaults, wanted[group.name] if running else 0)
+            for group in groups
+        ),
     )
     return tuple(child for child in children if child is not None)
 
 
-def service_account(parent: Parent) -> Child | None:
-    """Build the ServiceAccount; None when the user names one."""
-    if parent.run.spec.pods.service_account_name is not None:
-        return None
+def service_account(parent: Parent) -> Child:
+    """Build the ServiceAccount of the pods, which has no rights."""
     body = {"automountServiceAccountToken": False}
     return build_child(Kind.SERVICE_ACCOUNT, parent, account_name(parent.name), body)
 

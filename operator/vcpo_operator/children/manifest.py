@@ -10,14 +10,14 @@ from enum import Enum
 from typing import Any
 
 from vcpo.api import API_VERSION, KIND, VCPORun
-from vcpo_operator.names import HASH_ANNOTATION, Role, RunKey, labels
+from vcpo_operator.names import HASH_ANNOTATION, PLURAL, Role, RunKey, labels
 
 Manifest = dict[str, Any]
 _DIGEST_CHARACTERS = 16
 
 
 class Kind(Enum):
-    """Kinds of children: (API version, kind, plural)."""
+    """Kinds of a run, its children and its pods: (API version, kind, plural)."""
 
     CONFIG_MAP = ("v1", "ConfigMap", "configmaps")
     SECRET = ("v1", "Secret", "secrets")
@@ -26,9 +26,10 @@ class Kind(Enum):
     CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
     STATEFUL_SET = ("apps/v1", "StatefulSet", "statefulsets")
     DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
-    JOB = ("batch/v1", "Job", "jobs")
     BUDGET = ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
     NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+    POD = ("v1", "Pod", "pods")
+    RUN = (API_VERSION, KIND, PLURAL)
     POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 
     @property
@@ -106,6 +107,8 @@ class Parent:
     """YAML of the run for its processes."""
     credential_uid: str = ""
     """Uid of the Secret with the run's keys; with another Secret pods are replaced."""
+    generation: int = 0
+    """Generation of the run: another one is an edit."""
 
     @property
     def name(self) -> str:

@@ -13,7 +13,6 @@ Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
 from __future__ import annotations
 
 from vcpo.api import VCPORunSpec
-from vcpo.api.cluster import Scaling
 from vcpo.api.workloads import RolloutGroup
 from vcpo_operator.children.manifest import Parent
 from vcpo_operator.names import QUEUE_LABEL, learner_name
@@ -51,4 +50,4 @@ def _unit_size(spec: VCPORunSpec) -> int:
 
 
 def _is_fixed(group: RolloutGroup) -> bool:
-    return group.scaling is Scaling.DIRECT and group.min_replicas == group.max_replicas
+    return group.min_replicas == group.max_replicas

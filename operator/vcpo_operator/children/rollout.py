@@ -1,10 +1,4 @@
-"""The Deployment of a rollout group.
-
-It never holds `spec.replicas`, which changes with every scaling. An apply of it would undo what an
-autoscaler did (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many more).
-A new Deployment is created *paused*, scaled through the scale subresource, and then released. So no
-pod starts before the number of workers is right.
-"""
+"""The Deployment of a rollout group."""
 
 from __future__ import annotations
 
@@ -36,14 +30,14 @@ from vcpo_operator.names import (
 
 
 def rollout_deployment(
-    parent: Parent, group: RolloutGroup, defaults: OperatorDefaults, *, paused: bool = False
+    parent: Parent, group: RolloutGroup, defaults: OperatorDefaults, replicas: int
 ) -> Child:
-    """Build a group's Deployment.
+    """Build a group's Deployment with a number of workers.
 
-    paused: True for a new Deployment, which is scaled and released after its creation.
     Raises: ValueError when the user's template cannot be merged.
     """
     spec: Manifest = {
+        "replicas": replicas,
         # GPUs are scarce: a rolling update makes room before it starts a new worker.
         "strategy": {
             "type": "RollingUpdate",
@@ -52,8 +46,6 @@ def rollout_deployment(
         "selector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group.name)},
         "template": pod_template(parent, defaults, _workload(parent, group, defaults)),
     }
-    if paused:
-        spec["paused"] = True
     return build_child(
         Kind.DEPLOYMENT,
         parent,

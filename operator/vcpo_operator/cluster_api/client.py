@@ -128,12 +128,6 @@ class Cluster:
                 return None
             raise
 
-    async def select(self, collection: Resource, *, fields: str) -> list[Document]:
-        """Return the objects of a collection that match a field selector."""
-        query = {"fieldSelector": fields}
-        found: list[Document] = (await self._call("GET", collection, query=query))["items"]
-        return found
-
     async def apply(
         self, resource: Resource, body: Mapping[str, Any], *, manager: str, force: bool
     ) -> Document:

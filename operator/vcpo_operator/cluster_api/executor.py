@@ -14,31 +14,15 @@ from vcpo_operator.cluster_api.run_secrets import NameConflictError, RunSecrets
 from vcpo_operator.decisions.actions import (
     Action,
     Apply,
-    DeleteChild,
-    DeletePod,
-    DeleteRun,
+    Delete,
     Drain,
-    IssueCertificates,
-    IssueKeys,
+    IssueSecret,
     ReleaseLeases,
-    Resume,
-    Scale,
     SetDeletionCost,
-    Suspend,
     Throttle,
 )
-from vcpo_operator.decisions.conflicts import (
-    claim_growth_refusal,
-    name_conflict,
-)
-from vcpo_operator.names import (
-    DELETION_COST_ANNOTATION,
-    FIELD_MANAGER,
-    PLURAL,
-    SCALE_MANAGER,
-    SUSPENDED_ANNOTATION,
-    RunKey,
-)
+from vcpo_operator.decisions.conflicts import name_conflict
+from vcpo_operator.names import DELETION_COST_ANNOTATION, FIELD_MANAGER, RunKey
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedChild, RunRecord
@@ -84,23 +68,14 @@ class Executor:
         match action:
             case Apply():
                 return await self._apply(key, action)
-            case IssueKeys() | IssueCertificates():
+            case IssueSecret():
                 return await self._secrets.issue(key, action)
-            case Scale():
-                resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
-                await self._merge_if_exists(resource, {"spec": {"replicas": action.replicas}})
-            case Suspend() | Resume():
-                resource = _child(Kind.DEPLOYMENT, key, action.name)
-                await self._merge_if_exists(resource, _suspension(action))
             case SetDeletionCost():
                 annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
-                body = {"metadata": {"annotations": annotations}}
-                await self._merge_if_exists(_pod(key, action.pod), body)
-            case DeletePod():
-                pod = _pod(key, action.name)
-                await self._cluster.delete(pod, uid=action.uid, grace_s=action.grace_s)
-            case DeleteChild() | DeleteRun():
-                await self._cluster.delete(_deletion_target(key, action), uid=action.uid)
+                await self._annotate(_object(Kind.POD, key, action.pod), annotations)
+            case Delete():
+                resource = _object(action.kind, key, action.name)
+                await self._cluster.delete(resource, uid=action.uid, grace_s=action.grace_s)
             case Throttle() | Drain() | ReleaseLeases():
                 await self._command(key, action)
         return None
@@ -110,7 +85,7 @@ class Executor:
 
         Raises: ApiError.
         """
-        body = await self._cluster.get(_child(kind, key, name))
+        body = await self._cluster.get(_object(kind, key, name))
         return None if body is None else parse_child(kind, body)
 
     async def read_secret(self, key: RunKey, name: str) -> Document | None:
@@ -118,7 +93,7 @@ class Executor:
 
         Raises: ApiError.
         """
-        return await self._cluster.get(_child(Kind.SECRET, key, name))
+        return await self._cluster.get(_object(Kind.SECRET, key, name))
 
     async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
         """Call the learner of a run with this access from now on; None: the run is gone."""
@@ -131,16 +106,8 @@ class Executor:
         """
         metadata = {"name": record.key.name, "namespace": record.key.namespace, "uid": record.uid}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
-        resource = _run(record.key, subresource="status")
+        resource = _object(Kind.RUN, record.key, record.key.name, subresource="status")
         return await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
-
-    async def read_events(self, key: RunKey, uid: str) -> list[Document]:
-        """Return the events about the object with this uid.
-
-        Raises: ApiError.
-        """
-        collection = Resource(api_version="v1", plural="events", namespace=key.namespace)
-        return await self._cluster.select(collection, fields=f"involvedObject.uid={uid}")
 
     async def post_event(self, key: RunKey, event: Document) -> None:
         """Post an event; the API server keeps it for about an hour.
@@ -153,16 +120,10 @@ class Executor:
     async def _apply(self, key: RunKey, action: Apply) -> ObservedChild:
         child = action.child
         force = action.force or await self._is_adopted(key, child)
-        resource = _child(child.kind, key, child.name)
-        try:
-            body = await self._cluster.apply(
-                resource, child.manifest, manager=FIELD_MANAGER, force=force
-            )
-        except ApiError as error:
-            if child.kind is Kind.CLAIM and force and is_refusal(action, error):
-                message = claim_growth_refusal(child.name, error.message)
-                raise ApiError(error.status, message) from error
-            raise
+        resource = _object(child.kind, key, child.name)
+        body = await self._cluster.apply(
+            resource, child.manifest, manager=FIELD_MANAGER, force=force
+        )
         return parse_child(child.kind, body)
 
     async def _is_adopted(self, key: RunKey, child: Child) -> bool:
@@ -173,7 +134,7 @@ class Executor:
 
         Raises: NameConflictError when the object is somebody else's.
         """
-        body = await self._cluster.get(_child(child.kind, key, child.name))
+        body = await self._cluster.get(_object(child.kind, key, child.name))
         if body is None:
             return False
         conflict = name_conflict(parse_child(child.kind, body), child.owner_uid)
@@ -198,55 +159,20 @@ class Executor:
             case ReleaseLeases():
                 await self._learners.release(key, action.worker)
 
-    async def _merge_if_exists(self, resource: Resource, body: Document) -> None:
+    async def _annotate(self, resource: Resource, annotations: dict[str, str]) -> None:
         try:
-            await self._cluster.merge(resource, body, manager=SCALE_MANAGER)
+            body = {"metadata": {"annotations": annotations}}
+            await self._cluster.merge(resource, body, manager=FIELD_MANAGER)
         except ApiError as error:
             if not error.is_gone:
                 raise
 
 
-def _suspension(action: Suspend | Resume) -> Document:
-    """Return the change of a Deployment's number and of the note about it, which go together."""
-    match action:
-        case Suspend():
-            annotations = {SUSPENDED_ANNOTATION: str(action.noted_replicas)}
-            return {"metadata": {"annotations": annotations}, "spec": {"replicas": 0}}
-        case Resume():
-            metadata = {
-                "annotations": {SUSPENDED_ANNOTATION: None},
-                "resourceVersion": action.resource_version,
-            }
-            return {"metadata": metadata, "spec": {"replicas": action.replicas}}
-
-
-def _deletion_target(key: RunKey, action: DeleteChild | DeleteRun) -> Resource:
-    match action:
-        case DeleteChild():
-            return _child(action.kind, key, action.name)
-        case DeleteRun():
-            return _run(key)
-
-
-def _child(kind: Kind, key: RunKey, name: str, *, subresource: str = "") -> Resource:
+def _object(kind: Kind, key: RunKey, name: str, *, subresource: str = "") -> Resource:
     return Resource(
         api_version=kind.api_version,
         plural=kind.plural,
         namespace=key.namespace,
         name=name,
-        subresource=subresource,
-    )
-
-
-def _pod(key: RunKey, name: str) -> Resource:
-    return Resource(api_version="v1", plural="pods", namespace=key.namespace, name=name)
-
-
-def _run(key: RunKey, *, subresource: str = "") -> Resource:
-    return Resource(
-        api_version=API_VERSION,
-        plural=PLURAL,
-        namespace=key.namespace,
-        name=key.name,
         subresource=subresource,
     )

@@ -13,9 +13,9 @@ from vcpo.wire.access.roles import new_run_keys
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.certificates import new_certificates, renewed_certificates
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
-from vcpo_operator.decisions.actions import IssueCertificates, IssueKeys
+from vcpo_operator.decisions.actions import IssueSecret
 from vcpo_operator.decisions.conflicts import Conflict, name_conflict
-from vcpo_operator.names import RunKey, certificate_hosts
+from vcpo_operator.names import RunKey, certificate_hosts, certificates_name
 from vcpo_operator.observed.access import secret_data
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedChild
@@ -41,27 +41,20 @@ class RunSecrets:
         self._cluster = cluster
         self._clock = clock
 
-    async def issue(self, key: RunKey, action: IssueKeys | IssueCertificates) -> ObservedChild:
-        """Create a Secret with new content, or renew what it holds.
+    async def issue(self, key: RunKey, action: IssueSecret) -> ObservedChild:
+        """Create a Secret with new content, unless it exists, or renew what it holds.
 
         Raises: ApiError, NameConflictError.
         """
-        match action:
-            case IssueKeys():
-                return await self._issue_keys(key, action.child)
-            case IssueCertificates():
-                return await self._issue_certificates(key, action)
-
-    async def _issue_keys(self, key: RunKey, child: Child) -> ObservedChild:
-        """Create a Secret with new keys, unless it exists already.
-
-        Raises: ApiError, NameConflictError.
-        """
-        made = {role.value: each.encode() for role, each in new_run_keys().items()}
-        body = await self._create_secret(key, child, made)
+        child = action.child
+        if child.name == certificates_name(key.name):
+            body = await self._issue_certificates(key, action)
+        else:
+            made = {role.value: each.encode() for role, each in new_run_keys().items()}
+            body = await self._create_secret(key, child, made)
         return parse_child(Kind.SECRET, body)
 
-    async def _issue_certificates(self, key: RunKey, action: IssueCertificates) -> ObservedChild:
+    async def _issue_certificates(self, key: RunKey, action: IssueSecret) -> Document:
         """Create the Secret of the certificates, or renew those that it holds.
 
         An authority that cannot be used is replaced, and the certificates with it.
@@ -73,16 +66,15 @@ class RunSecrets:
         before = await self._cluster.get(resource) if action.renews else None
         if before is None:
             data = new_certificates(key.name, hosts, now_s=now_s)
-            body = await self._create_secret(key, child, data)
-        else:
-            try:
-                data = renewed_certificates(secret_data(before), hosts, now_s=now_s)
-            except (ValueError, KeyError):
-                data = new_certificates(key.name, hosts, now_s=now_s)
-            # Its resource version is that of the one read, so nobody's change is lost.
-            body = await self._cluster.replace(resource, {**before, "data": _encode(data)})
-            _LOGGER.info("%s: the certificates in Secret %s are renewed", key, child.name)
-        return parse_child(Kind.SECRET, body)
+            return await self._create_secret(key, child, data)
+        try:
+            data = renewed_certificates(secret_data(before), hosts, now_s=now_s)
+        except (ValueError, KeyError):
+            data = new_certificates(key.name, hosts, now_s=now_s)
+        # Its resource version is that of the one read, so nobody's change is lost.
+        body = await self._cluster.replace(resource, {**before, "data": _encode(data)})
+        _LOGGER.info("%s: the certificates in Secret %s are renewed", key, child.name)
+        return body
 
     async def _create_secret(
         self, key: RunKey, child: Child, data: Mapping[str, bytes]

@@ -200,7 +200,6 @@ SPEC: Final = (
     _immutable_field_rule("batch.promptsPerStep"),
     _immutable_field_rule("batch.trajectoriesPerPrompt"),
     _immutable_field_rule("optimizer"),
-    _immutable_optional_field_rule("managedBy"),
     _immutable_optional_field_rule("pods.queueName"),
     _immutable_optional_field_rule("learner.checkpointStorageClassName"),
     # One pod has a volume of its own, several share one, and a claim's access mode cannot change.

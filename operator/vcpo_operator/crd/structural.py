@@ -20,6 +20,7 @@ _COPIED = (
     "type",
     "description",
     "enum",
+    "format",
     "pattern",
     "minLength",
     "maxLength",
@@ -99,7 +100,7 @@ def _array(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         "x-kubernetes-list-type": list_type,
     }
     if list_type == "map":
-        parts["x-kubernetes-list-map-keys"] = ["name"]
+        parts["x-kubernetes-list-map-keys"] = source.get("x-kubernetes-list-map-keys", ["name"])
     return parts
 
 

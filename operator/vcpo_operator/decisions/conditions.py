@@ -4,8 +4,7 @@
 |---|---|---|
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
-| RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same,
-| | | LearnerCannotStart, ModelDownloading (LearnerReady as well) |
+| RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
 | SignalsFresh | it reports signals | Fresh, Stale, Missing, reasons of `signals.silence` |
 | EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
@@ -16,7 +15,7 @@
 | Failed | the run failed | LearnerFailed, reasons of `vcpo.control.run_limits`, NotFailed |
 
 Pod-level reasons are those of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
-Unschedulable, FailedCreate, FailedMount, NodeLost and similar. The first reconcile sets every
+Unschedulable, FailedCreate, NodeLost and similar. The first reconcile sets every
 condition.
 """
 
@@ -29,16 +28,12 @@ from typing import Final
 from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision
 from vcpo.control.signals import RunSignals
-from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
-from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
-from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict, is_suspended
-from vcpo_operator.decisions.model_download import cause_of_wait
-from vcpo_operator.decisions.overdue import overdue_workers
-from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
-from vcpo_operator.decisions.upgrade import RevisionDecision
+from vcpo_operator.decisions.conflicts import Conflict
+from vcpo_operator.decisions.lifecycle import COLLAPSED, LifecyclePhase, RunVerdict
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorten
 from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
+from vcpo_operator.observed.status import MAX_MESSAGE_CHARACTERS, RunStatus, StatusCondition
 
 _CONTACT_S: Final = 15.0
 """A process that was in contact within this time answers, whatever its pod's probes say."""
@@ -91,12 +86,9 @@ class ConditionInputs:
     """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
     """The status as the last reconcile left it."""
-    lends_workers_back: bool = False
-    """Whether there are no workers now, because the learner cannot start."""
-    awaits_model: bool = False
-    """Whether the pods start only when the model is downloaded."""
-    revision: RevisionDecision | None = None
-    """What the pods are made of; None if it is not known."""
+    pending: str | None = None
+    """Why the pods are not of the newest revision, in a sentence; empty when they are; None if it
+    was not decided."""
 
 
 def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
@@ -110,7 +102,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
         rollouts,
         *control,
         *_collapsed_conditions(inputs.verdict),
-        *_revision_conditions(inputs.revision),
+        *_revision_conditions(inputs.pending),
         _suspended_condition(inputs),
         _ready_condition(inputs, (learner, rollouts, *control[:1])),
         *_end_conditions(inputs.verdict),
@@ -157,9 +149,7 @@ def merge_conditions(
 def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
     if inputs.refusal:
         return _false("Accepted", "InvalidSpec", inputs.refusal)
-    claims = oversized_claims_note(inputs.spec, inputs.observed.claims.values())
-    sentences = ("The spec is valid.", claims, inputs.note)
-    return _true("Accepted", "Accepted", " ".join(filter(None, sentences)))
+    return _true("Accepted", "Accepted", f"The spec is valid. {inputs.note}".rstrip())
 
 
 def _learner_condition(inputs: ConditionInputs) -> ConditionState:
@@ -172,9 +162,7 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
     is_whole = missing <= 0 and _first_cause(others) is None
     if is_whole and _leader_answers(inputs, pods):
         return _answering_learner(inputs)
-    learner = inputs.observed.learner
-    cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
-    cause = cause or _leaving_pod(inputs, Role.LEARNER)
+    cause = _first_cause(pods) or _stuck_pod(inputs) or _leaving_pod(inputs, Role.LEARNER)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", _pending(inputs, pods))
@@ -225,30 +213,21 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
     resting = _resting_condition("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
-    if inputs.lends_workers_back:
-        message = "The workers start again when the learner's pods have a node and can start."
-        return _false("RolloutsReady", "LearnerCannotStart", message)
     signals = inputs.signals
     in_contact = signals.workers_in_contact(_CONTACT_S) if signals else frozenset()
     ready = sum(pod.ready or pod.name in in_contact for pod in pods)
     minimum = max(1, sum(group.min_replicas for group in groups))
     observed_groups = (inputs.observed.groups.get(group.name) for group in groups)
     refused = next((group.cause for group in observed_groups if group and group.cause), None)
-    late = next(overdue_workers(inputs.spec, inputs.observed, inputs.now_s), None)
     if ready >= minimum:
         message = "At least the minimum number of workers answers."
-        if refused is None and late is None:
+        if refused is None:
             return _true("RolloutsReady", "MinimumAvailable", message)
-        if refused is not None:
-            message += f" More cannot be created: {refused.message}"
-        elif late is not None:
-            message += f" More do not start: {late.message}"
-        return _true("RolloutsReady", "PartiallyAvailable", message)
+        more = f" More cannot be created: {refused.message}"
+        return _true("RolloutsReady", "PartiallyAvailable", message + more)
     cause = _first_cause(pods) or refused or _leaving_pod(inputs, Role.ROLLOUT)
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
-    if late is not None:
-        return _false("RolloutsReady", late.reason.value, late.message)
     message = f"Fewer workers answer than the minimum of {minimum}."
     return _false("RolloutsReady", "BelowMinimum", message)
 
@@ -261,9 +240,6 @@ def _resting_condition(
         return _false(kind, "Suspended", "The run is suspended.")
     if inputs.verdict.has_ended and not any(pod.ready for pod in pods):
         return _false(kind, "Ended", "The run has ended.")
-    if inputs.awaits_model:
-        wait = cause_of_wait(inputs.observed)
-        return _false(kind, wait.reason, wait.message)
     return None
 
 
@@ -322,19 +298,19 @@ def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
     return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
 
 
-def _revision_conditions(decision: RevisionDecision | None) -> tuple[ConditionState, ...]:
+def _revision_conditions(pending: str | None) -> tuple[ConditionState, ...]:
     """Return `UpToDate`; nothing, so that it stays as it was, if nothing was decided."""
-    if decision is None:
+    if pending is None:
         return ()
-    if decision.pending:
-        return (_false("UpToDate", "RevisionPending", decision.pending),)
+    if pending:
+        return (_false("UpToDate", "RevisionPending", pending),)
     return (_true("UpToDate", "Current", "The pods are as run and operator say now."),)
 
 
 def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
-    if not is_suspended(inputs.spec, inputs.verdict):
+    if inputs.verdict.phase is not LifecyclePhase.SUSPEND:
         return _false("Suspended", "Active", "The run is not suspended.")
-    if any(pod.role is not Role.MODEL for pod in inputs.observed.pods):
+    if inputs.observed.pods:
         return _false("Suspended", "SuspendInProgress", "The run's pods are terminating.")
     message = "The run has no pods; set `spec.suspend` to false to resume it."
     return _true("Suspended", "Suspended", message)

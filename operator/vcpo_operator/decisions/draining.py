@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
-from vcpo.api.workloads import Cleanup
+from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, cleanup
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.observed.records import ObservedState
 
 
@@ -47,13 +47,13 @@ def decide_drain(
     now_s: Unix time.
     Returns None when the run continues, or when no workload is left to remove.
     """
-    reason = _drain_reason(spec, verdict)
+    reason = _drain_reason(verdict)
     if not reason or not has_workers(observed):
         return None
     start_s = float(int(now_s)) if since_s is None else since_s
     until_s = start_s + spec.learner.drain_seconds
-    max_age_s = spec.control.signals_max_age_seconds
-    has_work = signals is not None and signals.has_contact(max_age_s) and signals.has_work
+    is_known = signals is not None and signals.has_contact(SIGNALS_MAX_AGE_S)
+    has_work = signals is not None and is_known and signals.has_work
     if now_s >= until_s or not has_work:
         return LearnerDrain(reason=reason, since_s=since_s, until_s=None)
     return LearnerDrain(reason=reason, since_s=start_s, until_s=until_s)
@@ -71,14 +71,13 @@ def accepts_commands(signals: RunSignals | None) -> bool:
     return signals is not None and signals.is_fresh and signals.phase is RunPhase.RUNNING
 
 
-def _drain_reason(spec: VCPORunSpec, verdict: RunVerdict) -> str:
+def _drain_reason(verdict: RunVerdict) -> str:
     """Return why a learner that trains must end; empty when it need not.
 
     The learner of a complete run ends by itself.
     """
     if verdict.phase is LifecyclePhase.SUSPEND:
         return "the run is suspended"
-    is_removed = spec.suspend or cleanup(spec, verdict) is not Cleanup.RETAIN_WORKLOADS
-    if verdict.phase is LifecyclePhase.FAILED and is_removed:
+    if verdict.phase is LifecyclePhase.FAILED:
         return f"the run has failed: {verdict.message}"
     return ""

@@ -15,12 +15,11 @@ from typing import Any, Final
 from vcpo.api import API_VERSION, KIND
 from vcpo.control.limits import ChangeKind, lag_change_kind, lag_change_sentence
 from vcpo.service.crash import crash_cause
-from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
 from vcpo_operator.names import FIELD_MANAGER
 from vcpo_operator.observed.pod_causes import DISRUPTIONS, redact_and_shorten
 from vcpo_operator.observed.records import ObservedChild, RunRecord
+from vcpo_operator.observed.status import RunStatus, StatusCondition, rfc3339
 
-Document = dict[str, Any]
 _MAX_CAUSE_CHARACTERS: Final = 600
 _FOLLOWED: Final = (
     "Accepted",
@@ -56,9 +55,7 @@ _NORMAL_REASONS: Final = {
     *DISRUPTIONS,
     "Ended",
     "Initializing",
-    "LearnerCannotStart",
     "Missing",
-    "ModelDownloading",
     "PodPending",
     "SchedulingGated",
     "Suspended",
@@ -89,7 +86,7 @@ def transition_events(
             # Alone, Fresh and Stale would not say of what.
             reason = f"Signals{new.reason}" if kind == "SignalsFresh" else new.reason
             yield _event(record, reason, message, now_s, is_bad=is_bad)
-    if after.restarts.replaced and not before.restarts.replaced:
+    if after.learner.replaced and not before.learner.replaced:
         yield _event(record, "RanksRestarted", _lost_ranks(before, after), now_s, is_bad=True)
     for reason, message in _scalings(before, after):
         yield _event(record, reason, message, now_s)
@@ -102,20 +99,11 @@ def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> di
     return _event(record, "Recreated", message, now_s, is_bad=True)
 
 
-def revision_event(record: RunRecord, before: str, after: str, why: str, now_s: float) -> Document:
-    """Return the event for pods that are replaced by those of another revision.
-
-    before, after: Names of both. why: A sentence.
-    """
-    message = f"{why} Pods of revision {after} replace those of {before}."
-    return _event(record, "PodsReplaced", message, now_s)
-
-
 def _lost_ranks(before: RunStatus, after: RunStatus) -> str:
     """Return why all pods of the learner are replaced, in a sentence."""
-    end = after.last_end
-    why = after.lost_pod or "A pod of the learner is gone"
-    if end is not None and after.restarts.total > before.restarts.total:
+    end = after.learner.last_end
+    why = "A pod of the learner is gone"
+    if end is not None and after.learner.restarts > before.learner.restarts:
         cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
         why = f"Pod {end.pod} ended with exit code {end.exit_code} ({end.reason})"
         why += f": {cause}" if cause else ""

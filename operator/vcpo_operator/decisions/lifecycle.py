@@ -19,17 +19,13 @@ from enum import StrEnum
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.api.workloads import Cleanup
 from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.control.signals import RunSignals
 from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.decisions.model_download import FAILED_REASON, failure_of_download
-from vcpo_operator.decisions.overdue import exceeded_by_pods
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
-from vcpo_operator.observed.records import ObservedState
+from vcpo_operator.observed.status import RunStatus
 
 COLLAPSED: Final = "Collapsed"
 """Reason of a run that took all its steps, and whose reward collapsed and did not recover."""
@@ -68,7 +64,6 @@ def judge(
     signals: RunSignals | None,
     now_s: float,
     *,
-    observed: ObservedState | None = None,
     has_more_steps: bool = False,
 ) -> RunVerdict:
     """Return the lifecycle phase of a run.
@@ -76,7 +71,6 @@ def judge(
     status: Counts the learner's restarts up to now; its clocks run if the run has started.
     signals: The learner's newest signals, of any age; None when there are none.
     now_s: Unix time.
-    observed: The run's objects, which have deadlines of their own; None if they are not known.
     has_more_steps: Whether the learner that sent them was started for fewer steps.
     """
     recorded = _recorded_end(status)
@@ -89,10 +83,7 @@ def judge(
         return RunVerdict(phase=LifecyclePhase.FAILED, reason="LearnerFailed", message=message)
     if spec.suspend:
         return RunVerdict(phase=LifecyclePhase.SUSPEND)
-    observed = observed or ObservedState()
-    if failure := failure_of_download(observed, status.start_s):
-        return RunVerdict(phase=LifecyclePhase.FAILED, reason=FAILED_REASON, message=failure)
-    exceeded = _exceeded_limit(spec, status, observed, now_s)
+    exceeded = _exceeded_limit(spec, status, now_s)
     return exceeded or RunVerdict(phase=LifecyclePhase.RUN)
 
 
@@ -134,22 +125,6 @@ def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> 
     return now_s >= status.completion_s + ttl_s
 
 
-def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
-    """Return what the clean-up policy removes now; nothing while the run continues."""
-    match verdict.phase:
-        case LifecyclePhase.COMPLETE:
-            return spec.cleanup_policy.on_complete
-        case LifecyclePhase.FAILED:
-            return spec.cleanup_policy.on_failed
-        case _:
-            return Cleanup.RETAIN_WORKLOADS
-
-
-def is_suspended(spec: VCPORunSpec, verdict: RunVerdict) -> bool:
-    """Whether the user wants no pods now, also of a run that has ended."""
-    return verdict.phase is LifecyclePhase.SUSPEND or (verdict.has_ended and spec.suspend)
-
-
 def _complete_verdict(spec: VCPORunSpec, signals: RunSignals) -> RunVerdict:
     """Return the verdict on a run that took all its steps: also whether it learned."""
     if signals.has_never_updated:
@@ -169,18 +144,14 @@ def _recorded_end(status: RunStatus) -> RunVerdict | None:
     return None
 
 
-def _exceeded_limit(
-    spec: VCPORunSpec, status: RunStatus, observed: ObservedState, now_s: float
-) -> RunVerdict | None:
+def _exceeded_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
     """Return the verdict on a run that exceeded a limit, with what was in its way."""
     limits, times = RunLimits.of(spec), _run_times(status)
-    exceeded = exceeded_restarts(limits, status.restarts.streak.failures)
+    exceeded = exceeded_restarts(limits, status.learner.failures)
     context = _last_end(status)
     if exceeded is None and times is not None:
         exceeded = exceeded_deadline(limits, times, now_s)
         context = _hindrance(status)
-    if exceeded is None:
-        exceeded, context = exceeded_by_pods(spec, observed, now_s), ""
     if exceeded is None:
         return None
     return RunVerdict(
@@ -202,7 +173,7 @@ def _run_times(status: RunStatus) -> RunTimes | None:
 
 def _last_end(status: RunStatus) -> str:
     """Return how the learner ended last, as the end of a message; empty when it is unknown."""
-    end = status.last_end
+    end = status.learner.last_end
     if end is None:
         return ""
     cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)

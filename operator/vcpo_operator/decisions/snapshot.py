@@ -5,11 +5,11 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from vcpo.api import VCPORun, VCPORunSpec
+from vcpo.api import VCPORun
+from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children.revision import Revision
@@ -23,16 +23,13 @@ from vcpo_operator.decisions.lifecycle import (
     next_phase_change_s,
     starts_new_attempt,
 )
-from vcpo_operator.decisions.model_download import awaits_model, is_of_earlier_attempt
-from vcpo_operator.decisions.status_model import RunStatus
-from vcpo_operator.decisions.upgrade import RevisionDecision
+from vcpo_operator.decisions.restarts import with_restarts
 from vcpo_operator.names import Role, learner_name
-from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState, RunRecord
+from vcpo_operator.observed.records import Cause, ObservedState, RunRecord
+from vcpo_operator.observed.status import RunStatus
 
 RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two reconciles of a run."""
-LEARNER_PATIENCE_S: Final = 120.0
-"""Time that a learner may be without a node, or unable to start, before its workers go."""
 DRAIN_POLL_S: Final = 1.0
 """Longest time between two reconciles while the operator waits for a learner to end. A learner that
 has saved exits, and its pod would start it again."""
@@ -61,8 +58,6 @@ class Snapshot:
     """Unix time."""
     ends_now: bool = False
     """Whether the run ended since the last reconcile."""
-    kept: Revision | None = None
-    """What the pods that the run has are made of; None when it has none."""
 
     @property
     def is_learner_down(self) -> bool:
@@ -73,47 +68,9 @@ class Snapshot:
         if self.verdict.has_ended:
             return False
         is_done = self.signals is not None and self.signals.phase is RunPhase.COMPLETE
-        is_ending = is_done or self.is_new_attempt or bool(self.current.restarts.replaced)
+        is_ending = is_done or self.is_new_attempt or bool(self.current.learner.replaced)
         is_suspended = self.verdict.phase is LifecyclePhase.SUSPEND
         return is_ending or is_suspended or not self.observed.pods_of(Role.LEARNER)
-
-    @property
-    def awaits_model(self) -> bool:
-        """Whether the pods start only when the model is downloaded."""
-        return not self.verdict.has_ended and awaits_model(self.run.spec, self.observed)
-
-    @property
-    def repeats_download(self) -> bool:
-        """Whether the Job that downloads the model failed in an attempt that is over."""
-        return is_of_earlier_attempt(self.observed, self.current.start_s)
-
-    @property
-    def lends_workers_back(self) -> bool:
-        """Whether workers would only hold their machines, because the learner cannot start.
-
-        It has no node, or its containers cannot be made, for longer than an ordinary start takes.
-        Workers without a node hold nothing: a queue may admit them together with the learner. A
-        scheduler of the user's own may place all pods together, so it has them all.
-        """
-        if self.verdict.phase is not LifecyclePhase.RUN or _has_own_scheduler(self.run.spec):
-            return False
-        known = self.before.condition("LearnerReady")
-        since_s = known.transition_s if known is not None else self.now_s
-        if known is None or known.status == "True" or self.now_s < since_s + LEARNER_PATIENCE_S:
-            return False
-        pods = self.observed.pods_of(Role.LEARNER)
-        able = [pod for pod in pods if pod.ready or (pod.node is not None and not _is_stuck(pod))]
-        rollouts = self.before.condition("RolloutsReady")
-        is_lent = rollouts is not None and rollouts.reason == "LearnerCannotStart"
-        holds = is_lent or any(pod.node for pod in self.observed.pods_of(Role.ROLLOUT))
-        return holds and len(able) < self.run.spec.learner.replicas
-
-    def has_started(self, revision: Revision) -> bool:
-        """Whether all of the learner's pods are of a revision, and answer."""
-        digest = revision.template_digest(learner_name(self.run.metadata.name))
-        pods = [pod for pod in self.observed.pods if pod.role is Role.LEARNER]
-        num_current = sum(pod.ready and pod.template_digest == digest for pod in pods)
-        return num_current == len(pods) == self.run.spec.learner.replicas
 
     def requeue_after_s(self, now_s: float) -> float:
         """Return the seconds from `now_s` to the next reconcile if nothing happens before."""
@@ -144,8 +101,9 @@ class PlanResult:
     """How the operator departs from the spec, in sentences; empty when it does not."""
     needs_replan: bool = False
     """Whether keys were created, on which the rest of the plan depends."""
-    revision: RevisionDecision | None = None
-    """What the pods are made of; None if the run has no learner now, or it was not decided."""
+    pending: str | None = ""
+    """Why the pods are not of the newest revision, in a sentence; empty when they are; None if it
+    was not decided."""
 
     @property
     def blocker(self) -> Conflict | None:
@@ -177,7 +135,7 @@ def judge_run(
     signals = signals_of_this_run(signals, before, observed, now_s)
     # A learner that ends because the run is suspended has not failed.
     num_pods = run.spec.learner.replicas
-    current = before if run.spec.suspend else before.with_restarts(observed, num_pods=num_pods)
+    current = before if run.spec.suspend else with_restarts(before, observed, num_pods=num_pods)
     is_new_attempt = starts_new_attempt(run.spec, before, record.generation)
     if is_new_attempt:
         current, signals = status.as_new_attempt(current), None
@@ -186,18 +144,15 @@ def judge_run(
     has_more_steps = _has_more_steps(run, kept, observed, signals)
     if has_more_steps:
         # Another start: what this learner said last must not count as the next one's end.
-        current = replace(current, start_s=float(int(now_s)) + 1.0)
-    verdict = judge(
-        run.spec, current, signals, now_s, observed=observed, has_more_steps=has_more_steps
-    )
+        current = current.but(start_s=float(int(now_s)) + 1.0)
+    verdict = judge(run.spec, current, signals, now_s, has_more_steps=has_more_steps)
     drain = decide_drain(run.spec, verdict, observed, signals, since_s=before.drain_s, now_s=now_s)
     return Snapshot(
         record=record,
         run=run,
         before=before,
-        current=replace(
-            status.with_end(current, verdict, now_s),
-            drain_s=None if drain is None else drain.since_s,
+        current=status.with_end(current, verdict, now_s).but(
+            drain_s=None if drain is None else drain.since_s
         ),
         observed=observed,
         signals=signals,
@@ -207,20 +162,7 @@ def judge_run(
         is_new_attempt=is_new_attempt,
         now_s=now_s,
         ends_now=verdict.has_ended and current.completion_s is None,
-        kept=kept,
     )
-
-
-def _has_own_scheduler(spec: VCPORunSpec) -> bool:
-    """Whether a template names a scheduler."""
-    groups = (group.template for group in spec.rollouts)
-    parts = (each.get("spec") for each in (spec.pods.template, spec.learner.template, *groups))
-    return any(isinstance(part, Mapping) and part.get("schedulerName") for part in parts)
-
-
-def _is_stuck(pod: ObservedPod) -> bool:
-    """Whether a pod has a node, and its containers cannot start for a known cause."""
-    return pod.is_starting and pod.cause is not None
 
 
 def _has_more_steps(
@@ -253,11 +195,11 @@ def keeps_last_known_signals(snapshot: Snapshot, first_seen_s: float) -> bool:
     """Whether the conditions keep the signals that the operator before this one received.
 
     A restarted operator may need a moment to reach the learners. It has as long as signals count as
-    fresh (`control.signalsMaxAgeSeconds`).
+    fresh.
 
     first_seen_s: Unix time at which this operator first reconciled the run.
     """
-    fresh_until_s = first_seen_s + snapshot.run.spec.control.signals_max_age_seconds
+    fresh_until_s = first_seen_s + SIGNALS_MAX_AGE_S
     was_fresh = snapshot.signals is None and snapshot.before.holds("SignalsFresh")
     is_running = snapshot.verdict.phase is LifecyclePhase.RUN
     return is_running and was_fresh and snapshot.now_s <= fresh_until_s

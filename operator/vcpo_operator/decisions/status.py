@@ -8,15 +8,14 @@ written every 30 s at most. A status that did not change is not written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision
+from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.judgement import Evidence, judgements
-from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import (
     CONTROL_CONDITIONS,
@@ -24,16 +23,16 @@ from vcpo_operator.decisions.conditions import (
     merge_conditions,
 )
 from vcpo_operator.decisions.lifecycle import RunVerdict
-from vcpo_operator.decisions.status_model import (
-    GroupStatus,
-    LastDecision,
-    RunStatus,
-    shown_signals,
-)
-from vcpo_operator.decisions.upgrade import RevisionDecision
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.records import ObservedState
+from vcpo_operator.observed.status import (
+    MAX_MESSAGE_CHARACTERS,
+    GroupStatus,
+    LastDecision,
+    Numbers,
+    RunStatus,
+)
 
 PROGRESS_PERIOD_S: Final = 30.0
 """Least time between two writes that change nothing but numbers."""
@@ -54,7 +53,7 @@ def with_clocks(
     if status.completion_s is not None:
         return status
     if spec.suspend:
-        return replace(status, start_s=None, admission_s=None, first_step_s=None)
+        return status.but(start_s=None, admission_s=None, first_step_s=None)
     second_s = float(int(now_s))
     start_s = second_s if status.start_s is None else status.start_s
     first_step_s, admission_s = status.first_step_s, status.admission_s
@@ -71,20 +70,19 @@ def with_clocks(
         admission_s = None
     elif admission_s is None and (first_step_s is not None or is_placed):
         admission_s = second_s if first_step_s is None else first_step_s
-    return replace(status, start_s=start_s, admission_s=admission_s, first_step_s=first_step_s)
+    return status.but(start_s=start_s, admission_s=admission_s, first_step_s=first_step_s)
 
 
 def as_new_attempt(status: RunStatus) -> RunStatus:
     """Return the status of a failed run that starts again; it keeps how the learner ended."""
-    return replace(
-        status,
+    return status.but(
         conditions=tuple(each for each in status.conditions if each.type != "Failed"),
         start_s=None,
         admission_s=None,
         first_step_s=None,
         completion_s=None,
         drain_s=None,
-        restarts=replace(status.restarts, streak=replace(status.restarts.streak, failures=0)),
+        learner=status.learner.but(failures=0),
     )
 
 
@@ -92,18 +90,18 @@ def with_end(status: RunStatus, verdict: RunVerdict, now_s: float) -> RunStatus:
     """Return the status with the time at which the run ended, if it has."""
     if not verdict.has_ended or status.completion_s is not None:
         return status
-    return replace(status, completion_s=float(int(now_s)))
+    return status.but(completion_s=float(int(now_s)))
 
 
 def with_signals(status: RunStatus, spec: VCPORunSpec, signals: RunSignals | None) -> RunStatus:
     """Return the status with the learner's numbers; without signals they do not change."""
     if signals is None:
         return status
-    is_old = signals.age_s > spec.control.signals_max_age_seconds
+    is_old = signals.age_s > SIGNALS_MAX_AGE_S
     phase = "silent" if is_old else signals.phase.value
-    verdict = judgements(Evidence(spec=spec, signals=signals, phase=phase))[0]
-    text = redact_and_shorten(str(verdict), MAX_MESSAGE_CHARACTERS)
-    return replace(status, numbers=shown_signals(signals), verdict=text)
+    told = judgements(Evidence(spec=spec, signals=signals, phase=phase))[0]
+    text = redact_and_shorten(str(told), MAX_MESSAGE_CHARACTERS)
+    return status.but(verdict=text, **dict(Numbers.of(signals)))
 
 
 def with_groups(
@@ -135,20 +133,14 @@ def with_groups(
                 scaled_s=scaled_s,
             )
         )
-    return replace(status, groups=tuple(groups))
+    return status.but(groups=tuple(groups))
 
 
 def with_learner_pods(status: RunStatus, spec: VCPORunSpec, observed: ObservedState) -> RunStatus:
     """Return the status with the pods of the learner, ready and desired."""
     ready = sum(pod.ready for pod in observed.pods_of(Role.LEARNER))
-    return replace(status, learner_pods=f"{ready}/{spec.learner.replicas}")
-
-
-def with_revision(status: RunStatus, decision: RevisionDecision | None) -> RunStatus:
-    """Return the status with the revision of the run's pods; None leaves it as it is."""
-    if decision is None:
-        return status
-    return replace(status, revision=decision.revision.name, pending_revision=decision.newest)
+    pods = f"{ready}/{spec.learner.replicas}"
+    return status.but(learner=status.learner.but(pods=pods))
 
 
 def with_decision(
@@ -158,8 +150,7 @@ def with_decision(
     if decision is None or state is None:
         return status
     change = decision.last_lag_change
-    return replace(
-        status,
+    return status.but(
         lag_limit_steps=decision.lag_limit_steps,
         last_decision=status.last_decision if change is None else LastDecision.of(change),
         control=stored_state(state),
@@ -171,20 +162,19 @@ def with_conditions(
 ) -> RunStatus:
     """Return the status with its conditions, judged against a generation of the spec."""
     conditions = merge_conditions(states, status, generation=generation, now_s=now_s)
-    return replace(status, conditions=conditions, observed_generation=generation)
+    return status.but(conditions=conditions, observed_generation=generation)
 
 
 def with_update_time(status: RunStatus, now_s: float) -> RunStatus:
     """Return the status with the time at which it is written."""
-    return replace(status, updated_s=float(int(now_s)))
+    return status.but(updated_s=float(int(now_s)))
 
 
 def needs_write(before: RunStatus, after: RunStatus, now_s: float) -> bool:
     """Whether the new status is written now."""
     if _actionable_part(before) != _actionable_part(after):
         return True
-    same = replace(before, updated_s=None).to_dict() == replace(after, updated_s=None).to_dict()
-    if same:
+    if before.but(updated_s=None).to_dict() == after.but(updated_s=None).to_dict():
         return False
     return before.updated_s is None or now_s - before.updated_s >= PROGRESS_PERIOD_S
 
@@ -205,8 +195,7 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
         conditions,
         (status.start_s, status.admission_s, status.first_step_s),
         (status.completion_s, status.drain_s),
-        status.restarts,
+        status.learner.but(pods="", last_end=None),
         status.lag_limit_steps,
         [(group.name, group.desired) for group in status.groups],
-        (status.revision, status.pending_revision),
     )

@@ -15,8 +15,8 @@ from vcpo_operator.observed.parse import (
     collect_observed,
     parse_child,
     parse_claim,
+    parse_config,
     parse_group,
-    parse_job,
     parse_learner,
     parse_pod,
     parse_run_record,
@@ -32,7 +32,6 @@ WATCHED: Final = (
     Kind.CONFIG_MAP,
     Kind.STATEFUL_SET,
     Kind.DEPLOYMENT,
-    Kind.JOB,
     Kind.SERVICE,
     Kind.SERVICE_ACCOUNT,
     Kind.CLAIM,
@@ -48,7 +47,7 @@ _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: parse_learner,
     Kind.DEPLOYMENT: parse_group,
     Kind.CLAIM: parse_claim,
-    Kind.JOB: parse_job,
+    Kind.CONFIG_MAP: parse_config,
 }
 
 
@@ -106,7 +105,7 @@ class IndexedView:
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
             claims=self._of(Kind.CLAIM.plural, key),
-            jobs=self._of(Kind.JOB.plural, key),
+            configs=self._of(Kind.CONFIG_MAP.plural, key),
             pods=self._of(PODS, key),
             others=others,
         )

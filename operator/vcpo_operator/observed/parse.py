@@ -16,23 +16,20 @@ from vcpo_operator.names import (
     POD_INDEX_LABEL,
     REVISION_ANNOTATION,
     ROLE_LABEL,
-    SUSPENDED_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     Role,
     RunKey,
 )
 from vcpo_operator.observed.pod_causes import (
     container_end,
-    is_starting,
-    loads_since,
     pod_cause,
     replica_failure,
 )
 from vcpo_operator.observed.records import (
     ObservedChild,
     ObservedClaim,
+    ObservedConfig,
     ObservedGroup,
-    ObservedJob,
     ObservedLearner,
     ObservedPod,
     ObservedState,
@@ -80,55 +77,40 @@ def parse_learner(body: Body) -> ObservedLearner:
     """Parse the learner's StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
     generation = int(body["metadata"].get("generation", 0))
-    annotations = body["metadata"].get("annotations") or {}
     return ObservedLearner(
         child=parse_child(Kind.STATEFUL_SET, body),
         replicas=int(spec.get("replicas", 1)),
         is_up_to_date=int(status.get("observedGeneration", 0)) >= generation,
+    )
+
+
+def parse_config(body: Body) -> ObservedConfig:
+    """Parse the ConfigMap with the run file, which says what the pods are made of."""
+    annotations = body["metadata"].get("annotations") or {}
+    return ObservedConfig(
+        child=parse_child(Kind.CONFIG_MAP, body),
         revision=Revision.from_json(annotations.get(REVISION_ANNOTATION)),
     )
 
 
 def parse_group(body: Body) -> ObservedGroup:
     """Parse a rollout group's Deployment."""
-    spec, status = body["spec"], body.get("status") or {}
-    metadata = body["metadata"]
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    status = body.get("status") or {}
     return ObservedGroup(
         child=parse_child(Kind.DEPLOYMENT, body),
-        group=labels.get(GROUP_LABEL, ""),
-        replicas=int(spec.get("replicas", 1)),
-        current=int(status.get("replicas") or 0),
+        group=(body["metadata"].get("labels") or {}).get(GROUP_LABEL, ""),
+        replicas=int(body["spec"].get("replicas", 1)),
         ready=int(status.get("readyReplicas") or 0),
-        paused=bool(spec.get("paused", False)),
-        noted_replicas=_integer(annotations.get(SUSPENDED_ANNOTATION)),
-        resource_version=metadata["resourceVersion"],
         cause=replica_failure(body),
     )
 
 
 def parse_claim(body: Body) -> ObservedClaim:
     """Parse the claim for checkpoints and models."""
-    spec = body["spec"]
     return ObservedClaim(
         child=parse_child(Kind.CLAIM, body),
-        storage=spec["resources"]["requests"]["storage"],
-        storage_class=spec.get("storageClassName"),
+        storage=body["spec"]["resources"]["requests"]["storage"],
         is_bound=(body.get("status") or {}).get("phase") != "Pending",
-        access_modes=tuple(spec.get("accessModes") or ()),
-    )
-
-
-def parse_job(body: Body) -> ObservedJob:
-    """Parse the Job that downloads the model."""
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    held = {each["type"]: each for each in conditions if each["status"] == "True"}
-    failed = held.get("Failed")
-    return ObservedJob(
-        child=parse_child(Kind.JOB, body),
-        is_complete="Complete" in held,
-        failure="" if failed is None else failed.get("message") or failed.get("reason") or "Failed",
-        failed_s=None if failed is None else _time_s(failed.get("lastTransitionTime")),
     )
 
 
@@ -160,9 +142,6 @@ def parse_pod(body: Body) -> ObservedPod | None:
         termination_deadline_s=None
         if metadata.get("finalizers") or "deletionTimestamp" not in metadata
         else _time_s(metadata["deletionTimestamp"]),
-        is_starting=is_starting(body),
-        pulls_since_s=_time_s(status.get("startTime")) if is_starting(body) else None,
-        loads_since_s=_time_s(loads_since(body)),
     )
 
 
@@ -170,24 +149,24 @@ def collect_observed(
     learners: Iterable[ObservedLearner],
     groups: Iterable[ObservedGroup],
     claims: Iterable[ObservedClaim],
+    configs: Iterable[ObservedConfig],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
-    jobs: Iterable[ObservedJob] = (),
 ) -> ObservedState:
     """Return the records of one run together, in an order that does not depend on arrival."""
-    stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
-    volumes, downloads = list(claims), list(jobs)
+    stateful, files, volumes = list(learners), list(configs), list(claims)
+    deployments = sorted(groups, key=lambda each: each.child.name)
     children = [
         *others,
         *(each.child for each in stateful),
         *(each.child for each in deployments),
         *(each.child for each in volumes),
-        *(each.child for each in downloads),
+        *(each.child for each in files),
     ]
     return ObservedState(
         children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
         learner=stateful[0] if stateful else None,
-        model_job=downloads[0] if downloads else None,
+        revision=files[0].revision if files else None,
         claims={each.child.name: each for each in volumes},
         groups={each.group: each for each in deployments},
         pods=tuple(sorted(pods, key=lambda each: each.name)),

@@ -7,11 +7,12 @@ Reasons between which the kubelet alternates count as one cause. `ErrImagePull` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vcpo.service.crash import crash_cause
-from vcpo_operator.observed.records import Cause, ContainerEnd
+from vcpo_operator.observed.records import Cause
+from vcpo_operator.observed.status import MAX_LOG_TAIL_CHARACTERS, ContainerEnd, from_rfc3339
 
 _WAITING: Final[Mapping[str, str]] = {
     "ErrImagePull": "ImagePullBackOff",
@@ -40,26 +41,12 @@ DISRUPTIONS: Final = frozenset(
 )
 """Reasons of the condition `DisruptionTarget`: somebody needs the node, and nothing is wrong."""
 _OUT_OF_MEMORY: Final = "OOMKilled"
-EVENT_REASONS: Final = frozenset(
-    {
-        "FailedAttachVolume",
-        "FailedCreate",
-        "FailedCreatePodSandBox",
-        "FailedMapVolume",
-        "FailedMount",
-    }
-)
-"""Reasons of events about a pod that cannot be created, or not started on its node."""
-_LATER_STEPS: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-"""Reasons of events after which the pod has its volumes and its sandbox."""
 _NOT_READY_REASONS: Final = frozenset(
     {"ContainersNotReady", "PodCompleted", "PodFailed", "ReadinessGatesNotReady"}
 )
 """Reasons that a kubelet gives when it reports that a pod is not ready."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 _MAX_MESSAGE_CHARACTERS = 600
-MAX_LOG_TAIL_CHARACTERS: Final = 2048
-"""Length of a container's last lines; kubelets keep as many bytes of a log."""
 
 
 def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
@@ -132,23 +119,6 @@ def _is_lost(status: Mapping[str, Any]) -> bool:
     return bool(containers) and is_revoked
 
 
-def is_starting(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has a node, and none of its containers has started yet."""
-    status = pod.get("status") or {}
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    is_pending = status.get("phase", "Pending") == "Pending"
-    has_started = any("running" in state or "terminated" in state for state in states)
-    return is_pending and not has_started and bool((pod.get("spec") or {}).get("nodeName"))
-
-
-def loads_since(pod: Mapping[str, Any]) -> str | None:
-    """Return when a container started that no startup probe has reached yet, as RFC 3339."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    loading = (each for each in statuses if each.get("started") is False)
-    times = ((each.get("state") or {}).get("running", {}).get("startedAt") for each in loading)
-    return min(filter(None, times), default=None)
-
-
 def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None:
     """Return how a container ended last; None when it has not ended yet.
 
@@ -166,7 +136,7 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
                 message=redact_and_shorten(
                     (ended.get("message") or "").strip(), MAX_LOG_TAIL_CHARACTERS
                 ),
-                time=ended.get("finishedAt") or "",
+                end_s=from_rfc3339(ended.get("finishedAt")),
             )
     return None
 
@@ -181,36 +151,6 @@ def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
             where = f"Deployment {deployment['metadata']['name']}"
             return _cause(condition["reason"], where, condition["message"])
     return None
-
-
-def cause_from_events(events: Iterable[Mapping[str, Any]]) -> Cause | None:
-    """Return the cause in the newest warning; None when there is none, or the pod has passed it.
-
-    events: All events about one object, as the API server sends them.
-    """
-    known = tuple(events)
-    steps = (each for each in known if each.get("reason") in _LATER_STEPS)
-    # Times are whole seconds: within one second, the step comes after what it has waited for.
-    passed = max(map(_event_time, steps), default="")
-    warnings = [
-        each
-        for each in known
-        if each.get("type") == "Warning" and each.get("reason") in EVENT_REASONS
-        if not passed or _event_time(each) > passed
-    ]
-    if not warnings:
-        return None
-    newest = max(warnings, key=_event_time)
-    involved = newest["involvedObject"]
-    kind = "pod" if involved["kind"] == "Pod" else involved["kind"]
-    return _cause(newest["reason"], f"{kind} {involved['name']}", newest.get("message") or "")
-
-
-def _event_time(event: Mapping[str, Any]) -> str:
-    """Return the time of an event, RFC 3339 in UTC; reporters write it in one of three fields."""
-    series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return max(str(each) for each in (*times, "") if each is not None)
 
 
 def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:

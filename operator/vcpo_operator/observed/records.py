@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.names import Role, RunKey
+from vcpo_operator.observed.status import ContainerEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +39,6 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEnd:
-    """How a container of a pod ended last."""
-
-    pod: str
-    exit_code: int
-    reason: str
-    """A reason of Kubernetes: `Error`, `OOMKilled`, `Completed`, ..."""
-    message: str
-    """The last lines of its log if it failed."""
-    time: str
-    """RFC 3339; empty when the kubelet gives none."""
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """Read `status.learner.lastTermination` of a run."""
-        return cls(
-            pod=entry["pod"],
-            exit_code=int(entry["exitCode"]),
-            reason=entry["reason"],
-            message=entry.get("message", ""),
-            time=entry.get("finishedTime", ""),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return `status.learner.lastTermination` of a run."""
-        known = {"pod": self.pod, "exitCode": self.exit_code, "reason": self.reason}
-        optional = {"message": self.message, "finishedTime": self.time}
-        return {**known, **{name: text for name, text in optional.items() if text}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedChild:
     """A child of any kind: its identity, and whether it is as it was applied."""
 
@@ -95,10 +65,6 @@ class ObservedLearner:
     replicas: int
     is_up_to_date: bool
     """Whether its controller has observed the newest spec; older pods may be of an older one."""
-    revision: Revision | None = None
-    """What its pods are made of; None if this version cannot read it."""
-    cause: Cause | None = None
-    """Why its controller cannot create its pod; None when no cause is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +75,7 @@ class ObservedGroup:
     group: str
     replicas: int
     """Pods requested."""
-    current: int
-    """Pods that exist and do not terminate."""
     ready: int
-    paused: bool
-    noted_replicas: int | None = None
-    """Workers that it had before its run was suspended; None when the operator did not set it to
-    zero."""
-    resource_version: str = ""
     cause: Cause | None = None
     """Why its controller cannot create some of its pods; None when it can."""
 
@@ -128,24 +87,17 @@ class ObservedClaim:
     child: ObservedChild
     storage: str
     """Requested size, as Kubernetes writes it."""
-    storage_class: str | None
-    """Storage class; None until the cluster sets one."""
     is_bound: bool = True
     """Whether it has a volume; one that waits for it cannot change its size."""
-    access_modes: tuple[str, ...] = ()
-    """How pods may mount it, as Kubernetes writes it: `ReadWriteOnce`, `ReadWriteMany`, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedJob:
-    """The Job that downloads the model."""
+class ObservedConfig:
+    """The ConfigMap with the run file."""
 
     child: ObservedChild
-    is_complete: bool
-    failure: str = ""
-    """Why it has failed, in a sentence; empty if it has not."""
-    failed_s: float | None = None
-    """Unix time of the failure."""
+    revision: Revision | None
+    """What the pods are made of; None if this version cannot read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +130,6 @@ class ObservedPod:
     termination_deadline_s: float | None = None
     """Unix time by which its kubelet should have ended it; None while it does not terminate, and
     when a finalizer holds it."""
-    is_starting: bool = False
-    """Whether the pod has a node, and none of its containers has started yet."""
-    pulls_since_s: float | None = None
-    """Unix time at which it got to its node, while it is starting."""
-    loads_since_s: float | None = None
-    """Unix time at which a container of it started that has not answered yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +139,8 @@ class ObservedState:
     children: tuple[ObservedChild, ...] = ()
     """All children, workloads included."""
     learner: ObservedLearner | None = None
-    model_job: ObservedJob | None = None
+    revision: Revision | None = None
+    """What its pods are made of; None if this version cannot read it."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """Claims by name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from vcpo.metrics import OperatorMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo_operator.decisions.lifecycle import startup_deadline_s
 from vcpo_operator.decisions.snapshot import Snapshot
-from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.names import RunKey
+from vcpo_operator.observed.status import RunStatus, StatusCondition
 
 
 class RunExports:
@@ -50,7 +50,7 @@ def hosted_run(
         decision=decision,
         lag_limit_steps=status.lag_limit_steps,
         signals_age_s=None if signals is None else signals.age_s,
-        learner_restarts=status.restarts.total,
+        learner_restarts=status.learner.restarts,
         start_s=status.start_s,
         startup_deadline_s=startup_deadline_s(snapshot.run.spec, status),
         certificate_end_s=snapshot.observed.certificate_end_s,

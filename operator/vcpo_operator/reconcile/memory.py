@@ -14,20 +14,14 @@ from typing import Any, Final
 from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control.state import ControlState
 from vcpo_operator.children.config import make_parent
-from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.children.revision import Revision
-from vcpo_operator.decisions.actions import (
-    Action,
-    Apply,
-    DeleteChild,
-    IssueCertificates,
-    IssueKeys,
-)
+from vcpo_operator.decisions.actions import Action, Apply, Delete, IssueSecret
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import credential_name
-from vcpo_operator.observed.records import Cause, ObservedChild, ObservedState, RunRecord
+from vcpo_operator.observed.records import ObservedChild, ObservedState, RunRecord
+from vcpo_operator.observed.status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
 UNWATCHED: Final = (Kind.POD_MONITOR, Kind.SECRET)
@@ -74,12 +68,8 @@ class RunMemory:
     """Resource version of the run after that write."""
     status_written_s: float = 0.0
     """Unix time of that write."""
-    stalled_since_s: float | None = None
-    """Unix time since which a stalled object has no known cause; None while there is none."""
-    events_read_s: float | None = None
-    event_causes: dict[str, Cause] = field(default_factory=dict)
-    """Causes that events gave, by uid of the object that they are about."""
-    _applied_revision: Revision | None = None
+    applied_revision: Revision | None = None
+    """Revision with which this process applied the run file last."""
     _spec: Mapping[str, Any] | None = None
     _run: VCPORun | None = None
     _parent: Parent | None = None
@@ -116,7 +106,11 @@ class RunMemory:
         if self._parent is None:
             self._parent = make_parent(run, Owner(key=record.key, uid=record.uid))
         secret = self._unwatched.get((Kind.SECRET, credential_name(record.key.name)))
-        return replace(self._parent, credential_uid="" if secret is None else secret.uid)
+        return replace(
+            self._parent,
+            credential_uid="" if secret is None else secret.uid,
+            generation=record.generation,
+        )
 
     def last_known_status(self, record: RunRecord) -> RunStatus:
         """Return the newest status: the one written last, until the watch has caught up with it."""
@@ -156,30 +150,20 @@ class RunMemory:
 
         What this process applied last is newer than what a watch may show.
         """
-        learner = observed.learner
-        return None if learner is None else self._applied_revision or learner.revision
-
-    def record_revision(self, revision: Revision) -> None:
-        """Record the revision with which the learner's StatefulSet was applied."""
-        self._applied_revision = revision
+        return None if observed.learner is None else self.applied_revision or observed.revision
 
     def record_action(self, action: Action, applied: ObservedChild | None) -> None:
         """Record what an executed action changed and no watch reports."""
         if isinstance(action, Apply):
             self._refusals.pop(action.child.digest, None)
-        if isinstance(action, Apply | IssueKeys | IssueCertificates):
-            self._record_applied(action.child, applied)
-        if isinstance(action, IssueKeys | IssueCertificates):
+        if isinstance(action, Apply | IssueSecret) and action.child.kind in UNWATCHED:
+            self.record_unwatched(action.child.kind, action.child.name, applied)
+        if isinstance(action, IssueSecret):
             self.unwatched_read_s = None  # the connections get what the Secret holds now
-        if isinstance(action, IssueCertificates):
             self.certificates_due = False
-        if isinstance(action, DeleteChild):
+        if isinstance(action, Delete):
             self._child_uids.pop((action.kind, action.name), None)
             self._unwatched.pop((action.kind, action.name), None)
-
-    def _record_applied(self, child: Child, applied: ObservedChild | None) -> None:
-        if child.kind in UNWATCHED:
-            self.record_unwatched(child.kind, child.name, applied)
 
     def record_refusal(self, action: Apply, message: str, now_s: float) -> None:
         """Record that the API server called a manifest invalid."""
@@ -196,6 +180,6 @@ class RunMemory:
 
     def refusal_message(self, desired: DesiredState) -> str:
         """Return why manifests of the desired state were refused; empty when none was."""
-        wanted = {child.digest for child in (*desired.children, *desired.paused.values())}
+        wanted = {child.digest for child in desired.children}
         self._refusals = {key: each for key, each in self._refusals.items() if key in wanted}
         return "; ".join(dict.fromkeys(each.message for each in self._refusals.values()))

@@ -19,7 +19,6 @@ from vcpo_operator.decisions.conflicts import (
     unusable_key_conflict,
 )
 from vcpo_operator.decisions.snapshot import signals_period_s
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import RunKey, certificate_hosts, certificates_name, credential_name
 from vcpo_operator.observed.access import (
     LearnerAccess,
@@ -31,7 +30,7 @@ from vcpo_operator.observed.access import (
 )
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedState, RunRecord
-from vcpo_operator.reconcile.event_causes import read_event_causes
+from vcpo_operator.observed.status import RunStatus
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.signals.client import SignalSource
 
@@ -58,17 +57,10 @@ class Observer:
         self._signals = signals
 
     async def observe(
-        self,
-        record: RunRecord,
-        run: VCPORun,
-        memory: RunMemory,
-        *,
-        before: RunStatus,
-        now_s: float,
+        self, record: RunRecord, run: VCPORun, memory: RunMemory, *, now_s: float
     ) -> ObservedState:
-        """Return the objects of a run, unwatched kinds and causes from events included.
+        """Return the objects of a run, unwatched kinds included.
 
-        before: The status as the last reconcile left it.
         now_s: Unix time.
         Raises: ApiError.
         """
@@ -84,9 +76,7 @@ class Observer:
         for child in observed.children:
             if is_ours(child, record.uid):
                 memory.record_child(child)
-        return await read_event_causes(
-            observed, key, memory, self._executor, before=before, now_s=now_s
-        )
+        return observed
 
     async def signals(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: ObservedState

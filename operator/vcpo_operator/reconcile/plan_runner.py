@@ -13,29 +13,19 @@ from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, is_refusal
 from vcpo_operator.cluster_api.run_secrets import NameConflictError
-from vcpo_operator.decisions.actions import (
-    Action,
-    Apply,
-    IssueCertificates,
-    IssueKeys,
-    Throttle,
-    target_name,
-)
+from vcpo_operator.decisions.actions import Action, Apply, IssueSecret, Throttle
 from vcpo_operator.decisions.autoscale import AutoscaleDecision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
-from vcpo_operator.decisions.events import recreated_event, revision_event
+from vcpo_operator.decisions.events import recreated_event
 from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot
+from vcpo_operator.names import credential_name
 from vcpo_operator.observed.records import ObservedChild
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.status_writer import StatusWriter
-from vcpo_operator.reconcile.upgrade_turns import UpgradeTurns
 from vcpo_operator.signals.client import LearnerCommandError
 
 _LOGGER = logging.getLogger(__name__)
-
-
-_ISSUES = (IssueKeys, IssueCertificates)
 
 
 def _notes(parent: Parent, defaults: OperatorDefaults) -> Iterator[str]:
@@ -57,7 +47,6 @@ class PlanRunner:
         self._executor = executor
         self._writer = writer
         self._defaults = defaults
-        self._turns = UpgradeTurns()
 
     async def run(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
@@ -77,12 +66,18 @@ class PlanRunner:
     ) -> PlanResult:
         observed, parent = snapshot.observed, memory.parent_of(snapshot.record, snapshot.run)
         try:
-            desired = self._decide_state(snapshot, parent, autoscale)
+            desired = desired_state(
+                parent,
+                self._defaults,
+                snapshot,
+                decision=autoscale.decision if autoscale else None,
+                kept=memory.kept_revision(observed),
+            )
         except ValueError as error:
             return PlanResult(refusal=str(error))
         actions = plan(desired, observed, applied=memory.applied_versions, signals=snapshot.signals)
         if memory.keys_conflict is not None:  # the Secret may exist, but cannot be read
-            actions = tuple(each for each in actions if not isinstance(each, _ISSUES))
+            actions = tuple(each for each in actions if not isinstance(each, IssueSecret))
         try:
             await self._execute(snapshot, memory, desired, actions)
         except ApiError as error:
@@ -95,50 +90,12 @@ class PlanRunner:
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.keys_conflict,
             note=" ".join(_notes(parent, self._defaults)),
-            needs_replan=any(isinstance(action, IssueKeys) for action in actions),
-            revision=desired.revision,
-        )
-
-    def _decide_state(
-        self, snapshot: Snapshot, parent: Parent, autoscale: AutoscaleDecision | None
-    ) -> DesiredState:
-        """Return what the run should have; pods of another revision if it is the run's turn.
-
-        Raises: ValueError when a user's template cannot be merged.
-        """
-        key = snapshot.record.key
-        desired = self._decide_in_turn(snapshot, parent, autoscale, has_turn=False)
-        revision = desired.revision
-        if revision is None or snapshot.verdict.has_ended:
-            self._turns.end(key)
-        elif revision.awaits_turn and self._turns.take(key, snapshot.now_s):
-            return self._decide_in_turn(snapshot, parent, autoscale, has_turn=True)
-        elif not revision.awaits_turn and snapshot.has_started(revision.revision):
-            self._turns.end(key)
-        return desired
-
-    def _decide_in_turn(
-        self,
-        snapshot: Snapshot,
-        parent: Parent,
-        autoscale: AutoscaleDecision | None,
-        *,
-        has_turn: bool,
-    ) -> DesiredState:
-        return desired_state(
-            parent,
-            self._defaults,
-            snapshot.verdict,
-            decision=autoscale.decision if autoscale else None,
-            draining=snapshot.draining,
-            replaced_pods=snapshot.current.restarts.replaced,
-            restarts_learner=snapshot.is_new_attempt,
-            kept=snapshot.kept,
-            is_learner_down=snapshot.is_learner_down,
-            lends_workers_back=snapshot.lends_workers_back,
-            awaits_model=snapshot.awaits_model,
-            repeats_download=snapshot.repeats_download,
-            has_turn=has_turn,
+            needs_replan=any(
+                isinstance(action, IssueSecret)
+                and action.child.name == credential_name(parent.name)
+                for action in actions
+            ),
+            pending=desired.pending if desired.revision is not None else None,
         )
 
     async def _execute(
@@ -153,14 +110,13 @@ class PlanRunner:
         Existing objects are still changed. Nothing new is created after a refusal: workers would
         hold their GPUs while they wait for a learner that cannot be created.
         """
-        key, refused = snapshot.record.key, set[str]()
+        key, is_refused = snapshot.record.key, False
         for action in actions:
-            is_new = isinstance(action, Apply) and not action.force
-            if target_name(action) in refused or (refused and is_new):
-                continue
-            if isinstance(action, Apply) and memory.is_refused(action, snapshot.now_s):
-                refused.add(target_name(action))
-                continue
+            if isinstance(action, Apply):
+                known = memory.is_refused(action, snapshot.now_s)
+                if known or (is_refused and not action.force):
+                    is_refused = True
+                    continue
             # What steers a run is told to everybody who reads the log; the rest only on request.
             level = logging.INFO if isinstance(action, Throttle) else logging.DEBUG
             _LOGGER.log(level, "%s: %s", key, action)
@@ -171,7 +127,7 @@ class PlanRunner:
                     raise
                 _LOGGER.warning("%s: %s", key, error)
                 memory.record_refusal(action, error.message, snapshot.now_s)
-                refused.add(target_name(action))
+                is_refused = True
                 continue
             if applied is not None:
                 await self._record_applied(snapshot, memory, desired, applied)
@@ -184,15 +140,8 @@ class PlanRunner:
         desired: DesiredState,
         applied: ObservedChild,
     ) -> None:
-        decision, before = desired.revision, memory.kept_revision(snapshot.observed)
-        if decision is not None and applied.kind is Kind.STATEFUL_SET:
-            memory.record_revision(decision.revision)
-            if decision.replacement and before is not None:
-                names = (before.name, decision.revision.name)
-                event = revision_event(
-                    snapshot.record, *names, decision.replacement, snapshot.now_s
-                )
-                await self._writer.post_event(snapshot.record.key, event)
+        if applied.kind is Kind.CONFIG_MAP:
+            memory.applied_revision = desired.revision
         memory.applied_versions[applied.uid] = applied.version
         if memory.record_child(applied):
             event = recreated_event(snapshot.record, applied, snapshot.now_s)

@@ -18,16 +18,17 @@ from pydantic import ValidationError
 
 from vcpo.api.errors import problems_of
 from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.decisions.actions import DeleteRun
+from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.autoscale import decide_autoscale
 from vcpo_operator.decisions.conditions import invalid_spec_conditions, retry_delayed_conditions
 from vcpo_operator.decisions.draining import has_workers
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, is_past_time_to_live
 from vcpo_operator.decisions.plan import on_delete_actions
 from vcpo_operator.decisions.snapshot import RESYNC_PERIOD_S, PlanResult, Snapshot, judge_run
-from vcpo_operator.names import OPERATOR_MANAGER, RunKey
+from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import RunRecord
 from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
@@ -80,8 +81,6 @@ class Reconciler:
         if record is None or record.deleting:
             await self._forget_run(record, key)
             return ReconcileResult(requeue_after_s=None)
-        if record.spec.get("managedBy", OPERATOR_MANAGER) != OPERATOR_MANAGER:
-            return ReconcileResult(requeue_after_s=None)
         memory = self._memories.get(key)
         if memory is None or memory.uid != record.uid:
             memory = RunMemory(uid=record.uid, first_seen_s=self._clock())
@@ -119,7 +118,7 @@ class Reconciler:
                 record, memory, states, generation=generation, now_s=now_s
             )
             return ReconcileResult(requeue_after_s=RESYNC_PERIOD_S)
-        observed = await self._observer.observe(record, run, memory, before=before, now_s=now_s)
+        observed = await self._observer.observe(record, run, memory, now_s=now_s)
         signals = await self._observer.signals(record, run, before, observed)
         snapshot = judge_run(
             record,
@@ -136,7 +135,8 @@ class Reconciler:
             await self._writer.write(snapshot, memory, None, PlanResult())
             return ReconcileResult(requeue_after_s=0.0)
         if is_past_time_to_live(run.spec, snapshot.current, now_s):
-            await self._executor.execute(record.key, DeleteRun(uid=record.uid))
+            deletion = Delete(kind=Kind.RUN, name=record.key.name, uid=record.uid)
+            await self._executor.execute(record.key, deletion)
             return ReconcileResult(requeue_after_s=None)
         return await self._execute_and_write(snapshot, memory)
 

@@ -16,9 +16,9 @@ from vcpo_operator.decisions.conditions import (
 )
 from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot, keeps_last_known_signals
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import RunRecord
+from vcpo_operator.observed.status import RunStatus
 from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
 
@@ -58,9 +58,7 @@ class StatusWriter:
             note=result.note,
             keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
             before=snapshot.before,
-            revision=result.revision,
-            lends_workers_back=snapshot.lends_workers_back,
-            awaits_model=snapshot.awaits_model,
+            pending=result.pending,
         )
         after = status.with_groups(
             snapshot.current,
@@ -70,7 +68,6 @@ class StatusWriter:
             now_s=snapshot.now_s,
         )
         after = status.with_learner_pods(after, snapshot.run.spec, snapshot.observed)
-        after = status.with_revision(after, result.revision)
         after = status.with_decision(after, decision, autoscale.state if autoscale else None)
         generation = snapshot.record.generation
         after = status.with_conditions(

@@ -28,7 +28,6 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.decisions.stalled import PATIENCE_S
 
 TOKEN = "token-of-the-operator"
 PATIENT_S = 30.0
@@ -67,11 +66,10 @@ FOR_THE_OWNER_CHECK = {Permission(group="vcpo.dev", resource="vcporuns/finalizer
 """Only asked of the API server by itself, where it checks `blockOwnerDeletion`."""
 
 CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/demo-learner"
-JOB = "/apis/batch/v1/namespaces/default/jobs/demo-model"
 CERTIFICATES = "/api/v1/namespaces/default/secrets/demo-tls"
 GROUPS = [
     {"name": "main", "minReplicas": 1, "maxReplicas": 3},
-    {"name": "more", "minReplicas": 1, "maxReplicas": 1, "scaling": "External"},
+    {"name": "more", "minReplicas": 1, "maxReplicas": 1},
 ]
 
 
@@ -117,21 +115,11 @@ async def become(operator: OperatorFixture, values):
 
 async def live(operator):
     """A life in which the operator does everything that it ever does to objects."""
-    every = {"podMonitor": True, "disruptionBudgets": True, "networkIsolation": "DenyAll"}
-    none = {"podMonitor": False, "disruptionBudgets": False, "networkIsolation": "Disabled"}
-    await operator.create(
-        pods=every,
-        rollouts=GROUPS,
-        ttlSecondsAfterFinished=60,
-        model={"name": "m", "cache": {}},
-    )
-    await operator.settle()
-    complete = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
-    await operator.client.merge_patch(f"{JOB}/status", complete)
+    every = {"podMonitor": True, "networkIsolation": "DenyAll"}
+    none = {"podMonitor": False, "networkIsolation": "Disabled"}
+    await operator.create(pods=every, rollouts=GROUPS, ttlSecondsAfterFinished=60)
     await operator.settle()
     await operator.schedule("demo-learner-0")
-    await operator.reconcile()
-    operator.now_s += PATIENCE_S  # its kubelet has not started it: the operator asks why
     await operator.reconcile()
     await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
     operator.connections.signals = signals()
@@ -143,9 +131,8 @@ async def live(operator):
     workers = [body["metadata"]["name"] for body in pods["items"]]
     busy = {name: WorkerSignals(in_flight=3, silent_s=0.0) for name in workers}
     operator.connections.signals = dataclasses.replace(signals(), workers=busy)
-    own = {**none, "serviceAccountName": "theirs"}
     smaller = [{**GROUPS[0], "maxReplicas": 1}]
-    await operator.edit(pods=own, rollouts=smaller, learner={"image": "learner:2"})
+    await operator.edit(pods=none, rollouts=smaller, learner={"image": "learner:2"})
     await operator.settle()
     # Its kubelet has ended the old pod.
     await operator.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})

@@ -93,31 +93,5 @@ async def test_one_that_is_deleted_takes_the_other_with_it(operator):
     assert not set(after.values()) & set(before.values())
     assert (await operator.run())["status"]["learner"]["restarts"] == 0
     assert await restart_events(operator) == [
-        "Pod demo-learner-1 is gone. All ranks start again together, from the last checkpoint."
+        "A pod of the learner is gone. All ranks start again together, from the last checkpoint."
     ]
-
-
-async def test_one_that_is_evicted_is_named_with_who_evicts_it(operator):
-    await operator.schedule("demo-learner-1")
-    await evict(operator, "demo-learner-1")
-    await operator.reconcile()
-    (event,) = await restart_events(operator)
-    assert event == (
-        "Pod demo-learner-1 is being deleted (EvictionByEvictionAPI): Eviction API: evicting. All"
-        " ranks start again together, from the last checkpoint."
-    )
-
-
-async def evict(operator, pod):
-    """Delete a pod as the eviction API does."""
-    target = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "message": "Eviction API: evicting",
-    }
-    path = f"{PODS}/{pod}"
-    conditions = (await operator.client.get(path))["status"].get("conditions", [])
-    status = {"status": {"conditions": [*conditions, target]}}
-    await operator.client.merge_patch(f"{path}/status", status)
-    await operator.client.delete(path)

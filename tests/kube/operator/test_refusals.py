@@ -1,20 +1,24 @@
-"""The operator reports a spec that the API server refuses once, and retries it rarely."""
+"""What the API server refuses, and what belongs to others, is reported once and left alone."""
 
 import pytest
 
+from tests.fakes.kubernetes.errors import forbidden
+from tests.fakes.kubernetes.faults import Fault
 from tests.fixtures.operator.operator import (
     DEPLOYMENT,
-    PODS,
+    RUN,
     USER_AGENT,
     operator_fixture,
     run_body,
+    signals,
 )
 from vcpo_operator.reconcile.memory import REFUSED_S
 
-EVENTS = "/api/v1/namespaces/default/events"
-STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
+CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
+CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/demo-learner"
 SENTENCE = 'spec.template.spec.containers[0].volumeMounts[3].name: Not found: "absent"'
 MOUNT = {"name": "absent", "mountPath": "/data"}
+THEIRS = {"metadata": {"name": "demo-config"}, "data": {"ours": "keep"}}
 
 
 def template(container, mounts):
@@ -33,88 +37,30 @@ async def operator(endpoint):
         yield started
 
 
-async def condition(operator, kind):
-    """Status, reason and message of a condition of the run."""
-    conditions = (await operator.run())["status"]["conditions"]
-    (found,) = [each for each in conditions if each["type"] == kind]
-    return found["status"], found["reason"], found["message"]
-
-
-async def warnings(operator):
-    """Reasons and messages of the Warnings about the run."""
-    events = (await operator.client.get(EVENTS))["items"]
-    return [
-        (event["reason"], event["message"])
-        for event in events
-        if event["type"] == "Warning" and event["involvedObject"]["kind"] == "VCPORun"
-    ]
-
-
 async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_once(operator):
-    before = await warnings(operator)
     await operator.create(rollouts=[group([MOUNT])])
     await operator.settle()
-    status, reason, message = await condition(operator, "Accepted")
+    status, reason, message = await operator.condition("Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
     assert SENTENCE in message
-    assert await condition(operator, "Ready") == ("False", "InvalidSpec", message)
+    assert await operator.condition("Ready") == ("False", "InvalidSpec", message)
     operator.restart_operator()
     await operator.settle()
-    new = [each for each in await warnings(operator) if each not in before]
-    assert new == [("InvalidSpec", f"Accepted: {message}")]
+    told = [each["message"] for each in await operator.events() if each["reason"] == reason]
+    assert told == [f"Accepted: {message}"]
 
 
-BAD_SHAPES = [
-    ({"spec": None}, "spec"),
-    ({"spec": {"containers": None}}, "spec.containers"),
-    ({"metadata": {"labels": ["a"]}}, "metadata.labels"),
-    ({"metadata": {"annotations": "a"}}, "metadata.annotations"),
-]
-BAD_RESOURCES = [("big", ""), ({"limits": ["1Gi"]}, ".limits"), ({"requests": "1Gi"}, ".requests")]
-
-
-@pytest.mark.parametrize(("shape", "path"), BAD_SHAPES)
-@pytest.mark.parametrize("role", ["learner", "rollout"])
-async def test_a_template_of_a_wrong_shape_is_not_accepted_and_told_by_its_path(role, shape, path):
-    await assert_not_accepted(role, shape, path)
-
-
-@pytest.mark.parametrize(("resources", "path"), BAD_RESOURCES)
-@pytest.mark.parametrize("role", ["learner", "rollout"])
-async def test_resources_of_a_wrong_shape_are_not_accepted_and_told_by_their_path(
-    role, resources, path
-):
-    shape = {"spec": {"containers": [{"name": role, "resources": resources}]}}
-    await assert_not_accepted(role, shape, f"spec.containers[{role}].resources{path}")
-
-
-async def assert_not_accepted(role, shape, path):
-    """A run with this template is refused, and the field that is at fault is named."""
-    workers = {**run_body()["spec"]["rollouts"][0], "template": shape}
-    spec = {"learner": {"template": shape}} if role == "learner" else {"rollouts": [workers]}
-    async with operator_fixture() as operator:
-        await operator.create(**spec)
-        await operator.reconcile()
-        status, reason, message = await condition(operator, "Accepted")
-        assert (status, reason) == ("False", "InvalidSpec")
-        section = "learner" if role == "learner" else "rollouts[main]"
-        assert message.startswith(f"spec.{section}.template: `{path}` ")
-        told = [reason for reason, _ in await warnings(operator)]
-        assert told == ["InvalidSpec"]
-
-
-async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(operator):
+async def test_a_template_that_cannot_be_merged_is_refused_by_its_path(operator):
     memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
     await operator.create(learner={"template": {"spec": {"containers": [memory]}}})
     outcome = await operator.reconcile()
     assert not outcome.error
-    status, reason, message = await condition(operator, "Accepted")
+    status, reason, message = await operator.condition("Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
     assert "`spec.containers[learner].resources.limits[memory]` is '16GB'" in message
-    assert await condition(operator, "Ready") == ("False", "InvalidSpec", message)
 
 
-async def test_what_runs_goes_on_beside_a_template_that_is_refused(operator):
+async def test_what_runs_goes_on_beside_a_template_that_is_refused_until_it_is_put_right(operator):
     await operator.create()
     await operator.settle()
     old = (await operator.client.get(DEPLOYMENT))["spec"]["template"]
@@ -122,35 +68,90 @@ async def test_what_runs_goes_on_beside_a_template_that_is_refused(operator):
     outcome = await operator.reconcile()
     assert not outcome.error
     assert (await operator.client.get(DEPLOYMENT))["spec"]["template"] == old
-    assert (await operator.client.get(PODS))["items"]
-
-
-async def test_a_template_that_was_put_right_is_applied(operator):
-    await operator.create(rollouts=[group([MOUNT])])
-    await operator.settle()
+    assert await operator.pods()
     await operator.edit(rollouts=[group([])])
     await operator.settle()
-    assert (await condition(operator, "Accepted"))[:2] == ("True", "Accepted")
-    assert await operator.replicas() == 1
+    assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
 
 
 async def test_no_worker_waits_for_a_learner_that_is_refused(operator):
     await operator.create(learner={"template": template("learner", [MOUNT])})
     await operator.settle()
-    assert (await condition(operator, "Accepted"))[:2] == ("False", "InvalidSpec")
-    assert (await operator.client.get(PODS))["items"] == []
+    assert (await operator.condition("Accepted"))[:2] == ("False", "InvalidSpec")
+    assert await operator.pods() == {}
 
 
 async def test_what_was_refused_is_tried_again_every_few_minutes_only():
     async with operator_fixture() as operator:
-        await operator.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
+        await operator.create(rollouts=[group([MOUNT])])
         await operator.settle()
         start_s = operator.now_s
         while operator.now_s < start_s + 2 * REFUSED_S:
             operator.now_s += 10.0
             await operator.reconcile()
-        asked = [
-            each for each in operator.server.recorder.writes() if each.user_agent == USER_AGENT
-        ]
-        tries = [each for each in asked if each.resource.startswith("deployments")]
-        assert len(tries) == 3
+        writes = operator.server.recorder.writes()
+        asked = [each for each in writes if each.user_agent == USER_AGENT]
+        assert len([each for each in asked if each.resource == "deployments"]) == 3
+
+
+async def test_an_object_that_is_nobodys_is_left_as_it_is_until_its_owner_gives_it(operator):
+    before = await operator.client.create(CONFIG_MAPS, THEIRS)
+    await operator.create()
+    await operator.settle()
+    status, reason, message = await operator.condition("Ready")
+    assert (status, reason) == ("False", "NameTaken")
+    assert "kubectl annotate configmap demo-config vcpo.dev/adopt=true" in message
+    assert await operator.client.get(f"{CONFIG_MAPS}/demo-config") == before
+    assert await operator.pods() == {}
+    given = {"metadata": {"annotations": {"vcpo.dev/adopt": "true"}}}
+    await operator.client.merge_patch(f"{CONFIG_MAPS}/demo-config", given)
+    await operator.settle()
+    taken, run = await operator.client.get(f"{CONFIG_MAPS}/demo-config"), await operator.run()
+    owners = [each["uid"] for each in taken["metadata"]["ownerReferences"]]
+    assert owners == [run["metadata"]["uid"]]
+    assert {"run.yaml", "ours"} <= set(taken["data"])
+    assert (await operator.condition("Ready"))[1] == "Initializing"
+
+
+@pytest.mark.parametrize(("kept", "wanted", "used"), [(100, 50, "100Gi"), (10, 50, "50Gi")])
+async def test_a_claim_of_an_earlier_run_serves_the_next_one_and_grows(
+    operator, kept, wanted, used
+):
+    await operator.create(learner={"checkpointStorageGibibytes": kept})
+    await operator.settle()
+    await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
+    await operator.client.delete(RUN)
+    await operator.backend.wait_until_settled()
+    operator.restart_operator()
+    await operator.create(learner={"checkpointStorageGibibytes": wanted})
+    await operator.settle()
+    claim = await operator.client.get(CLAIM)
+    assert claim["spec"]["resources"]["requests"]["storage"] == used
+    assert (await operator.condition("Accepted"))[2] == "The spec is valid."
+    assert "demo-learner-0" in await operator.pods()
+
+
+async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
+    why = "only dynamically provisioned pvc can be resized"
+    error = forbidden("persistentvolumeclaims", "demo-learner", why)
+    claims = "persistentvolumeclaims"
+    async with operator_fixture() as operator:
+        await operator.create(learner={"checkpointStorageGibibytes": 10})
+        await operator.settle()
+        await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
+        await operator.settle()
+        operator.connections.signals = signals()
+        await operator.settle()
+        operator.server.faults.add(
+            Fault(error=error, verb="patch", resource=claims, user_agent=USER_AGENT, times=None)
+        )
+        two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
+        await operator.edit(learner={"checkpointStorageGibibytes": 50}, rollouts=two)
+        assert not (await operator.reconcile()).error
+        assert await operator.replicas() == 2
+        status, reason, message = await operator.condition("Accepted")
+        assert (status, reason) == ("False", "InvalidSpec")
+        assert why in message
+        await operator.edit(learner={"checkpointStorageGibibytes": 10})
+        assert not (await operator.reconcile()).error
+        assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")

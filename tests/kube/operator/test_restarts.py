@@ -4,12 +4,9 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.operator.operator import PODS, operator_fixture, signals
-from vcpo.control.signals import WorkerSignals
+from tests.fixtures.operator.operator import PODS, operator_fixture
 
-EVENTS = "/api/v1/namespaces/default/events"
 SIGNALS_MAX_AGE_S = 60
-READY = {"type": "Ready", "status": "True"}
 
 
 @pytest.fixture
@@ -20,33 +17,18 @@ async def operator(endpoint):
 
 async def train(operator):
     """Bring the run to where it trains."""
-    await operator.create()
-    await operator.settle()
-    pods = [body["metadata"]["name"] for body in (await operator.client.get(PODS))["items"]]
-    for pod in pods:
-        ready = {"status": {"phase": "Running", "conditions": [READY]}}
-        await operator.client.merge_patch(f"{PODS}/{pod}/status", ready)
-    workers = {pod: WorkerSignals(in_flight=1, silent_s=0.0) for pod in pods}
-    operator.connections.signals = dataclasses.replace(signals(), workers=workers)
-    await operator.settle()
+    await operator.train()
     assert await condition(operator, "Ready") == ("True", "Training")
 
 
 async def condition(operator, kind):
     """Status and reason of a condition of the run."""
-    conditions = (await operator.run())["status"]["conditions"]
-    (found,) = [each for each in conditions if each["type"] == kind]
-    return found["status"], found["reason"]
+    return (await operator.condition(kind))[:2]
 
 
 async def events_of_the_run(operator):
     """Names of the events about the run."""
-    events = (await operator.client.get(EVENTS))["items"]
-    return {
-        event["metadata"]["name"]
-        for event in events
-        if event["involvedObject"]["kind"] == "VCPORun"
-    }
+    return {each["metadata"]["name"] for each in await operator.events()}
 
 
 async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_condition(operator):

@@ -153,9 +153,6 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
         "optimizer": {"learningRate": draw(st.floats(1e-12, 1.0))},
         "rollouts": [group],
         "ttlSecondsAfterFinished": draw(st.none() | st.integers(1, 31_536_000)),
-        "cleanupPolicy": {
-            "onFailed": draw(st.sampled_from(["DeleteWorkloads", "RetainWorkloads"]))
-        },
     }
     return {"metadata": {"name": "r", "labels": {"team": draw(st.text(max_size=9))}}, "spec": spec}
 

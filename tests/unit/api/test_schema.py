@@ -95,6 +95,7 @@ def test_only_name_model_environment_and_steps_must_be_given():
         "spec.environment.name",
         "spec.environment.rewards[].name",
         "spec.model",
+        "spec.model.cache.claimName",
         "spec.model.name",
         "spec.pods.extraEgress[].port",
         "spec.rollouts[].name",

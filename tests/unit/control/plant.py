@@ -20,7 +20,6 @@ def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
         "max_policy_lag_steps": 8,
         "ess_floor_ratio": 0.1,
         "guards": Health().guards,
-        "signals_max_age_s": 60,
         "scale_up_cooldown_s": 30,
         "scale_down_cooldown_s": 300,
         **changes,

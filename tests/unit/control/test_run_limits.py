@@ -18,15 +18,13 @@ from vcpo.control.run_limits import (
     exceeded_restarts,
     next_deadline_s,
 )
-from vcpo.control.supervision import FailureStreak
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.processes.fleet import RunFailedError
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.run_dir import RunDir
 from vcpo.metrics import HostMetrics
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, judge
-from vcpo_operator.decisions.restarts import Restarts
-from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.observed.status import LearnerStatus, RunStatus
 
 START_S = 1_000.0
 RUN = parse_run("""
@@ -122,7 +120,7 @@ def verdict_of_operator(elapsed_s: float, *, has_stepped: bool, failures: int) -
         start_s=START_S,
         admission_s=START_S,
         first_step_s=START_S if has_stepped else None,
-        restarts=Restarts(streak=FailureStreak(failures=failures)),
+        learner=LearnerStatus(failures=failures),
     )
     verdict = judge(RUN.spec, status, None, START_S + elapsed_s)
     return verdict.message if verdict.phase is LifecyclePhase.FAILED else ""

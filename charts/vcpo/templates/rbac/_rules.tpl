@@ -17,12 +17,6 @@ rights. */}}
   # Server-side apply needs `patch`, and `create` when the object does not exist yet. `get`, here and
   # below, checks before a create whether an object of that name exists and is somebody else's.
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [apps]
-  resources: [deployments/scale]
-  verbs: [patch]
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
@@ -43,8 +37,7 @@ rights. */}}
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  # `list` reads the warnings about a learner or pod that does not start, by uid.
-  verbs: [list, create]
+  verbs: [create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

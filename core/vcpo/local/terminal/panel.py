@@ -13,6 +13,7 @@ from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
+from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.judgement import Grade, Judgement
 from vcpo.local.terminal.run_view import (
     RunView,
@@ -118,7 +119,7 @@ def _bar(value: float | None, bottom: float, span: float) -> str:
 
 def age_style(view: RunView) -> str:
     """Return yellow; red from the age at which nobody steers the run any more."""
-    is_too_old = view.signals.age_s >= view.run.spec.control.signals_max_age_seconds
+    is_too_old = view.signals.age_s >= SIGNALS_MAX_AGE_S
     return "bold red" if is_too_old else "bold yellow"
 
 

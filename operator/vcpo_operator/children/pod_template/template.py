@@ -37,7 +37,6 @@ from vcpo_operator.names import (
     config_name,
     credential_name,
     labels,
-    model_name,
 )
 
 CONFIG_PATH: Final = "/etc/vcpo"
@@ -68,7 +67,6 @@ class Workload:
     command: Sequence[str]
     port: int
     health_port: int
-    """0 for a pod that serves nothing."""
     metrics_port: int
     more_ports: Sequence[Manifest]
     drain_s: int
@@ -119,8 +117,7 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
-    is_queued = workload.role is not Role.MODEL  # which needs no GPU
-    own_labels, own_annotations = pod_metadata(parent, workload.group) if is_queued else ({}, {})
+    own_labels, own_annotations = pod_metadata(parent, workload.group)
     own_labels |= labels(parent.name, workload.role, workload.group)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
     metadata["annotations"] = {**metadata.get("annotations", {}), **own_annotations}
@@ -178,7 +175,7 @@ def _gpu_name(parent: Parent, defaults: OperatorDefaults) -> str:
 def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     pods = parent.run.spec.pods
     spec: Manifest = {
-        "serviceAccountName": pods.service_account_name or account_name(parent.name),
+        "serviceAccountName": account_name(parent.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": workload.drain_s + GRACE_MARGIN_S,
@@ -205,12 +202,8 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
         spec["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
     if workload.affinity:
         spec["affinity"] = workload.affinity
-    if pods.priority_class_name is not None:
-        spec["priorityClassName"] = pods.priority_class_name
     annotations = {}
-    if (
-        defaults.scrape_annotations and workload.health_port
-    ):  # by which the usual configurations of a Prometheus find a pod
+    if defaults.scrape_annotations:  # by which a Prometheus without its operator finds a pod
         annotations = {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(workload.metrics_port),
@@ -237,26 +230,25 @@ def _scratch(workload: Workload) -> Manifest:
 
 
 def _model_cache(parent: Parent) -> list[Manifest]:
-    """Return the volume that holds the model for all pods of the run."""
+    """Return the volume that the pods download the model to."""
     cache = parent.run.spec.model.cache
     if cache is None:
         return []
-    claim = {"claimName": cache.claim_name or model_name(parent.name)}
-    return [{"name": "model-cache", "persistentVolumeClaim": claim}]
+    return [
+        {"name": "model-cache", "persistentVolumeClaim": {"claimName": cache.claim_name}},
+    ]
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     secret = workload.environment_secret
     gpus = {_gpu_name(parent, defaults): workload.gpus} if workload.gpus else {}
-    is_filled = {} if workload.role is Role.MODEL else {"readOnly": True}
     return {
         "name": workload.role.value,
         "image": workload.image,
-        "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
         "env": [*_environment(parent, defaults, workload), *workload.variables],
         **({} if secret is None else {"envFrom": [{"secretRef": {"name": secret}}]}),
-        **(_serving(workload) if workload.health_port else {}),
+        **_serving(workload),
         "resources": {"requests": {}, "limits": gpus},
         # So the last lines of a crashed process reach the run's conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -272,10 +264,7 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
                 {"name": each["name"], "mountPath": TLS_PATH, "readOnly": True}
                 for each in _certificates(parent, workload.role)
             ),
-            *(
-                {"name": each["name"], "mountPath": CACHE_PATH, **is_filled}
-                for each in _model_cache(parent)
-            ),
+            *({"name": each["name"], "mountPath": CACHE_PATH} for each in _model_cache(parent)),
             *workload.mounts,
             *(
                 {"name": each["name"], "mountPath": "/dev/shm"}  # noqa: S108 - tmpfs of its own
@@ -317,16 +306,13 @@ def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload)
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()
         ),
         *_keys(parent, workload.role),
-        *_hub(parent, workload.role),
+        *_hub(parent),
         *own,
     ]
 
 
-def _hub(parent: Parent, role: Role) -> list[Manifest]:
-    """Return the variables by which libraries find the hub's token and the cache of models.
-
-    Who reads the filled cache asks no hub, and writes what it makes elsewhere.
-    """
+def _hub(parent: Parent) -> list[Manifest]:
+    """Return the variables by which libraries find the hub's token and the volume for models."""
     pods, variables = parent.run.spec.pods, list[Manifest]()
     if pods.token_secret_name is not None:
         reference = {"name": pods.token_secret_name, "key": "token"}
@@ -335,9 +321,7 @@ def _hub(parent: Parent, role: Role) -> list[Manifest]:
         values = {
             "HF_HOME": f"{CACHE_PATH}/huggingface",
             CACHE_VARIABLE: f"{CACHE_PATH}/models",
-            "HF_MODULES_CACHE": f"{SCRATCH_PATH}/modules",
-            "HF_DATASETS_CACHE": f"{SCRATCH_PATH}/datasets",
-            **({} if role is Role.MODEL else {"HF_HUB_OFFLINE": "1"}),
+            "HF_MODULES_CACHE": f"{SCRATCH_PATH}/modules",  # pods may differ in their code
         }
         variables += [{"name": name, "value": value} for name, value in values.items()]
     return variables
@@ -345,8 +329,6 @@ def _hub(parent: Parent, role: Role) -> list[Manifest]:
 
 def _keys(parent: Parent, role: Role) -> list[Manifest]:
     """Return the variables with the keys that a pod needs, and no others."""
-    if role is Role.MODEL:
-        return []
     secret = parent.run.spec.pods.keys_secret_name or credential_name(parent.name)
     roles = LEARNER_ROLES if role is Role.LEARNER else WORKER_ROLES
     return [
@@ -389,7 +371,7 @@ def _certificates(parent: Parent, role: Role) -> list[Manifest]:
     The private key of the run's authority stays in the Secret.
     """
     pods = parent.run.spec.pods
-    if pods.transport is Transport.PLAIN_TEXT or role is Role.MODEL:
+    if pods.transport is Transport.PLAIN_TEXT:
         return []
     stem = role.value if pods.tls_secret_name is None else "tls"
     files = {"ca.crt": "ca.crt", f"{stem}.crt": "tls.crt", f"{stem}.key": "tls.key"}

@@ -26,8 +26,8 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_operator.decisions.status_model import shown_signals
 from vcpo_operator.observed.promql import parse_answer
+from vcpo_operator.observed.status import Numbers
 
 RUN = parse_run("""
 metadata: {name: r}
@@ -94,7 +94,7 @@ def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, le
     recorded = recorded_signals(RUN, Metrics(steps=tuple(steps), evaluations=()), 0.0)
     for found in (signals, answered.signals, recorded):
         assert numbers(found.effective_rate) == expected
-    status = shown_signals(signals)["learningRate"]
+    status = Numbers.of(signals).model_dump(by_alias=True)["learningRate"]
     assert list(status.values()) == pytest.approx(expected, rel=1e-3)
     assert list(status) == ["effective", *NAMES[1:]]
 

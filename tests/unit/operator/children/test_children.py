@@ -15,13 +15,12 @@ from tests.fixtures.operator.runs import (
     KEY,
     UID,
     document,
-    make_run,
     parent,
     template_digest,
 )
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
-from vcpo_operator.children.config import pod_fields, run_file
+from vcpo_operator.children.config import run_file
 from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -37,7 +36,6 @@ EVERYTHING = {
     "pods": {
         "queueName": "gpus",
         "keysSecretName": "run-keys",
-        "priorityClassName": "batch",
         "networkIsolation": "DenyAll",
         "extraEgress": [{"port": 443}],
     },
@@ -333,10 +331,6 @@ def test_the_learner_is_found_before_it_is_ready():
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
 
-def test_a_group_never_says_how_many_workers_it_wants():
-    assert "replicas" not in build()["Deployment demo-rollout-main"].manifest["spec"]
-
-
 def test_gpus_selectors_and_tolerations_come_from_the_user_s_template():
     spec = pod_spec(build(**EVERYTHING)["StatefulSet demo-learner"])
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -367,15 +361,6 @@ def test_a_queue_admits_the_learner_and_groups_of_a_fixed_size_as_one_unit():
     own = made["Deployment demo-rollout-more"].manifest
     assert own["metadata"]["labels"][QUEUE_LABEL] == "gpus"
     assert not unit.keys() & own["spec"]["template"]["metadata"]["labels"].keys()
-
-
-def test_another_size_of_the_unit_is_an_edit_of_the_pods_and_without_a_queue_it_is_none():
-    def fields(size: int, **pods: str) -> dict[str, Any]:
-        groups = [{"name": "main", "minReplicas": size, "maxReplicas": size}]
-        return pod_fields(make_run(pods=pods, rollouts=groups).spec)
-
-    assert fields(2, queueName="gpus") != fields(3, queueName="gpus")
-    assert fields(2) == fields(3)
 
 
 @pytest.mark.parametrize(
@@ -435,8 +420,6 @@ def test_isolated_pods_still_reach_each_other_and_dns():
     ("pods", "missing"),
     [
         ({"networkIsolation": "Disabled"}, "NetworkPolicy demo"),
-        ({"disruptionBudgets": False}, "PodDisruptionBudget demo-learner"),
-        ({"serviceAccountName": "mine"}, "ServiceAccount demo-workload"),
     ],
 )
 def test_what_is_switched_off_is_not_made(pods: dict[str, Any], missing: str):

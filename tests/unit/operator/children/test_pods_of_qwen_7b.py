@@ -53,7 +53,6 @@ def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
     asked = {role: own["resources"]["limits"] for role, (_, own) in pods.items()}
     assert asked == {
         "learner": {"nvidia.com/gpu": 8},
-        "model": {"memory": "32Gi"},
         "rollout": {"nvidia.com/gpu": 1},
     }
     run = load_run(EXAMPLE)
@@ -78,7 +77,7 @@ def test_a_worker_asks_for_the_memory_in_which_it_loads_a_version(pods):
 
 
 def test_all_pods_find_the_model_in_one_cache_with_the_token_of_the_hub(pods):
-    assert set(pods) == {"learner", "model", "rollout"}
+    assert set(pods) == {"learner", "rollout"}
     for pod, own in pods.values():
         assert volume(pod, "model-cache")["persistentVolumeClaim"] == {"claimName": "models"}
         mounts = {each["name"]: each["mountPath"] for each in own["volumeMounts"]}

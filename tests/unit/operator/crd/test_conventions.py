@@ -40,7 +40,6 @@ BOOLEANS = {
     "spec.environment.plainControlTokens",
     "spec.health.enabled",
     "spec.model.trustRemoteCode",
-    "spec.pods.disruptionBudgets",
     "spec.pods.podMonitor",
     "spec.tracking.sinks[].samples",
 }

@@ -221,7 +221,6 @@ def test_a_name_may_have_dots_and_digits_but_not_more_than_40_characters(name: s
         ({"seed": 1}, "`seed`"),
         ({"batch": {"promptsPerStep": 8}}, "`batch.promptsPerStep`"),
         ({"optimizer": {"learningRate": 1e-5}}, "`optimizer`"),
-        ({"managedBy": "other.dev/operator"}, "`managedBy`"),
         ({"pods": {"queueName": "gpus"}}, "`pods.queueName`"),
         ({"learner": {"checkpointStorageClassName": "fast"}}, "ClassName`"),
         ({"learner": {"replicas": 2}}, "`learner.replicas`"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
+from tests.fixtures.operator.runs import DEFAULTS, KEY, UID, FakeCluster, names, parent, pod
+from vcpo.api import VCPORun
 from vcpo.control.decision import ControlDecision
 from vcpo.control.limits import lag_change
 from vcpo.control.scaling import Direction
@@ -13,6 +15,10 @@ from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
+from vcpo_operator.decisions.snapshot import Snapshot
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import ObservedState, RunRecord
+from vcpo_operator.observed.status import RunStatus
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
 
@@ -28,25 +34,41 @@ def decision(lag: int = 8, **replicas: int) -> ControlDecision:
     )
 
 
+def snapshot_for(phase: LifecyclePhase, *, run: VCPORun, **changes: Any) -> Snapshot:
+    return Snapshot(
+        record=RunRecord(
+            key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
+        ),
+        run=run,
+        before=RunStatus(),
+        verdict=RunVerdict(phase=phase),
+        now_s=0.0,
+        **{
+            "current": RunStatus(),
+            "observed": ObservedState(pods=(pod("demo-learner-0", Role.LEARNER),)),
+            "signals": None,
+            "draining": None,
+            "is_new_attempt": False,
+            **changes,
+        },
+    )
+
+
 def desired_for(
     phase: LifecyclePhase = LifecyclePhase.RUN,
     decided: ControlDecision | None = None,
     *,
     draining: LearnerDrain | None = None,
     kept: Revision | None = None,
+    generation: int = 1,
     **spec: Any,
 ) -> DesiredState:
     spec = {"rollouts": ROLLOUTS, **spec}
     if decided is None and phase is LifecyclePhase.RUN:
         decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
-    return desired_state(
-        parent(**spec),
-        DEFAULTS,
-        RunVerdict(phase=phase),
-        decision=decided,
-        draining=draining,
-        kept=kept,
-    )
+    built_from = replace(parent(**spec), generation=generation)
+    snapshot = snapshot_for(phase, run=built_from.run, draining=draining)
+    return desired_state(built_from, DEFAULTS, snapshot, decision=decided, kept=kept)
 
 
 def settled_cluster(state: DesiredState) -> FakeCluster:

@@ -15,15 +15,13 @@ from vcpo_operator.observed.records import ObservedChild, ObservedGroup, Observe
 NOW_S = 1_000_000.0
 
 
-def make_observed(paused: bool = False, **replicas: int) -> ObservedState:
+def make_observed(**replicas: int) -> ObservedState:
     groups = {}
     for name, wanted in replicas.items():
         child = ObservedChild(
             kind=Kind.DEPLOYMENT, name=name, uid=name, owner_uid="u", digest="d", version=1
         )
-        groups[name] = ObservedGroup(
-            child=child, group=name, replicas=wanted, current=wanted, ready=wanted, paused=paused
-        )
+        groups[name] = ObservedGroup(child=child, group=name, replicas=wanted, ready=wanted)
     return ObservedState(groups=groups)
 
 
@@ -40,10 +38,6 @@ def test_a_new_run_wants_its_least_number_of_workers():
     assert decide(ObservedState()).decision.replicas == {"main": 2}
 
 
-def test_a_paused_deployment_does_not_say_how_many_are_wanted():
-    assert decide(make_observed(paused=True, main=1)).decision.replicas == {"main": 2}
-
-
 def test_a_manual_scale_changes_the_desired_replicas():
     assert decide(make_observed(main=5)).decision.replicas == {"main": 5}
 
@@ -56,10 +50,6 @@ def test_a_manual_scale_restarts_the_cooldown():
 
 def test_a_scale_beyond_the_bounds_is_brought_back_to_them():
     assert decide(make_observed(main=9)).decision.replicas == {"main": 6}
-
-
-def test_a_group_that_somebody_else_scales_may_have_any_number():
-    assert decide(make_observed(main=9), scaling="External").decision.replicas == {"main": 9}
 
 
 def test_a_state_reads_back_as_it_was_stored():

@@ -22,10 +22,10 @@ from vcpo_operator.decisions.conditions import (
 )
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import lost_node_cause
 from vcpo_operator.observed.records import Cause, ObservedChild, ObservedGroup, ObservedState
+from vcpo_operator.observed.status import RunStatus
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
 WORKER = pod("demo-rollout-main-x")
@@ -173,9 +173,7 @@ def test_workers_above_the_minimum_that_cannot_be_created_are_reported_and_no_er
         kind=Kind.DEPLOYMENT, name="d", uid="u", owner_uid=None, digest=None, version=1
     )
     cause = Cause(reason="FailedCreate", message="Deployment d: exceeded quota")
-    group = ObservedGroup(
-        child=record, group="main", replicas=3, current=1, ready=1, paused=False, cause=cause
-    )
+    group = ObservedGroup(child=record, group="main", replicas=3, ready=1, cause=cause)
     observed = ObservedState(pods=(LEARNER, WORKER), groups={"main": group})
     condition = conditions_for(observed=observed)["RolloutsReady"]
     assert brief(condition) == ("True", "PartiallyAvailable")
@@ -314,3 +312,11 @@ def test_a_run_without_a_step_says_what_fails_in_its_place():
     ready = conditions_for(LEARNER, WORKER, signals=failing, has_stepped=False)["Ready"]
     assert brief(ready) == ("False", "Initializing")
     assert ready.message.endswith(f"12 generations in a row have failed; the latest: {why}")
+
+
+@pytest.mark.parametrize(
+    ("pending", "found"),
+    [("", ("True", "Current")), ("They stay.", ("False", "RevisionPending"))],
+)
+def test_pods_that_are_not_of_the_newest_revision_are_not_up_to_date(pending, found):
+    assert brief(conditions_for(pending=pending)["UpToDate"]) == found

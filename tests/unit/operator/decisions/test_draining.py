@@ -26,9 +26,7 @@ CHILD = ObservedChild(
 
 
 def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
-    group = ObservedGroup(
-        child=CHILD, group="main", replicas=workers, current=workers, ready=workers, paused=False
-    )
+    group = ObservedGroup(child=CHILD, group="main", replicas=workers, ready=workers)
     learner = ObservedLearner(child=CHILD, replicas=learners, is_up_to_date=True)
     return ObservedState(learner=learner, groups={"main": group})
 
@@ -91,8 +89,3 @@ def test_a_failed_run_says_why_it_ends():
     found = decide(LifecyclePhase.FAILED)
     assert found is not None
     assert found.reason == "the run has failed: why"
-
-
-def test_workloads_that_are_retained_are_not_drained():
-    kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
-    assert decide(LifecyclePhase.FAILED, spec=kept) is None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -8,13 +7,13 @@ import pytest
 from tests.fixtures.operator.runs import KEY, UID
 from vcpo.control.limits import ChangeKind
 from vcpo_operator.decisions.events import transition_events
-from vcpo_operator.decisions.status_model import (
+from vcpo_operator.observed.records import RunRecord
+from vcpo_operator.observed.status import (
     GroupStatus,
     LastDecision,
     RunStatus,
     StatusCondition,
 )
-from vcpo_operator.observed.records import RunRecord
 
 RECORD = RunRecord(
     key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
@@ -113,8 +112,8 @@ def test_a_move_of_the_control_loop_is_an_event():
     two, three = (
         GroupStatus(name="main", desired=wanted, replicas=2, ready=2) for wanted in (2, 3)
     )
-    before = dataclasses.replace(ready, groups=(two,), lag_limit_steps=8)
-    after = dataclasses.replace(ready, groups=(three,), lag_limit_steps=4)
+    before = ready.but(groups=(two,), lag_limit_steps=8)
+    after = ready.but(groups=(three,), lag_limit_steps=4)
     assert [(event["reason"], event["message"]) for event in events(before, after)] == [
         ("Scaled", "Rollout group 'main' 2 -> 3 workers."),
         ("Throttled", "Lag limit 8 -> 4 versions."),

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tests.fixtures.operator.runs import make_run, signals
-from vcpo.api.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import (
     LifecyclePhase,
     RunVerdict,
-    cleanup,
     is_past_time_to_live,
     judge,
     next_phase_change_s,
     starts_new_attempt,
 )
-from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
+from vcpo_operator.observed.status import RunStatus, StatusCondition
 
 START_S = 1_000.0
 
@@ -89,12 +85,12 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
 def test_an_edit_of_a_failed_run_tries_it_again(
     generation: int, spec: dict[str, object], expected: bool
 ):
-    status = dataclasses.replace(ended_status("Failed"), observed_generation=2)
+    status = ended_status("Failed").but(observed_generation=2)
     assert starts_new_attempt(make_run(**spec).spec, status, generation) is expected
 
 
 def test_a_complete_run_is_not_tried_again():
-    status = dataclasses.replace(ended_status("Complete"), observed_generation=2)
+    status = ended_status("Complete").but(observed_generation=2)
     assert not starts_new_attempt(make_run().spec, status, 3)
 
 
@@ -134,16 +130,3 @@ def test_an_ended_run_lives_as_long_as_it_is_given():
 
 def test_an_ended_run_without_a_time_to_live_stays():
     assert not is_past_time_to_live(make_run().spec, ended_status("Complete"), 1e12)
-
-
-@pytest.mark.parametrize(
-    ("phase", "removed"),
-    [
-        (LifecyclePhase.RUN, Cleanup.RETAIN_WORKLOADS),
-        (LifecyclePhase.SUSPEND, Cleanup.RETAIN_WORKLOADS),
-        (LifecyclePhase.COMPLETE, Cleanup.DELETE_WORKLOADS),
-        (LifecyclePhase.FAILED, Cleanup.DELETE_WORKLOADS),
-    ],
-)
-def test_clean_up_waits_for_the_end(phase: LifecyclePhase, removed: Cleanup):
-    assert cleanup(make_run().spec, RunVerdict(phase=phase)) is removed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from tests.fixtures.operator.runs import KEY, UID, FakeCluster, names, pod, signals
 from tests.fixtures.operator.runs import template_digest as digest_of
 from tests.unit.operator.decisions.plans import (
@@ -15,10 +17,12 @@ from tests.unit.operator.decisions.plans import (
     with_keys,
 )
 from vcpo.control.signals import WorkerSignals
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.actions import IssueCertificates, ReleaseLeases, Throttle
+from vcpo_operator.decisions.actions import IssueSecret, ReleaseLeases, Throttle
+from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase
-from vcpo_operator.decisions.plan import first_conflict, plan
+from vcpo_operator.decisions.plan import first_conflict, on_delete_actions, plan
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedChild, ObservedState
 
@@ -42,7 +46,7 @@ def test_certificates_that_end_soon_are_renewed_and_nothing_else_is_done():
     cluster = settled_cluster(desired_for())
     due = dataclasses.replace(cluster.observed, certificates_due=True)
     (action,) = plan(desired_for(), due, applied=cluster.applied)
-    assert isinstance(action, IssueCertificates)
+    assert isinstance(action, IssueSecret)
     assert action.renews
 
 
@@ -51,18 +55,90 @@ def test_a_run_in_plain_text_needs_no_certificates():
     assert plan_names(plain, FakeCluster()) == ["Issue demo-keys"]
 
 
-def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
+def test_a_new_run_gets_everything_with_the_number_of_workers_that_was_decided():
     assert plan_names(desired_for(), with_keys()) == [
         *EVERYTHING,
-        "Apply Deployment demo-rollout-main paused",
-        "Scale demo-rollout-main 2",
-        "Apply Deployment demo-rollout-main",
+        "Apply Deployment demo-rollout-main 2",
     ]
 
 
-def test_a_group_of_one_worker_needs_no_pause():
-    one = desired_for(rollouts=[{"name": "main", "minReplicas": 1}])
-    assert plan_names(one, with_keys()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+def test_a_new_operator_applies_every_child_once():
+    cluster = settled_cluster(desired_for())
+    cluster.applied.clear()
+    assert plan_names(desired_for(), cluster) == [
+        *EVERYTHING,
+        "Apply Deployment demo-rollout-main 2",
+    ]
+
+
+def test_a_new_image_of_workers_changes_their_deployment_and_leaves_the_learner():
+    cluster = settled_cluster(desired_for())
+    changed = desired_for(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
+    assert plan_names(changed, cluster) == [
+        "Apply ConfigMap demo-config",
+        "Apply Deployment demo-rollout-main 2",
+    ]
+
+
+def test_a_decision_and_a_persons_change_of_the_scale_are_one_apply():
+    cluster = settled_cluster(desired_for())
+    wanted = ["Apply Deployment demo-rollout-main 5"]
+    assert plan_names(desired_for(decided=decision(main=5)), cluster) == wanted
+    cluster.scale("demo-rollout-main", 4)
+    assert plan_names(desired_for(decided=decision(main=5)), cluster) == wanted
+
+
+def test_a_suspended_run_has_no_pods_and_keeps_its_other_objects():
+    assert plan_names(desired_for(LifecyclePhase.SUSPEND), settled_cluster(desired_for())) == [
+        "Apply StatefulSet demo-learner",
+        "Apply Deployment demo-rollout-main 0",
+    ]
+    assert plan_names(desired_for(LifecyclePhase.SUSPEND), with_keys())[-1:] == [
+        "Apply Deployment demo-rollout-main 0"
+    ]
+
+
+def test_a_group_that_left_the_spec_is_deleted_with_its_budget():
+    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
+    cluster = settled_cluster(desired_for(rollouts=two))
+    assert plan_names(desired_for(), cluster)[-2:] == [
+        "Delete PodDisruptionBudget demo-rollout-extra",
+        "Delete Deployment demo-rollout-extra",
+    ]
+
+
+WAITING = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
+OVER = LearnerDrain(reason="because", since_s=0.0, until_s=None)
+
+
+@pytest.mark.parametrize("phase", [LifecyclePhase.SUSPEND, LifecyclePhase.FAILED])
+def test_nothing_is_taken_away_before_the_learner_has_ended_in_order(phase):
+    desired = desired_for(phase, draining=WAITING)
+    cluster = settled_cluster(desired_for())
+    assert plan_names(desired, cluster, signals=signals()) == ["Drain: because"]
+    assert plan_names(desired, cluster, signals=signals().at_age(1.0)) == []
+    draining = signals(phase=RunPhase.DRAINING)
+    assert plan_names(desired, cluster, signals=draining) == []
+
+
+def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():
+    workers = {"gone": WorkerSignals(in_flight=3, silent_s=60.0)}
+    draining = signals(phase=RunPhase.DRAINING, workers=workers)
+    desired = desired_for(LifecyclePhase.SUSPEND, draining=WAITING)
+    actions = plan_names(desired, settled_cluster(desired_for()), signals=draining)
+    assert actions == [str(ReleaseLeases(worker="gone"))]
+
+
+def test_what_was_waited_for_goes_all_at_once():
+    desired = desired_for(LifecyclePhase.SUSPEND, draining=OVER)
+    actions = plan_names(desired, settled_cluster(desired_for()), signals=signals())
+    assert actions == ["Apply StatefulSet demo-learner", "Apply Deployment demo-rollout-main 0"]
+
+
+def test_a_run_that_is_deleted_tells_a_learner_that_trains():
+    assert names(on_delete_actions(signals())) == ["Drain: the run is deleted"]
+    assert on_delete_actions(signals(phase=RunPhase.DRAINING)) == ()
+    assert on_delete_actions(None) == ()
 
 
 def test_what_was_never_seen_is_applied_without_force():
@@ -72,15 +148,6 @@ def test_what_was_never_seen_is_applied_without_force():
 
 def test_a_settled_run_needs_nothing():
     assert plan_names(desired_for(), settled_cluster(desired_for())) == []
-
-
-def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
-    cluster = with_keys()
-    cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied)[:9])
-    assert plan_names(desired_for(), cluster) == [
-        "Scale demo-rollout-main 2",
-        "Apply Deployment demo-rollout-main",
-    ]
 
 
 def test_a_child_that_was_deleted_is_made_again():
@@ -95,28 +162,6 @@ def test_a_child_that_somebody_changed_is_applied_again():
     assert plan_names(desired_for(), cluster) == ["Apply NetworkPolicy demo"]
 
 
-def test_a_new_operator_applies_every_child_once():
-    cluster = settled_cluster(desired_for())
-    cluster.applied.clear()
-    assert plan_names(desired_for(), cluster) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
-
-
-def test_a_new_image_of_workers_changes_their_deployment_and_is_noted_at_the_learner():
-    cluster = settled_cluster(desired_for())
-    changed = desired_for(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
-    assert plan_names(changed, cluster) == [
-        "Apply StatefulSet demo-learner",
-        "Apply Deployment demo-rollout-main",
-    ]
-    templates = [
-        child.manifest["spec"]["template"]
-        for state in (changed, desired_for())
-        for child in state.children
-        if child.kind is Kind.STATEFUL_SET
-    ]
-    assert templates[0] == templates[1]
-
-
 def test_a_new_deadline_changes_nothing():
     assert plan_names(desired_for(activeDeadlineSeconds=60), settled_cluster(desired_for())) == []
 
@@ -124,13 +169,6 @@ def test_a_new_deadline_changes_nothing():
 def test_a_wider_range_of_replicas_changes_nothing():
     wider = desired_for(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
     assert plan_names(wider, settled_cluster(desired_for())) == []
-
-
-def test_a_decision_scales_up():
-    cluster = settled_cluster(desired_for())
-    assert plan_names(desired_for(decided=decision(main=5)), cluster) == [
-        "Scale demo-rollout-main 5"
-    ]
 
 
 def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
@@ -143,38 +181,8 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
     assert plan_names(desired_for(), cluster, signals=signals(workers=workers)) == [
         "Cost a 7",
         "Cost c 2",
-        "Scale demo-rollout-main 2",
+        "Apply Deployment demo-rollout-main 2",
     ]
-
-
-def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
-    assert plan_names(desired_for(LifecyclePhase.SUSPEND), settled_cluster(desired_for())) == [
-        "Apply StatefulSet demo-learner",
-        "Suspend demo-rollout-main 2",
-    ]
-
-
-def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
-    assert plan_names(desired_for(LifecyclePhase.SUSPEND), with_keys())[-3:] == [
-        "Apply Deployment demo-rollout-main paused",
-        "Scale demo-rollout-main 0",
-        "Apply Deployment demo-rollout-main",
-    ]
-
-
-def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
-    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    cluster = settled_cluster(desired_for(rollouts=two))
-    first = plan_names(desired_for(), cluster)
-    assert "Scale demo-rollout-extra 0" in first
-    assert "Delete Deployment demo-rollout-extra" not in first
-
-
-def test_a_drained_group_is_deleted_with_its_budget():
-    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    cluster = settled_cluster(desired_for(rollouts=two))
-    cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied))
-    assert plan_names(desired_for(), cluster) == ["Delete Deployment demo-rollout-extra"]
 
 
 def test_a_complete_run_keeps_its_claim_only():
@@ -202,16 +210,6 @@ def test_a_failed_run_lets_go_of_everything_but_its_volume():
     assert plan_names(
         desired_for(LifecyclePhase.FAILED), settled_cluster(desired_for())
     ) == plan_names(desired_for(LifecyclePhase.COMPLETE), settled_cluster(desired_for()))
-
-
-def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
-    policy, before = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}, desired_for()
-    assert before.revision is not None
-    failed = desired_for(LifecyclePhase.FAILED, kept=before.revision.revision, **policy)
-    assert plan_names(failed, settled_cluster(before)) == [
-        "Delete PodDisruptionBudget demo-rollout-main",
-        "Delete Deployment demo-rollout-main",
-    ]
 
 
 def test_a_learner_s_pod_of_an_older_template_is_replaced():

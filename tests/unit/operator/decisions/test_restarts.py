@@ -12,24 +12,22 @@ from tests.unit.operator.decisions.plans import desired_for, plan_names, settled
 from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.decisions import status
-from vcpo_operator.decisions.actions import DeletePod
+from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.conditions import ConditionInputs, condition_states
 from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
-from vcpo_operator.decisions.restarts import Restarts
-from vcpo_operator.decisions.stalled import stalled_uids
-from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.decisions.restarts import with_pods, with_restarts
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import (
     Cause,
-    ContainerEnd,
     ObservedChild,
     ObservedLearner,
     ObservedPod,
     ObservedState,
     RunRecord,
 )
+from vcpo_operator.observed.status import ContainerEnd, LearnerStatus, RunStatus, from_rfc3339
 
 RECORD = RunRecord(
     key=KEY, uid="r", generation=1, resource_version=1, deleting=False, spec={}, status={}
@@ -46,27 +44,29 @@ def ended(index: int, exit_code: int = 1, message: str = "ValueError: bad", seco
         exit_code=exit_code,
         reason="Error",
         message=message,
-        time=f"2026-01-01T00:00:{second:02d}Z",
+        end_s=from_rfc3339(f"2026-01-01T00:00:{second:02d}Z"),
     )
 
 
-def count(restarts: Restarts, *pods: ObservedPod, num_pods: int = 2, step: int = 0) -> Restarts:
-    return restarts.with_pods(pods, num_pods=num_pods, step=step)
+def count(
+    learner: LearnerStatus, *pods: ObservedPod, num_pods: int = 2, step: int = 0
+) -> LearnerStatus:
+    return with_pods(learner, pods, num_pods=num_pods, step=step)
 
 
-TOGETHER = count(Restarts(), rank_pod(0), rank_pod(1))
+TOGETHER = count(LearnerStatus(), rank_pod(0), rank_pod(1))
 
 
 def test_pods_are_a_group_once_the_first_one_answers():
     assert TOGETHER.group == ("uid-demo-learner-0", "uid-demo-learner-1")
-    assert count(Restarts(), rank_pod(0, ready=False), rank_pod(1)).group == ()
-    assert count(Restarts(), rank_pod(0)).group == ()
+    assert count(LearnerStatus(), rank_pod(0, ready=False), rank_pod(1)).group == ()
+    assert count(LearnerStatus(), rank_pod(0)).group == ()
 
 
 def test_a_learner_of_one_pod_replaces_none():
-    alone = count(Restarts(), rank_pod(0), num_pods=1)
+    alone = count(LearnerStatus(), rank_pod(0), num_pods=1)
     after = count(alone, rank_pod(0, restarts=1), num_pods=1)
-    assert (alone.group, after.replaced, after.total) == ((), (), 1)
+    assert (alone.group, after.replaced, after.restarts) == ((), (), 1)
 
 
 @pytest.mark.parametrize("crashed", [0, 1])
@@ -76,20 +76,20 @@ def test_when_a_container_ends_all_pods_of_the_group_are_replaced_and_one_restar
     pods = [rank_pod(index, restarts=int(index == crashed)) for index in range(2)]
     after = count(TOGETHER, *pods)
     assert set(after.replaced) == set(TOGETHER.group)
-    assert (after.total, after.streak.failures, after.group) == (1, 1, ())
+    assert (after.restarts, after.failures, after.group) == (1, 1, ())
 
 
 def test_ranks_that_end_with_the_first_one_are_not_counted_again():
     broken = count(TOGETHER, rank_pod(0), rank_pod(1, restarts=1))
     later = count(broken, rank_pod(0, restarts=1), rank_pod(1, restarts=2))
-    assert (later.total, later.replaced) == (1, broken.replaced)
+    assert (later.restarts, later.replaced) == (1, broken.replaced)
     both = count(TOGETHER, rank_pod(0, restarts=1), rank_pod(1, restarts=1))
-    assert both.total == 1
+    assert both.restarts == 1
 
 
 def test_a_pod_that_goes_takes_the_others_with_it_and_is_no_restart():
     after = count(TOGETHER, rank_pod(0))
-    assert (after.replaced, after.total) == (("uid-demo-learner-0",), 0)
+    assert (after.replaced, after.restarts) == (("uid-demo-learner-0",), 0)
 
 
 def test_new_pods_are_left_alone_until_they_have_met():
@@ -101,7 +101,7 @@ def test_new_pods_are_left_alone_until_they_have_met():
     started = count(
         gone, rank_pod(0, uid="new-0", ready=False), rank_pod(1, uid="new-1", restarts=1)
     )
-    assert (started.replaced, started.total) == ((), 2)  # it failed to start: counted, and alone
+    assert (started.replaced, started.restarts) == ((), 2)  # it failed to start: counted, and alone
     met = count(started, rank_pod(0, uid="new-0"), rank_pod(1, uid="new-1", restarts=1))
     assert met.group == ("new-0", "new-1")
 
@@ -112,24 +112,52 @@ def test_counting_again_changes_nothing():
 
 
 def test_the_end_that_caused_the_others_is_the_one_that_is_kept():
-    before = RunStatus(restarts=TOGETHER)
+    before = RunStatus(learner=TOGETHER)
     observed = ObservedState(
         pods=(
             rank_pod(0, restarts=1, last_end=ended(0, RANK_LOST, "rank 1 is gone")),
             rank_pod(1, restarts=1, last_end=ended(1, second=1)),
         )
     )
-    after = before.with_restarts(observed, num_pods=2)
-    assert after.last_end.pod == "demo-learner-1"
+    after = with_restarts(before, observed, num_pods=2)
+    assert after.learner.last_end.pod == "demo-learner-1"
     # The pods are new, and the end is still known.
     new = ObservedState(pods=(rank_pod(0, uid="a"), rank_pod(1, uid="b")))
-    assert after.with_restarts(new, num_pods=2).last_end == after.last_end
+    assert with_restarts(after, new, num_pods=2).learner.last_end == after.learner.last_end
+
+
+def test_an_end_that_was_counted_before_is_not_the_cause_of_a_later_one():
+    old = rank_pod(0, restarts=1, last_end=ended(0, second=1))
+    counted = count(TOGETHER, old, rank_pod(1))
+    met = counted.but(group=TOGETHER.group, replaced=())
+    new = rank_pod(1, restarts=1, last_end=ended(1, message="OSError: disk", second=9))
+    assert count(met, old, new).last_end == new.last_end
+    # And a restart whose end nobody tells of leaves what is known.
+    assert count(met, old, rank_pod(1, restarts=1)).last_end == old.last_end
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_restarts_of_one_pod_are_counted_once_and_a_new_pod_adds_its_own(restarts):
+    first = count(LearnerStatus(), rank_pod(0, restarts=2), num_pods=1)
+    assert first.restarts == 2
+    assert count(first, rank_pod(0, restarts=2), num_pods=1) == first
+    new = rank_pod(0, uid="new", restarts=restarts)
+    assert count(first, new, num_pods=1).restarts == 2 + restarts
+
+
+def test_only_steps_beyond_the_furthest_one_give_restarts_back():
+    in_a_row, learner = [], LearnerStatus()
+    for restarts, step in [(1, 0), (3, 0), (4, 60), (5, 55), (6, 60), (7, 61)]:
+        learner = count(learner, rank_pod(0, restarts=restarts), num_pods=1, step=step)
+        in_a_row.append(learner.failures)
+    assert in_a_row == [1, 3, 1, 2, 3, 1]
+    assert learner.restarts == 7
 
 
 def test_an_event_names_the_pod_that_ended_and_its_cause():
-    before = RunStatus(restarts=TOGETHER)
+    before = RunStatus(learner=TOGETHER)
     observed = ObservedState(pods=(rank_pod(0), rank_pod(1, restarts=1, last_end=ended(1))))
-    after = before.with_restarts(observed, num_pods=2)
+    after = with_restarts(before, observed, num_pods=2)
     (event,) = transition_events(RECORD, before, after, 0.0)
     assert (event["type"], event["reason"]) == ("Warning", "RanksRestarted")
     assert event["message"] == (
@@ -139,12 +167,12 @@ def test_an_event_names_the_pod_that_ended_and_its_cause():
     assert list(transition_events(RECORD, after, after, 0.0)) == []
 
 
-def deletions(*pods: ObservedPod, replaced: tuple[str, ...]) -> list[DeletePod]:
+def deletions(*pods: ObservedPod, replaced: tuple[str, ...]) -> list[Delete]:
     state = replace(desired_for(learner={"replicas": 2}), replaced_pods=replaced)
     cluster = settled_cluster(state)
     observed = replace(cluster.observed, pods=pods)
     actions = plan(state, observed, applied=cluster.applied)
-    return [each for each in actions if isinstance(each, DeletePod) and each.uid in replaced]
+    return [each for each in actions if isinstance(each, Delete) and each.uid in replaced]
 
 
 def test_ranks_of_a_crashed_group_are_ended_at_once():
@@ -219,13 +247,6 @@ def test_a_broken_pod_is_named_though_the_first_one_still_answers():
     broken = rank_pod(2, ready=False, cause=cause)
     found = learner_ready(rank_pod(0), rank_pod(1), broken, signals=signals())
     assert found == ("False", "OOMKilled", cause.message)
-
-
-def test_events_of_the_stateful_set_are_read_while_it_lacks_a_pod():
-    two = ObservedState(learner=stateful_set(), pods=(rank_pod(0), rank_pod(1)))
-    assert stalled_uids(two) == ("set",)
-    three = replace(two, pods=(*two.pods, rank_pod(2, is_starting=True)))
-    assert stalled_uids(three) == ("uid-demo-learner-2",)
 
 
 def test_deadlines_count_from_the_moment_when_every_pod_has_a_node():

@@ -18,9 +18,9 @@ from vcpo_operator.decisions.snapshot import (
     signals_of_this_run,
     signals_period_s,
 )
-from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState, RunRecord
+from vcpo_operator.observed.status import RunStatus
 
 LEARNER = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER),))
 RECORD = RunRecord(

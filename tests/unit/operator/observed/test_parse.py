@@ -43,7 +43,7 @@ def test_the_version_is_the_generation_where_there_is_one():
 
 def test_a_deployment_that_says_nothing_of_replicas_has_one():
     group = parse_group(body())
-    assert (group.group, group.replicas, group.current, group.paused) == ("main", 1, 0, False)
+    assert (group.group, group.replicas, group.ready) == ("main", 1, 0)
 
 
 def test_a_statefulset_settles_when_its_controller_has_seen_it():
@@ -86,7 +86,7 @@ def test_a_pod_of_an_unknown_role_is_not_ours():
 def test_the_order_of_arrival_does_not_matter():
     first = parse_child(Kind.SERVICE, body(metadata={"name": "a"}))
     second = parse_child(Kind.SERVICE, body(metadata={"name": "b"}))
-    nothing = ([], [], [], [])
+    nothing = ([], [], [], [], [])
     assert collect_observed(*nothing, [first, second]) == collect_observed(
         *nothing, [second, first]
     )

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from vcpo_operator.observed.pod_causes import (
-    cause_from_events,
-    is_starting,
-    loads_since,
     pod_cause,
     redact_and_shorten,
+    replica_failure,
 )
+from vcpo_operator.observed.records import Cause
 
 
 def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -99,91 +98,6 @@ def test_of_a_long_message_the_end_is_kept():
     assert redact_and_shorten("abcdefgh", 6) == "...fgh"
 
 
-def event(reason: str, message: str, **changes: Any) -> dict[str, Any]:
-    involved = {"kind": "Pod", "name": "p"}
-    told = {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved}
-    return {**told, **changes}
-
-
-def test_the_newest_warning_counts_wherever_it_keeps_its_time():
-    series = {"count": 3, "lastObservedTime": "2026-11-20T10:02:00.000001Z"}
-    events = [
-        event("FailedMount", "old", lastTimestamp="2026-11-20T10:00:00Z", eventTime=None),
-        event("FailedMount", "new", eventTime="2026-11-20T09:00:00.000001Z", series=series),
-        event("FailedAttachVolume", "between", lastTimestamp="2026-11-20T10:01:00Z"),
-    ]
-    cause = cause_from_events(events)
-    assert cause is not None
-    assert (cause.reason, cause.message) == ("FailedMount", "pod p: new")
-
-
-@pytest.mark.parametrize("step", ["Pulling", "Pulled", "Created", "Started"])
-def test_a_warning_that_the_pod_has_left_behind_is_no_cause(step: str):
-    transient = event("FailedMount", "timed out", lastTimestamp="2026-11-20T10:00:02Z")
-    later = event(step, "it goes on", type="Normal", lastTimestamp="2026-11-20T10:00:04Z")
-    assert cause_from_events([transient, later]) is None
-    again = event("FailedMount", "gone", lastTimestamp="2026-11-20T10:00:06Z")
-    cause = cause_from_events([transient, later, again])
-    assert cause is not None
-    assert cause.message == "pod p: gone"
-
-
-def test_a_pod_that_only_has_its_node_has_left_no_warning_behind():
-    lasting = event("FailedMount", "no such volume", lastTimestamp="2026-11-20T10:00:02Z")
-    placed = event("Scheduled", "on n", type="Normal", eventTime="2026-11-20T10:00:03.000000Z")
-    assert cause_from_events([lasting, placed]) is not None
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        event("FailedScheduling", "it has a node by now"),
-        event("Unhealthy", "a probe failed"),
-        event("FailedMount", "m", type="Normal"),
-    ],
-    ids=lambda told: told["reason"],
-)
-def test_a_warning_of_something_else_is_no_cause(told: dict[str, Any]):
-    assert cause_from_events([told]) is None
-
-
-@pytest.mark.parametrize(
-    ("spec", "status", "expected"),
-    [
-        ({}, {"phase": "Pending"}, False),
-        ({"nodeName": "n"}, {"phase": "Pending"}, True),
-        ({"nodeName": "n"}, {"containerStatuses": [waiting_container("ContainerCreating")]}, True),
-        ({"nodeName": "n"}, {"phase": "Failed"}, False),
-        ({"nodeName": "n"}, {"containerStatuses": [{"state": {"running": {}}}]}, False),
-    ],
-)
-def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
-    spec: dict[str, Any], status: dict[str, Any], expected: bool
-):
-    assert is_starting({"spec": spec, "status": status}) is expected
-
-
-@pytest.mark.parametrize(
-    ("containers", "expected"),
-    [
-        ([], None),
-        ([{"started": True, "state": {"running": {"startedAt": "t0"}}}], None),
-        ([{"started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}], None),
-        (
-            [
-                {"started": False, "state": {"running": {"startedAt": each}}}
-                for each in ("t2", "t1")
-            ],
-            "t1",
-        ),
-    ],
-)
-def test_a_container_loads_until_its_startup_probe_has_reached_it(
-    containers: list[dict[str, Any]], expected: str | None
-):
-    assert loads_since({"status": {"containerStatuses": containers}}) == expected
-
-
 def running_pod(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:
     container = {"name": "c", "ready": container_ready, "state": {"running": {}}}
     condition = {"type": "Ready", "status": ready, **({"reason": reason} if reason else {})}
@@ -241,3 +155,10 @@ def test_a_volume_that_the_pods_group_may_not_write_is_told_with_its_cure():
     assert cause is not None
     assert "fsGroup" in cause.message
     assert "user and group 65532" in cause.message
+
+
+def test_a_deployment_whose_pods_are_refused_says_why():
+    failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+    body = {"metadata": {"name": "d"}, "status": {"conditions": [{**failed, "message": "quota"}]}}
+    assert replica_failure(body) == Cause(reason="FailedCreate", message="Deployment d: quota")
+    assert replica_failure({"metadata": {"name": "d"}}) is None

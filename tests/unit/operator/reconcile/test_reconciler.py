@@ -82,13 +82,6 @@ async def test_an_ended_run_is_deleted_when_its_time_is_over(operator: Reconcile
     assert operator.get("vcpo.dev", "vcporuns", "demo") == {}
 
 
-async def test_a_run_of_another_manager_is_left_alone(operator: ReconcilerFixture):
-    operator.create_run(rollouts=ROLLOUTS, managedBy="other.dev/operator")
-    outcome = await operator.reconcile()
-    assert outcome.requeue_after_s is None
-    assert (operator.children(), operator.writes()) == ({}, [])
-
-
 async def test_a_parameter_that_the_environment_does_not_take_is_refused_and_named(
     operator: ReconcilerFixture,
 ):
