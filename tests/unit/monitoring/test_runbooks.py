@@ -21,7 +21,7 @@ def test_there_is_a_section_for_each_alert_at_its_address_and_no_other():
 
 
 def test_every_metric_that_a_runbook_names_exists():
-    metrics = set(re.findall(r"`([\w:]*vcpo_\w+)", PAGE)) - {"vcpo_operator"}
+    metrics = set(re.findall(r"`([\w:]*vcpo_[\w:]+)", PAGE)) - {"vcpo_operator"}
     assert {name for name in metrics if unknown_names(name, RECORDED)} == set()
 
 
