@@ -27,9 +27,8 @@ from vcpo.service.lifecycle import (
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
+from vcpo.tracking.follow import Followers
 from vcpo.tracking.services import check_sinks
-from vcpo.tracking.sink import TrackedRun
-from vcpo.tracking.tracker import Tracker
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.phase import RunPhase
@@ -76,8 +75,6 @@ _SERVICES = tuple(
 )
 _REFRESH_S = 1.0
 _STOP_GRACE_S = 2.0
-_TRACKING_S = 15.0
-"""How long the end of the training waits for sinks."""
 _LOCK_PATIENCE_S = 60.0
 """How long to wait for the lock: the learner of a killed host drains and saves before it exits."""
 
@@ -108,13 +105,15 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
             _LOGGER.info("resuming at step %d", learner.training.resume())
         else:
             learner.training.require_unused()
-        learner.tracker.start(TrackedRun(run=run, run_dir=options.run_dir))
+    followers = Followers()
+    followers.start(run, options.run_file, options.run_dir)
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)
     try:
         return await learner.serve(options)
     finally:
+        await asyncio.to_thread(followers.close)
         await asyncio.to_thread(learner.log.close)
         await asyncio.to_thread(policy.close)
 
@@ -143,8 +142,7 @@ class _Learner:
         self._drain_s = options.drain_s
         self._stop_requested = asyncio.Event()
         self.registry = WorkerRegistry(time.monotonic)
-        self.tracker = Tracker()
-        records = RunRecords(options.run_dir, self.tracker)
+        records = RunRecords(options.run_dir)
         troubles = Troubles(spec, time.monotonic, records.event)
         self.log = RedoLog(options.run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
         self.dispatcher = Dispatcher(
@@ -260,7 +258,7 @@ class _Learner:
     async def _train(self, linger_s: float) -> RunPhase:
         """Train and linger; publish the cause of a failure before it is raised."""
         try:
-            phase = await self._run_tracked()
+            phase = await self.training.run(self._drain_s)
         except AccountingError as error:
             self.gauges.count_accounting_error()
             self._fail(str(error))
@@ -271,17 +269,6 @@ class _Learner:
             raise StartError(str(error)) from error
         await self._linger(linger_s)
         return phase
-
-    async def _run_tracked(self) -> RunPhase:
-        """Run the training; at its end, however it comes, wait a little for the sinks."""
-        failed = True
-        try:
-            phase = await self.training.run(self._drain_s)
-            failed = phase is RunPhase.FAILED
-            return phase
-        finally:
-            await asyncio.to_thread(self.tracker.close, failed=failed, timeout_s=_TRACKING_S)
-            self.gauges.count_sink_drops(self.tracker.dropped)
 
     def _fail(self, why: str) -> None:
         self.signals.record_failure(why)
@@ -304,7 +291,6 @@ class _Learner:
                 self.gauges.refresh()
                 if (weights := self.weight_server) is not None:
                     self.gauges.count_served_weights(weights.sent_bytes)
-                self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_log()
             except Exception as error:  # metrics may not end a run
                 if repr(error) != logged:

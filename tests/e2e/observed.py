@@ -16,7 +16,6 @@ from tools.monitoring.catalogue import BUILD_INFO, PARTS
 ABSENT = {
     "vcpo_learner_device_memory_bytes",
     "vcpo_rollout_device_memory_bytes",
-    "vcpo_sink_dropped_total",
     "vcpo_reward_part",
 }
 """Metrics that a run without GPU, failing sinks and parts of its reward lacks."""

@@ -24,9 +24,8 @@ ABSENT = {
     "vcpo_learner_device_memory_bytes",
     "vcpo_rollout_device_memory_bytes",
     "vcpo_run_certificate_end_timestamp_seconds",
-    "vcpo_sink_dropped_total",
 }
-"""Metrics that runs without GPU, certificates and failing sinks lack."""
+"""Metrics that runs without GPU and certificates lack."""
 OF_THE_OPERATOR = {metric.name for metric in PARTS["operator"]} | {"operator", "Ready"}
 """Words of queries that only a run under the operator answers."""
 _STEP_S = SCRAPE_INTERVAL_MS / 1000

@@ -18,7 +18,6 @@ class SinkName(StrEnum):
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
-    MLFLOW = "mlflow"
 
 
 class WandbMode(StrEnum):
@@ -30,9 +29,9 @@ class WandbMode(StrEnum):
 
 SINKS_BY_FIELD: Final = {
     "directory": (SinkName.TENSORBOARD,),
-    "project": (SinkName.WANDB, SinkName.MLFLOW),
+    "project": (SinkName.WANDB,),
     "entity": (SinkName.WANDB,),
-    "url": (SinkName.WANDB, SinkName.MLFLOW),
+    "url": (SinkName.WANDB,),
     "mode": (SinkName.WANDB,),
 }
 """Shipped sinks that use a field; no other one does."""
@@ -43,20 +42,18 @@ class Sink(Section):
 
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     """Tracking service: `tensorboard` (files that TensorBoard reads), `wandb` (Weights & Biases),
-    `mlflow`, or `package.module:Class` for your own. The learner's environment or image must have
-    the extra `tracking` of this package, or your class."""
+    or `package.module:Class` for your own, such as one for MLflow. The learner's environment or
+    image must have the extra `tracking` of this package, or your class."""
     directory: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     """Folder for TensorBoard's files. If unset, `tensorboard` in the run directory. In a cluster
     give a path of a volume that your TensorBoard mounts too. Only for `tensorboard`."""
     project: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
-    """Project of Weights & Biases, or experiment of MLflow. If unset, `vcpo`. Only for `wandb` and
-    `mlflow`."""
+    """Project of Weights & Biases. If unset, `vcpo`. Only for `wandb`."""
     entity: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     """Team or user of Weights & Biases. If unset, the default of the API key. Only for `wandb`."""
-    url: Annotated[str, Field(max_length=1024, pattern=r"^(https?|file)://.+$")] | None = None
-    """Address of the service. If unset, the service's own variable (`WANDB_BASE_URL`,
-    `MLFLOW_TRACKING_URI`) or, for `wandb`, its public server. For `mlflow` also a folder as
-    `file:///path`. Only for `wandb` and `mlflow`."""
+    url: Annotated[str, Field(max_length=1024, pattern=r"^https?://.+$")] | None = None
+    """Address of Weights & Biases. If unset, the variable `WANDB_BASE_URL`, or its public server.
+    Only for `wandb`."""
     mode: WandbMode | None = None
     """Mode of Weights & Biases: `online` sends the numbers; `offline` writes them to `wandb` in the
     run directory, and `wandb sync` sends them later. If unset, `online`. Only for `wandb`."""
@@ -110,11 +107,11 @@ class Tracking(Section):
         Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"}),
     ] = ()
     """Services, each at most once. A service that is slow, absent or full never delays or fails a
-    step: what it cannot take is dropped and counted in `vcpo_sink_dropped_total`. The run's own
-    records hold everything, and `vcpo export RUN --to` copies them later."""
+    step: a process of its own sends it what it lacks of the run's records. `vcpo export RUN --to`
+    copies them at any time."""
     secret_name: ObjectName | None = None
     """Secret whose keys become environment variables of the learner in a cluster, such as
-    `WANDB_API_KEY` or `MLFLOW_TRACKING_TOKEN`. If unset, none. A local run takes them from the
+    `WANDB_API_KEY`. If unset, none. A local run takes them from the
     environment of `vcpo run`."""
 
     @model_validator(mode="after")

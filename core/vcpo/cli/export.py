@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,7 +16,7 @@ from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
-from vcpo.tracking.queued_sink import missing_records, ordered_records
+from vcpo.tracking.follow import RecordTail, missing_records
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 
@@ -55,13 +54,13 @@ _To = Annotated[
     str | None,
     typer.Option(
         metavar="SERVICE",
-        help="Copy the records to this tracking service (tensorboard, wandb, mlflow, or your own"
+        help="Copy the records to this tracking service (tensorboard, wandb, or your own"
         " package.module:Class); write no model.",
     ),
 ]
 _Project = Annotated[
     str | None,
-    typer.Option(help="With --to: project of W&B or experiment of MLflow. [default: the spec's]"),
+    typer.Option(help="With --to: project of W&B. [default: the spec's]"),
 ]
 _Url = Annotated[
     str | None, typer.Option(help="With --to: address of the service. [default: the spec's]")
@@ -151,11 +150,10 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
     except (SpecError, ValueError) as error:
         fail(str(error))
     tracked = TrackedRun(run=run, run_dir=run_dir, is_copy=True)
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven take four minutes
     try:
         with ERR.status(f"connecting to {settings.name}"):
             sink = open_sink(settings, tracked)
-        missing = list(missing_records(ordered_records(run_dir), sink.sent_steps()))
+        missing = list(missing_records(RecordTail(run_dir).read(), sink.sent_steps()))
         for record, step in track(
             missing, f"to {settings.name}", console=ERR, transient=True, disable=not ERR.is_terminal
         ):

@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 from vcpo.api import load_run
 from vcpo.local.run_dir import new_run_dir
 from vcpo.local.terminal.summary import Ending, run_summary
-from vcpo.records.journal import StepTail, read_metrics
+from vcpo.records.journal import MetricsTail, read_metrics
 from vcpo.records.step_record import StepRecord
 
 _POLL_S = 0.1
@@ -60,7 +60,7 @@ class Training:
         """Has records, checkpoints and the model."""
         taken = read_metrics(self.run_dir).steps if resume else ()
         self._last_step = taken[-1].step if taken else 0
-        self._tail = StepTail(self.run_dir, from_start=not resume)
+        self._tail = MetricsTail(self.run_dir, from_start=not resume)
         self._steps: deque[StepRecord] = deque()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._has_warned = False
@@ -121,7 +121,7 @@ class Training:
         self._finalizer()
 
     def _read_steps(self) -> None:
-        for step in self._tail.read():
+        for step in self._tail.read().steps:
             if step.step > self._last_step:  # else a restarted learner took it again
                 self._steps.append(step)
                 self._last_step = step.step

@@ -230,12 +230,6 @@ class LearnerMetrics:
             registry=registry,
         )
         start_at_zero(self.weights_served_bytes, WeightForm)
-        self.sink_dropped = Counter(
-            "vcpo_sink_dropped_total",
-            "Records that a sink did not get, because it was slow or failed, by sink.",
-            ("sink",),
-            registry=registry,
-        )
 
     def _declare_checkpoints(self) -> None:
         registry = self.registry

@@ -128,20 +128,7 @@ def read_metrics(run_dir: Path) -> Metrics:
     A learner that resumes from a checkpoint takes steps again. Records from the first repeated step
     on belong to parameters that are lost, and are left out. A missing file is an empty run.
     """
-    steps: dict[int, StepRecord] = {}
-    evaluations: dict[int, EvaluationRecord] = {}
-    for record in _metrics_records(FileTail(run_dir / METRICS_FILE, from_start=True).read()):
-        if isinstance(record, EvaluationRecord):
-            evaluations[record.step] = record
-            continue
-        if record.step in steps:
-            steps = {at: kept for at, kept in steps.items() if at < record.step}
-            evaluations = {at: kept for at, kept in evaluations.items() if at < record.step}
-        steps[record.step] = record
-    return Metrics(
-        steps=tuple(steps[number] for number in sorted(steps)),
-        evaluations=tuple(evaluations[number] for number in sorted(evaluations)),
-    )
+    return MetricsTail(run_dir, from_start=True).read()
 
 
 def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
@@ -196,19 +183,31 @@ class EventTail:
         return [event for each in found for event in each]
 
 
-class StepTail:
-    """Reads the steps that are taken after it was made; one that is taken again comes again.
+class MetricsTail:
+    """Reads the steps and evaluations that are written after it was made.
 
-    from_start: whether the first read returns the steps that were taken before, too.
+    from_start: whether the first read returns what was written before, too.
     """
 
     def __init__(self, run_dir: Path, *, from_start: bool) -> None:
         self._tail = FileTail(run_dir / METRICS_FILE, from_start=from_start)
 
-    def read(self) -> list[StepRecord]:
-        """Return the steps since the last call."""
-        found = _metrics_records(self._tail.read())
-        return [each for each in found if isinstance(each, StepRecord)]
+    def read(self) -> Metrics:
+        """Return what was written since the last call, without the history that it undoes."""
+        steps: dict[int, StepRecord] = {}
+        evaluations: dict[int, EvaluationRecord] = {}
+        for record in _metrics_records(self._tail.read()):
+            if isinstance(record, EvaluationRecord):
+                evaluations[record.step] = record
+                continue
+            if record.step in steps:
+                steps = {at: kept for at, kept in steps.items() if at < record.step}
+                evaluations = {at: kept for at, kept in evaluations.items() if at < record.step}
+            steps[record.step] = record
+        return Metrics(
+            steps=tuple(steps[number] for number in sorted(steps)),
+            evaluations=tuple(evaluations[number] for number in sorted(evaluations)),
+        )
 
 
 def _metrics_records(lines: bytes) -> Iterator[StepRecord | EvaluationRecord]:

@@ -1,1 +1,1 @@
-"""Copies of a run's numbers for tracking services: TensorBoard, Weights & Biases, MLflow."""
+"""Copies of a run's numbers for tracking services: TensorBoard, Weights & Biases, one's own."""

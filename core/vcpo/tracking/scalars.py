@@ -33,8 +33,8 @@ _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in 
 """Group of a field; `off_policy` for every other one."""
 _OF_WEIGHTS: Final = frozenset({"ess_ratio", "importance_weight_max", "baseline_shift"})
 """Fields that a step has only if every importance weight has a value."""
-_UNKNOWN_TO_MLFLOW: Final = re.compile(r"[^\w.\- ]", re.ASCII)
-"""Characters that a part of a name may not have: MLflow would refuse the whole step."""
+_ODD: Final = re.compile(r"[^\w.\- ]", re.ASCII)
+"""Characters that a part of a name may not have, since not every service takes them."""
 LAST_NAME: Final = "learner/step_skipped"
 """Name of the last number of a step: who has it of a step has all numbers of the step."""
 
@@ -68,7 +68,7 @@ def _numbers(name: str, value: object) -> dict[str, float]:
     found: dict[str, float] = {}
     if isinstance(value, Mapping):
         for key, each in value.items():
-            found |= _numbers(f"{name}/{_UNKNOWN_TO_MLFLOW.sub('_', str(key))}", each)
+            found |= _numbers(f"{name}/{_ODD.sub('_', str(key))}", each)
     return found
 
 

@@ -28,19 +28,14 @@ _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         SinkName.TENSORBOARD: "vcpo.tracking.tensorboard:TensorBoardSink",
         SinkName.WANDB: "vcpo.tracking.weights_and_biases:WandbSink",
-        SinkName.MLFLOW: "vcpo.tracking.mlflow:MlflowSink",
     }
 )
 _PACKAGES: Final[dict[str, str]] = {
     SinkName.TENSORBOARD: "tensorboardX",
     SinkName.WANDB: "wandb",
-    SinkName.MLFLOW: "mlflow",
 }
 """Package of each shipped service's client; the extra `tracking` has them all."""
 _METHODS: Final = ("sent_steps", "step", "evaluation", "event", "close")
-
-_PRIVATE: Final = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""A run reports nothing to third parties but what it was told to send."""
 
 
 def check_sinks(run: VCPORun) -> None:
@@ -79,8 +74,8 @@ def sink_problems(run: VCPORun) -> Iterator[FieldProblem]:
 
 def open_sink(settings: SinkSettings, tracked: TrackedRun) -> Sink:
     """Open a sink; it may take seconds, and the service's client may raise any error."""
-    for variable, value in _PRIVATE.items():
-        os.environ.setdefault(variable, value)
+    # A run reports nothing to third parties but what it was told to send.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import_from_run_folder(tracked.run)
     sink_class = _find(settings, "spec.tracking.sinks[].name")
     return cast("Sink", sink_class(settings=settings, tracked=tracked, **settings.parameters))

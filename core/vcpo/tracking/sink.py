@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +40,12 @@ class Sink(Protocol):
 
     The contract of `tracking.sinks[].name`. A class is called with the keyword arguments
     `settings` (the entry of `tracking.sinks`), `tracked` (the run), and the entry's `parameters`.
-    It lives in a thread of its own: what it does not take is dropped, and never delays a step.
+    It lives in a process of its own, so it never delays a step, and after an error it is opened
+    anew.
 
-    At a start the service says which steps it has, and gets the rest from the run's records
-    (`missing_records`); then come new records. A learner that resumes from a checkpoint may take
-    steps again; each service deals with it in its own way, see `docs/tracking.md`.
+    At a start the service says which steps it has, and gets the rest from the run's records; then
+    come new records. A learner that resumes from a checkpoint may take steps again; each service
+    deals with it in its own way, see `docs/tracking.md`.
     """
 
     def sent_steps(self) -> Collection[int]:
@@ -102,27 +102,21 @@ class TrackedRun:
         """Name of the run for people."""
         return f"{self.run.metadata.name}{' (copy)' if self.is_copy else ''}"
 
-    def known_id(self, sink: str) -> str | None:
-        """Return the id of this run in a service; None before its first start there."""
-        try:
-            known: str = json.loads(self._id_file(sink).read_text(encoding="utf-8"))["run_id"]
-        except FileNotFoundError:
-            return None
-        return known
+    def known(self, sink: str) -> str | None:
+        """Return what was kept for a service; None before its first start there."""
+        path = self.path(sink, "copy" if self.is_copy else "id")
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
-    def keep_id(self, sink: str, run_id: str) -> str:
-        """Keep and return the id, so that a restarted learner continues the same run there."""
-        path = self._id_file(sink)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def keep(self, sink: str, text: str) -> str:
+        """Keep and return an id or a step, so that a later start continues the same run there."""
+        path = self.path(sink, "copy" if self.is_copy else "id")
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"run_id": run_id}) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
-        return run_id
+        return text
 
-    def _id_file(self, sink: str) -> Path:
-        return self.run_dir / _FOLDER / f"{sink}{'-copy' if self.is_copy else ''}.json"
-
-
-def new_id() -> str:
-    """Return an id that no other run has."""
-    return uuid.uuid4().hex
+    def path(self, sink: str, ending: str) -> Path:
+        """Return a file about a service; its folder exists."""
+        folder = self.run_dir / _FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{sink}.{ending}"

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from vcpo.api.tracking import Sink as SinkSettings
+from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.tracking.sample_table import TITLE, table_page, table_rows
-from vcpo.tracking.scalars import LAST_NAME, evaluation_scalars, step_scalars
+from vcpo.tracking.scalars import evaluation_scalars, step_scalars
 from vcpo.tracking.sink import TrackedRun
-
-if TYPE_CHECKING:
-    from tensorboardX.proto.event_pb2 import Event
 
 _COPY = ".copy"
 """End of the names of files that a copy replaces."""
 _FILES: Final = "events.out.tfevents.*"
-_HEAD: Final = struct.Struct("<QI")
-"""Bytes before an event: the event's size, and a checksum of the size."""
-_TAIL_BYTES: Final = 4
-"""Number of bytes after an event, its checksum."""
 
 
 class TensorBoardSink:
@@ -43,19 +36,18 @@ class TensorBoardSink:
                 earlier.unlink()
         files = sorted(folder.glob(_FILES))
         self._settings, self._tracked = settings, tracked
-        self._sent_steps = () if tracked.is_copy else _unbroken(_shown_steps(files))
-        self._last_step = len(self._sent_steps)
+        self._last_step = 0 if tracked.is_copy else int(tracked.known(SinkName.TENSORBOARD) or 0)
         # Names end in the second of their creation, which two starts may share.
         suffix = f".{len(files):08d}{_COPY if tracked.is_copy else ''}"
-        # The mark also voids what the files hold after a gap.
+        # What a process that died has written of a step after the last one is void.
         purge_step = self._last_step + 1 if files and not tracked.is_copy else None
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, filename_suffix=suffix)
         text = json.dumps(tracked.settings, indent=2)
         self._writer.add_text("run", f"```json\n{text}\n```", self._last_step)
 
     def sent_steps(self) -> Collection[int]:
-        """Return the steps from 1 to the first that the files do not show whole."""
-        return self._sent_steps
+        """Return the steps up to the last one that was written, as the run directory keeps it."""
+        return range(1, self._last_step + 1)
 
     def step(self, record: StepRecord) -> None:
         """Write one point for each number."""
@@ -65,6 +57,8 @@ class TensorBoardSink:
         for name, value in step_scalars(record).items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
         self._writer.flush()
+        if not self._tracked.is_copy:
+            self._tracked.keep(SinkName.TENSORBOARD, str(record.step))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Write the result at the step at which the evaluation started."""
@@ -89,43 +83,3 @@ class TensorBoardSink:
 
         start = SessionLog(status=SessionLog.START)
         self._writer.file_writer.add_event(Event(step=step, session_log=start))
-
-
-def _shown_steps(files: Collection[Path]) -> set[int]:
-    """Return the steps that TensorBoard shows whole, from files in their order."""
-    from tensorboardX.proto.event_pb2 import SessionLog
-
-    steps: set[int] = set()
-    for file in files:
-        for event in _events(file):
-            if event.session_log.status == SessionLog.START:
-                steps = {step for step in steps if step < event.step}
-            steps |= {event.step for value in event.summary.value if value.tag == LAST_NAME}
-    return steps
-
-
-def _unbroken(steps: Collection[int]) -> range:
-    """Return the steps from 1 to the first that is missing."""
-    last = 0
-    while last + 1 in steps:
-        last += 1
-    return range(1, last + 1)
-
-
-def _events(file: Path) -> Iterator[Event]:
-    """Yield the events of a file, up to the first that is cut off or damaged."""
-    from google.protobuf.message import DecodeError
-    from tensorboardX.proto.event_pb2 import Event
-
-    left_bytes = file.stat().st_size
-    with file.open("rb") as written:
-        while left_bytes >= _HEAD.size:
-            size_bytes, _ = _HEAD.unpack(written.read(_HEAD.size))
-            left_bytes -= _HEAD.size + size_bytes + _TAIL_BYTES
-            if left_bytes < 0:
-                return
-            try:
-                yield Event.FromString(written.read(size_bytes))
-            except DecodeError:
-                return
-            written.seek(_TAIL_BYTES, 1)

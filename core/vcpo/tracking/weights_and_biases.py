@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection
 from typing import Any
 
@@ -11,7 +12,7 @@ from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.tracking.sample_table import COLUMNS, TITLE, table_rows
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
-from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun, new_id
+from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun
 
 _FINISH_S = 10.0
 _EVALUATION_STEP = "evaluation/step"
@@ -28,7 +29,7 @@ class WandbSink:
     def __init__(self, settings: SinkSettings, tracked: TrackedRun) -> None:
         import wandb
 
-        run_id = tracked.known_id(SinkName.WANDB) or tracked.keep_id(SinkName.WANDB, new_id())
+        run_id = tracked.known(SinkName.WANDB) or tracked.keep(SinkName.WANDB, uuid.uuid4().hex)
         is_offline = settings.mode is WandbMode.OFFLINE
         self._wandb = wandb
         self._settings, self._tracked = settings, tracked

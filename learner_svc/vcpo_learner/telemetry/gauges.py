@@ -196,13 +196,6 @@ class LearnerGauges:
         for group in self._groups_seen:
             metrics.workers.labels(group).set(by_group[group])
 
-    def count_sink_drops(self, dropped: Mapping[str, int]) -> None:
-        """Count the records that sinks did not get since the last call.
-
-        dropped: records since the learner's start, by sink.
-        """
-        self._raise(self._metrics.sink_dropped, dropped)
-
     def count_served_weights(self, served_bytes: Mapping[WeightForm, int]) -> None:
         """Count the bytes of policy versions sent since this was called last.
 

@@ -1,4 +1,4 @@
-"""What the learner tells of its run: events and records in the journal, the log and the sinks."""
+"""What the learner tells of its run: events and records in the journal and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from vcpo.records.journal import (
 )
 from vcpo.records.samples import Sample, write_answers, write_samples
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.tracker import Tracker
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -25,23 +24,19 @@ _LOGGER = logging.getLogger(__name__)
 class RunRecords:
     """Writes and reads the records of one run. Owner: the learner's event loop."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker | None = None) -> None:
-        """tracker: sinks of the run; None: there are none."""
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._journal = Journal(run_dir)
-        self._tracker = Tracker() if tracker is None else tracker
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event to the journal, the log and the run's sinks."""
+        """Write an event to the journal and the log."""
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         _LOGGER.log(record.level, "%s: %s", kind, message, extra={"event": kind})
         self._journal.event(record)
-        self._tracker.put(record)
 
     def step(self, record: StepRecord) -> None:
         """Write the record of a step."""
         self._journal.step(record)
-        self._tracker.put(record)
 
     def samples(self, step: int, samples: Sequence[Sample], *, total_steps: int) -> None:
         """Write responses of a step for people; a full disk costs these alone."""
@@ -53,7 +48,6 @@ class RunRecords:
         with contextlib.suppress(OSError):
             write_answers(self._run_dir, record.step, answers)
         self._journal.evaluation(record)
-        self._tracker.put(record)
 
     def read(self) -> Metrics:
         """Read the records."""

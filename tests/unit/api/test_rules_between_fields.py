@@ -338,11 +338,11 @@ def test_a_temperature_that_vllm_does_not_sample_at_is_refused(section):
             "sinks[0].project: sink 'tensorboard' does not use it; remove it (got 'p')",
         ),
         (
-            "[{name: mlflow, mode: offline}]",
-            "sinks[0].mode: sink 'mlflow' does not use it; remove it (got 'offline')",
+            "[{name: tensorboard, mode: offline}]",
+            "sinks[0].mode: sink 'tensorboard' does not use it; remove it (got 'offline')",
         ),
         ("[{name: wandb}, {name: wandb}]", "sinks[1].name: is there twice; remove one (got"),
-        ("[{name: comet}]", "sinks[0].name: is unknown; use one of tensorboard, wandb, mlflow, or"),
+        ("[{name: comet}]", "sinks[0].name: is unknown; use one of tensorboard, wandb, or"),
         (
             "[{name: wandb, parameters: {a: 1}}]",
             "sinks[0].parameters: sink 'wandb' does not use it; remove it (got",

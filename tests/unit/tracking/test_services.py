@@ -1,19 +1,17 @@
-"""The real clients of the three services, and what is in their files afterwards."""
+"""The real clients of the services, and what is in their files afterwards."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient
 
+from tests.fixtures.records import STEP
 from tests.fixtures.samples import make_sample
-from tests.fixtures.tracked_process import TrackedProcess, step_of
 from tests.fixtures.tracking import (
     tensorboard_scalars,
     tensorboard_texts,
@@ -22,19 +20,15 @@ from tests.fixtures.tracking import (
 )
 from vcpo.api import SpecError, VCPORun
 from vcpo.api.tracking import Sink, SinkName, Tracking
-from vcpo.records.journal import EvaluationRecord, EventRecord, Journal, read_metrics
+from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
 from vcpo.records.samples import write_answers
+from vcpo.records.step_record import StepRecord
 from vcpo.tracking import services
-from vcpo.tracking.scalars import LAST_NAME, step_scalars
+from vcpo.tracking.follow import follow
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun
 
 REWARD = "task/reward_mean"
-
-
-@pytest.fixture(autouse=True)
-def mlflow_reads_folders(monkeypatch):
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
 
 EVALUATION = EvaluationRecord(
@@ -57,21 +51,36 @@ def make_run(**parameters: Any) -> VCPORun:
     )
 
 
+def step_of(step: int, reward: float) -> StepRecord:
+    return dataclasses.replace(STEP, step=step, reward_mean=reward, time_unix_s=1000.0 + step)
+
+
 def steps(first, last, *, reward):
     return [step_of(step, reward) for step in range(first, last + 1)]
 
 
+def send(settings: Sink, run_dir: Path) -> None:
+    """Send what a service lacks of the records."""
+    tracked = TrackedRun(run=make_run(), run_dir=run_dir)
+    follow(run_dir, lambda: open_sink(settings, tracked), lambda _: True)
+
+
 def train_fall_back_and_train(settings: Sink, run_dir: Path) -> None:
     """Five steps with reward 0.25; a restart from the checkpoint of step 3; steps 4 to 7 at 0.5."""
-    process = TrackedProcess(run_dir, settings)
-    process.put(
-        *steps(1, 1, reward=0.25), EVENT, *steps(2, 2, reward=0.25), EVALUATION,
-        *steps(3, 5, reward=0.25),
-    )  # fmt: skip
-    process.close(failed=True)
-    process = TrackedProcess(run_dir, settings)
-    process.put(*steps(4, 7, reward=0.5))
-    process.close()
+    journal = Journal(run_dir)
+    for record in steps(1, 5, reward=0.25):
+        journal.step(record)
+    journal.event(EVENT)
+    journal.evaluation(EVALUATION)
+    send(settings, run_dir)
+    tracked = TrackedRun(run=make_run(), run_dir=run_dir)
+
+    def wait(_: float) -> bool:
+        for record in steps(4, 7, reward=0.5):
+            journal.step(record)
+        return True
+
+    follow(run_dir, lambda: open_sink(settings, tracked), wait)
 
 
 FIRST_TIME_KEPT = {**dict.fromkeys(range(1, 6), 0.25), 6: 0.5, 7: 0.5}
@@ -106,43 +115,12 @@ def test_weights_and_biases_continues_one_run_and_keeps_the_first_history(tmp_pa
     assert [step for step, row in rows if "events/CheckpointSaved" in row] == [1]
 
 
-@pytest.mark.parametrize("name", SinkName)
-def test_every_step_of_the_journal_is_in_the_service_after_two_kills(tmp_path, name):
-    settings = all_settings(tmp_path)[name]
-    for first, last, end in ((1, 16, "kill"), (17, 22, "kill-at-once")):
-        died = run_process(tmp_path, settings, first, last, end)
-        assert died.returncode == -signal.SIGKILL, died.stderr
-    process = TrackedProcess(tmp_path, settings)
-    process.put(*(step_of(step, step / 64) for step in range(23, 26)))
-    process.close()
-    assert process.tracker.dropped == {name: 0}
-    recorded = read_metrics(tmp_path).steps
-    expected = {step.step: step_scalars(step)[REWARD] for step in recorded}
-    assert expected == {step: step / 64 for step in range(1, 26)}
-    assert shown(tmp_path, name, REWARD) == expected
-    assert shown(tmp_path, name, LAST_NAME) == dict.fromkeys(expected, 0.0)
-
-
-@pytest.mark.parametrize("name", SinkName)
-def test_a_step_that_was_dropped_comes_at_the_next_start_where_the_service_takes_it(tmp_path, name):
-    settings = all_settings(tmp_path)[name]
-    process = TrackedProcess(tmp_path, settings)
-    process.put(*steps(1, 2, reward=0.25))
-    process.close()
-    for record in steps(3, 4, reward=0.25):  # as if the service had been away
-        Journal(tmp_path).step(record)
-    process = TrackedProcess(tmp_path, settings)
-    process.put(*steps(5, 6, reward=0.25))
-    process.close()
-    assert shown(tmp_path, name, REWARD) == dict.fromkeys(range(1, 7), 0.25)
-
-
 @pytest.mark.parametrize("has_step", [True, False])
 def test_what_comes_before_the_first_step_of_a_resumed_service_makes_no_row_of_its_own(
     tmp_path, has_step
 ):
     # A row with a mark alone would be taken for a step that the service has.
-    settings = all_settings(tmp_path)[SinkName.WANDB]
+    settings = Sink(name=SinkName.WANDB, mode="offline")
     sink = open_sink(settings, TrackedRun(run=make_run(), run_dir=tmp_path))
     sink._first_row = 7  # as if six steps stood in the service
     assert list(sink.sent_steps()) == [1, 2, 3, 4, 5, 6]
@@ -156,79 +134,6 @@ def test_what_comes_before_the_first_step_of_a_resumed_service_makes_no_row_of_i
     ] * has_step
 
 
-@pytest.mark.parametrize("name", SinkName)
-def test_steps_that_a_restart_undid_before_they_were_sent_never_come(tmp_path, name):
-    for record in (*steps(1, 4, reward=0.25), *steps(3, 3, reward=0.5)):
-        Journal(tmp_path).step(record)
-    TrackedProcess(tmp_path, all_settings(tmp_path)[name]).close()
-    assert shown(tmp_path, name, REWARD) == {1: 0.25, 2: 0.25, 3: 0.5}
-
-
-def test_tensorboard_files_that_end_in_half_an_event_or_in_garbage_are_continued(tmp_path):
-    settings = Sink(name=SinkName.TENSORBOARD)
-    for number, harm in enumerate((lambda data: data[:-7], lambda data: data + b"\xff" * 64)):
-        process = TrackedProcess(tmp_path, settings)
-        process.put(*steps(number + 1, number + 1, reward=0.25))
-        process.close()
-        newest = max((tmp_path / "tensorboard").iterdir())
-        newest.write_bytes(harm(newest.read_bytes()))
-    process = TrackedProcess(tmp_path, settings)
-    process.put(*steps(3, 3, reward=0.5))
-    process.close()
-    assert tensorboard_scalars(tmp_path / "tensorboard")[REWARD] == {1: 0.25, 2: 0.25, 3: 0.5}
-
-
-def run_process(run_dir, settings, first, last, end):
-    """A learner's process on this run, until its end."""
-    command = [sys.executable, "-m", "tests.fixtures.tracked_process", str(run_dir)]
-    command += [settings.model_dump_json(by_alias=True, exclude_none=True)]
-    command += [str(first), str(last), end]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def all_settings(run_dir) -> dict[SinkName, Sink]:
-    return {
-        SinkName.TENSORBOARD: Sink(name=SinkName.TENSORBOARD),
-        SinkName.WANDB: Sink(name=SinkName.WANDB, mode="offline"),
-        SinkName.MLFLOW: mlflow_settings(run_dir),
-    }
-
-
-def shown(run_dir, name, scalar) -> dict[int, float]:
-    """What a service shows under a name, by step."""
-    match name:
-        case SinkName.TENSORBOARD:
-            return tensorboard_scalars(run_dir / "tensorboard")[scalar]
-        case SinkName.WANDB:
-            rows = wandb_history(run_dir / "wandb")
-            return {step: row[scalar] for step, row in rows if scalar in row}
-        case SinkName.MLFLOW:
-            client = MlflowClient(tracking_uri=f"file://{run_dir / 'mlruns'}")
-            (run,) = client.search_runs([client.get_experiment_by_name("demos").experiment_id])
-            history = client.get_metric_history(run.info.run_id, scalar)
-            # A kill between two numbers of a step has the first of them written again.
-            points = {(point.step, point.value) for point in history}
-            assert len({step for step, _ in points}) == len(points), "a step has two values"
-            return dict(points)
-
-
-def mlflow_settings(folder: Path) -> Sink:
-    return Sink(name=SinkName.MLFLOW, url=f"file://{folder / 'mlruns'}", project="demos")
-
-
-def test_mlflow_continues_one_run_and_keeps_the_first_history(tmp_path):
-    train_fall_back_and_train(mlflow_settings(tmp_path), tmp_path)
-    client = MlflowClient(tracking_uri=f"file://{tmp_path / 'mlruns'}")
-    (run,) = client.search_runs([client.get_experiment_by_name("demos").experiment_id])
-    assert (run.info.run_name, run.info.status) == ("demo", "FINISHED")
-    history = client.get_metric_history(run.info.run_id, REWARD)
-    assert {point.step: point.value for point in history} == FIRST_TIME_KEPT
-    assert len(history) == len(FIRST_TIME_KEPT)
-    assert run.data.metrics["evaluation/evaluation_accuracy"] == 0.25
-    assert run.data.tags["events/CheckpointSaved"] == "step 1"
-    assert (run.data.params["model.name"], run.data.params["steps"]) == ("m", "30")
-
-
 TOLD = make_sample(prompt="<|user|>2 + 2 =\n?", response="It is **4**", reward_parts={"right": 1.0})
 PAGE = """\
 | prompt | response | reward | parts | tokens | end |
@@ -237,15 +142,14 @@ PAGE = """\
 """
 
 
-def evaluate(settings: Sink, run_dir: Path) -> str:
-    """Have a sink get a step and an evaluation with an answer; return the run's id there."""
+def evaluate(settings: Sink, run_dir: Path) -> None:
+    """Have a sink get a step and an evaluation with an answer."""
     tracked = TrackedRun(run=make_run(), run_dir=run_dir)
     write_answers(run_dir, EVALUATION.step, [TOLD])
     sink = open_sink(settings, tracked)
     sink.step(step_of(2, 0.5))
     sink.evaluation(EVALUATION)
     sink.close(failed=False)
-    return tracked.known_id(settings.name) or ""
 
 
 def test_tensorboard_gets_answers_if_its_entry_says_so(tmp_path):
@@ -261,23 +165,9 @@ def test_weights_and_biases_gets_answers_if_its_entry_says_so(tmp_path):
     ]
 
 
-def test_mlflow_gets_answers_if_its_entry_says_so(tmp_path):
-    settings = mlflow_settings(tmp_path).model_copy(update={"samples": True})
-    run_id = evaluate(settings, tmp_path)
-    (page,) = tmp_path.glob(f"mlruns/*/{run_id}/artifacts/evaluation/samples/step-00000002.md")
-    assert page.read_text() == PAGE
-
-
 def test_without_that_word_no_text_leaves_the_machine(tmp_path):
     evaluate(Sink(name=SinkName.TENSORBOARD), tmp_path)
     assert set(tensorboard_texts(tmp_path / "tensorboard")) == {"run"}
-
-
-def test_a_failed_run_is_shown_as_failed(tmp_path):
-    tracked = TrackedRun(run=make_run(), run_dir=tmp_path)
-    open_sink(mlflow_settings(tmp_path), tracked).close(failed=True)
-    client = MlflowClient(tracking_uri=f"file://{tmp_path / 'mlruns'}")
-    assert client.get_run(tracked.known_id(SinkName.MLFLOW)).info.status == "FAILED"
 
 
 def test_services_get_what_is_trained_and_no_password_path_or_pod(tmp_path):

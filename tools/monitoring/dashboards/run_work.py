@@ -160,7 +160,6 @@ AFTER_A_CRASH: Final = Row(
                 Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
                 Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
                 Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
-                Query(increase("vcpo_sink_dropped_total", "sink"), "dropped by {{sink}}"),
                 Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
             ),
         ),

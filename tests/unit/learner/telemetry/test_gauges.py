@@ -259,14 +259,6 @@ def test_low_evaluations_are_counted_from_those_before_a_restart(gauges):
     assert value(gauges, "vcpo_low_evaluations_in_a_row") == 3
 
 
-def test_a_sink_is_shown_before_it_loses_a_record(gauges):
-    gauges.count_sink_drops({"mlflow": 0})
-    assert value(gauges, "vcpo_sink_dropped_total", sink="mlflow") == 0
-    for _ in range(2):
-        gauges.count_sink_drops({"mlflow": 3})
-    assert value(gauges, "vcpo_sink_dropped_total", sink="mlflow") == 3
-
-
 async def test_invented_groups_do_not_become_labels_without_end(gauges, fixture):
     for number in range(100):
         fixture.registry.record_request(f"w{number}", f"group-{number}", 0)

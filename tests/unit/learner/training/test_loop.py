@@ -1,7 +1,6 @@
 """The training loop with a worker that responds at once and an update that only counts."""
 
 import asyncio
-import threading
 import time
 from dataclasses import replace
 
@@ -12,13 +11,10 @@ from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_requ
 from tests.fixtures.learner.models import PAD
 from tests.unit.learner.training.groups import make_group
 from vcpo.algo.health.mismatch_review import MismatchError
-from vcpo.api.tracking import SinkName
 from vcpo.judgement import lasting_collapse
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.samples import read_answers, read_samples, sampled_steps
-from vcpo.tracking.queued_sink import QueuedSink
-from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.training.batch_fields import LagStatistics, batch_fields, lag_statistics
@@ -433,67 +429,6 @@ async def test_a_run_that_was_stopped_is_not_judged(make_learner):
     answer_worse_after_the_first_evaluation(learner)
     assert await learner.run(until_step=1) is RunPhase.DRAINING
     assert not learner.signals.message().HasField("collapse")
-
-
-class HungSink:
-    """Takes the first record and never comes back; `is_held` is set once it has it."""
-
-    def __init__(self):
-        self.is_held = threading.Event()
-        self.may_end = threading.Event()
-
-    def step(self, record):
-        self.is_held.set()
-        self.may_end.wait()
-
-    evaluation = close = event = lambda self, *_, **__: self.step(None)
-
-
-async def test_a_run_takes_its_steps_beside_a_sink_that_hangs_for_ever(make_learner):
-    hung, tracker = HungSink(), Tracker()
-    tracker.feed([QueuedSink(SinkName.WANDB, lambda: hung, capacity=2)])
-    learner = make_learner(tracker=tracker)
-    try:
-        assert await learner.run() is RunPhase.COMPLETE  # would never be if a step waited
-        assert hung.is_held.is_set()
-        # Two evaluations, three steps and two events; one is held, two wait.
-        assert tracker.dropped == {SinkName.WANDB: 4}
-    finally:
-        hung.may_end.set()
-
-
-class ListSink:
-    """Keeps what it gets."""
-
-    def __init__(self):
-        self.got = []
-
-    def step(self, record):
-        self.got.append(("step", record.step))
-
-    def evaluation(self, record):
-        self.got.append(("evaluation", record.step))
-
-    def event(self, record, step):
-        self.got.append((record.kind, step))
-
-    def close(self, *, failed):
-        self.got.append(("closed", failed))
-
-
-async def test_a_sink_gets_every_record_of_the_journal_in_order(make_learner, tmp_path):
-    sink, tracker = ListSink(), Tracker()
-    tracker.feed([QueuedSink(SinkName.WANDB, lambda: sink)])
-    await make_learner(tracker=tracker).run()
-    tracker.close(failed=False, timeout_s=30.0)
-    expected = [
-        ("evaluation", 0),
-        *(("step", step) for step in (1, 2, 3)),
-        ("evaluation", 3),
-        *((event.kind, 3) for event in read_events(tmp_path)),
-        ("closed", False),
-    ]
-    assert sink.got == expected
 
 
 async def test_a_log_that_grows_fast_makes_checkpoints_due_before_it_is_full(

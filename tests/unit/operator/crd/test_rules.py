@@ -91,7 +91,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"environment": {"name": "math", "rewards": [{"name": "chess"}]}}, "'environment', "),
         ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
         ({"tracking": {"sinks": [{"name": "comet"}]}}, "`name` must be one of 'tensorboard', 'wan"),
-        ({"tracking": {"sinks": [{"name": "mlflow", "mode": "offline"}]}}, "`mode`"),
+        ({"tracking": {"sinks": [{"name": "tensorboard", "mode": "offline"}]}}, "`mode`"),
         (
             {"pods": {"extraEgress": [{"port": 443, "cidr": "10.0.0.0/8", "namespace": "obs"}]}},
             "`cidr`",
@@ -190,7 +190,7 @@ def test_each_path_of_a_rule_leads_to_a_field():
         {"learner": {"processes": 4, "fsdpSize": 2}},
         {"environment": {"name": "tasks.chess:Chess"}},
         {"tracking": {"sinks": [{"name": "wandb", "mode": "offline", "entity": "me"}]}},
-        {"tracking": {"sinks": [{"name": "mlflow", "url": "http://mlflow:5000"}]}},
+        {"tracking": {"sinks": [{"name": "wandb", "url": "http://wandb:5000"}]}},
         {"tracking": {"sinks": [{"name": "own.sinks:Csv", "parameters": {"folder": "/logs"}}]}},
         {"pods": {"extraEgress": [{"port": 443}, {"port": 5000, "namespace": "obs"}]}},
         {"environment": {"name": "verifiers:wordle"}},
